@@ -1,0 +1,61 @@
+"""Write the generated files of this repository, or with ``--check`` say which differ from what their generator writes.
+
+A generator is a module, with its arguments, that prints the whole file.
+"""
+
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# file -> the module that prints it, and its arguments
+GENERATED = {
+    "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
+    "docs/metrics.md": "ddp_trainer.metrics_doc",
+    "charts/files/crd.yaml": "ddp_operator.api.crd",
+    "charts/files/rules.yaml": "charts.tooling.rules",
+    "charts/values.schema.json": "charts.tooling.schema",
+    "charts/README.md": "charts.tooling.readme",
+    "charts/files/alerts/jobs.yaml": "charts.tooling.copied deploy/monitoring/alerts/jobs.yaml",
+    "charts/files/alerts/operator.yaml": "charts.tooling.copied deploy/monitoring/alerts/operator.yaml",
+    "deploy/monitoring/dashboards/fleet.json": "deploy.monitoring.dashboards fleet",
+    "deploy/monitoring/dashboards/job.json": "deploy.monitoring.dashboards job",
+    "deploy/monitoring/dashboards/operator.json": "deploy.monitoring.dashboards operator",
+    "charts/files/dashboards/fleet.json": "deploy.monitoring.dashboards fleet",
+    "charts/files/dashboards/job.json": "deploy.monitoring.dashboards job",
+    "charts/files/dashboards/operator.json": "deploy.monitoring.dashboards operator",
+    "deploy/manifests/rbac.yaml": "charts.tooling.manifests serviceaccount.yaml rbac.yaml user-roles.yaml",
+    "deploy/manifests/operator.yaml": "charts.tooling.manifests deployment.yaml service.yaml",
+    "deploy/overlays/monitoring/monitors.yaml": "charts.tooling.manifests "
+    '--set {"monitoring":{"serviceMonitor":{"enabled":true},"podMonitor":{"enabled":true},'
+    '"prometheusRule":{"enabled":true}}} servicemonitor.yaml podmonitor.yaml prometheusrule.yaml',
+}
+
+
+def main(argv: list[str]) -> int:
+    """Return 1 if ``--check`` found a difference."""
+    differ = 0
+    for name, module in GENERATED.items():
+        path = ROOT / name
+        wanted = subprocess.run(
+            [sys.executable, "-m", *module.split()], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+        present = path.read_text(encoding="utf-8") if path.exists() else ""
+        if wanted == present:
+            print(f"{name}: as generated")
+        elif "--check" in argv:
+            differ += 1
+            diff = difflib.unified_diff(present.splitlines(True), wanted.splitlines(True), name, f"python -m {module}")
+            sys.stdout.writelines(diff)
+            print(f"{name}: differs from what {module} writes: run `make generate`")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted, encoding="utf-8")
+            print(f"{name}: written")
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

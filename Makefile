@@ -1,0 +1,131 @@
+# Everything that is done to this repository has a target here; CI and pre-commit call the same ones.
+#
+#   PYTHON=python3.12 make install    choose the interpreter (3.11 or later) the environment is made from
+#   VENV=…                            where the environment lives: the active one, else .venv
+#   ARGS='-k launcher -x'             passed on to pytest (test, test-fast, cov), to `ddp run` (demo), to bench
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+# Says for which checkout the environment was installed: a shared one may have moved to another meanwhile.
+STAMP := $(VENV)/.ddp-operator-installed
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+ARGS ?=
+
+.PHONY: help
+help: ## this list
+	@echo 'usage: make <target>'
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##### environment
+
+.PHONY: install
+install: $(STAMP) ## make the environment and install everything into it, once
+
+$(PY):
+	@test -n '$(PYTHON)' || { echo 'no Python 3.11 or later found: set PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@# A Python without ensurepip (Debian without python3-venv) still works when it has pip itself.
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(PY) install --quiet --disable-pip-version-check pip; }
+
+$(STAMP): pyproject.toml .ci/constraints.txt | $(PY)
+	@echo 'installing the operator, the trainer and their tools (PyTorch is the big one)'
+	@# Python compiles what it imports; compiling all of PyTorch here would take as long as installing it.
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check -e '.[all]' -c .ci/constraints.txt
+	@echo '$(CURDIR)' > $@
+
+.PHONY: tools
+tools: ## install the system tools that optional test tiers use (apt)
+	@.ci/tools
+
+.PHONY: constraints
+constraints: install ## write this environment's versions to .ci/constraints.txt
+	@.ci/freeze $(PY) > .ci/constraints.txt.new
+	@mv .ci/constraints.txt.new .ci/constraints.txt
+	@touch $(STAMP)
+
+.PHONY: clean
+clean: ## remove caches and build outputs (not the environment, not ddp-runs/)
+	@rm -rf build dist .coverage htmlcov .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find operator trainer tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+##### checks
+
+.PHONY: test
+test: ## every check and every test that can run here; says which tiers did not, and why
+	@.ci/steps install lint typecheck imports verify pytest
+
+.PHONY: pytest
+pytest: install ## all test tiers
+	@$(PY) -m pytest --durations=10 --durations-min=3 $(ARGS)
+
+.PHONY: test-fast
+test-fast: install ## unit tests only
+	@$(PY) -m pytest tests/unit $(ARGS)
+
+.PHONY: cov
+cov: install ## all test tiers, with coverage
+	@$(PY) -m pytest --cov=ddp_operator --cov=ddp_trainer --cov-report=term-missing:skip-covered $(ARGS)
+
+.PHONY: lint
+lint: install ## ruff: rules and format
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+
+.PHONY: typecheck
+typecheck: install ## mypy, strict
+	@$(BIN)/mypy
+
+.PHONY: imports
+imports: install ## the layers of docs/architecture.md, as .importlinter has them
+	@$(BIN)/lint-imports
+
+.PHONY: house
+house: install ## the rules that no linter knows: layout, large files, machine paths
+	@$(PY) -m pytest -q tests/unit/test_house.py
+
+.PHONY: verify
+verify: install ## fail if a generated file differs from what its generator writes
+	@$(PY) .ci/generate.py --check
+
+##### writing
+
+.PHONY: fmt
+fmt: install ## let ruff format and fix what it can (FILES=… for some only)
+	@$(BIN)/ruff check --quiet --fix-only $(or $(FILES),.)
+	@$(BIN)/ruff format $(or $(FILES),.)
+
+.PHONY: generate
+generate: install ## write the generated files again (CRD, reference pages)
+	@$(PY) .ci/generate.py
+
+##### running
+
+.PHONY: demo
+demo: install ## train on real digits with two torchrun nodes on this machine
+	@$(BIN)/ddp run deploy/samples/digits.yaml $(ARGS)
+
+.PHONY: monitoring
+monitoring: ## a Prometheus with the alerts on this machine, for ddp run --metrics-port 9400
+	@deploy/monitoring/prometheus/run
+
+.PHONY: bench
+bench: install ## measure ddp run against torchrun by hand, and the idle operator
+	@$(PY) -m tests.bench.run_overhead $(ARGS)
+	@$(PY) -m tests.bench.operator_idle
+
+.PHONY: e2e
+e2e: install ## the e2e tier, on the cluster of DDP_E2E_KUBECONFIG
+	@test -n "$${DDP_E2E_KUBECONFIG:-}" || { echo 'set DDP_E2E_KUBECONFIG to a cluster'"'"'s kubeconfig' >&2; exit 2; }
+	@$(PY) -m pytest tests/e2e $(ARGS)
