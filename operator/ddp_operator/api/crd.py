@@ -1,0 +1,127 @@
+"""The CustomResourceDefinition, generated from ``spec.py``, ``status.py`` and ``rules.py``.
+
+``python -m ddp_operator.api.crd`` prints it; ``make generate`` writes it to ``deploy/crds/ddptrainingjobs.yaml``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import yaml
+
+from ddp_operator import constants
+from ddp_operator.api.rules import RULES, Rule
+from ddp_operator.api.schema import build_schema, without_defaults
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Status
+
+_COLUMNS: tuple[tuple[str, str, str, int], ...] = (
+    # name, type, JSONPath, priority (0: always shown; 1: with -o wide)
+    ("Phase", "string", ".status.phase", 0),
+    ("Nodes", "integer", ".spec.nodes", 0),
+    ("Progress", "string", ".status.progress.percent", 0),
+    ("ETA", "string", ".status.progress.eta", 0),
+    ("Samples/s", "string", ".status.progress.samplesPerSecond", 0),
+    ("Loss", "string", ".status.progress.loss", 0),
+    ("Restarts", "integer", ".status.restarts.total", 0),
+    ("Age", "date", ".metadata.creationTimestamp", 0),
+    ("Ready", "integer", ".status.nodes.ready", 1),
+    ("Epoch", "integer", ".status.progress.epoch", 1),
+    ("Val-Accuracy", "string", ".status.progress.valAccuracy", 1),
+    ("Attempt", "integer", ".status.attempt", 1),
+    ("Failure", "string", ".status.lastFailure.category", 1),
+)
+
+
+def build_crd() -> dict[str, Any]:
+    """Return the CustomResourceDefinition as JSON. Pure: the same classes give the same object."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": constants.CRD_NAME, "labels": {"app.kubernetes.io/name": constants.MANAGED_BY}},
+        "spec": {
+            "group": constants.GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": constants.KIND,
+                "listKind": f"{constants.KIND}List",
+                "plural": constants.PLURAL,
+                "singular": constants.SINGULAR,
+                "shortNames": list(constants.SHORT_NAMES),
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": constants.VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": build_resource_schema()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.nodes",
+                            "statusReplicasPath": ".status.nodes.desired",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+                        for name, kind, path, priority in _COLUMNS
+                    ],
+                }
+            ],
+        },
+    }
+
+
+def build_resource_schema() -> dict[str, Any]:
+    """Return the schema of the whole resource, with the CEL rules of ``rules.RULES`` at their nodes."""
+    status = without_defaults(build_schema(Status))
+    conditions = status["properties"]["conditions"]
+    conditions["x-kubernetes-list-type"] = "map"
+    conditions["x-kubernetes-list-map-keys"] = ["type"]
+    schema: dict[str, Any] = {
+        "type": "object",
+        "description": "Distributed PyTorch training: torchrun in as many pods as asked for, watched and restarted.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": build_schema(Spec),
+            "status": status,
+        },
+    }
+    for rule in RULES:
+        node = schema
+        for name in rule.at.split(".") if rule.at else ():
+            node = node["properties"][name]
+        node.setdefault("x-kubernetes-validations", []).append(_entry(rule))
+    _bound_lists(schema["properties"]["spec"])
+    return schema
+
+
+def _entry(rule: Rule) -> dict[str, str]:
+    entry = {"rule": rule.cel, "message": rule.message}
+    return entry | ({"fieldPath": rule.field} if rule.field and rule.field != ".metadata.name" else {})
+
+
+def _bound_lists(spec: dict[str, Any]) -> None:
+    """Give lists under CEL a length: the API server estimates a rule's cost from it and refuses unbounded ones."""
+    spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
+    for path in (("shm", "sizeLimit"), ("checkpoint", "path"), ("checkpoint", "claimName")):
+        node = spec
+        for name in path:
+            node = node["properties"][name]
+        node["maxLength"] = 4096
+
+
+def render_crd() -> str:
+    """Return the CRD as YAML, with a note that it is generated."""
+    header = "# Generated from operator/ddp_operator/api by `make generate`. Do not edit.\n"
+    return header + yaml.safe_dump(build_crd(), sort_keys=False, width=120, allow_unicode=True)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_crd())

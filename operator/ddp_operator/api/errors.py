@@ -1,0 +1,56 @@
+"""How bad input is reported: one sentence that names the field, what is wrong, and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One refused field. Printed as the API server prints a CEL refusal, so that every tool says the same words."""
+
+    path: str
+    message: str
+    value: Any = _MISSING
+
+    def __str__(self) -> str:
+        if self.value is _MISSING:
+            return f"{self.path}: {self.message}" if self.path else self.message
+        if isinstance(self.value, dict | list | tuple):  # the API server leaves these out
+            return f"{self.path}: Invalid value: {self.message}"
+        return f"{self.path}: Invalid value: {json.dumps(self.value, default=str)}: {self.message}"
+
+
+def unknown_member(name: str, parent: str, known: Sequence[str]) -> FieldError:
+    """Return the refusal of a field that is not among the known members of ``parent``."""
+    full = f"{parent}.{name}" if parent else name
+    close = difflib.get_close_matches(name, known, n=1)
+    remedy = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    return FieldError("", f'unknown field "{full}"; {remedy}')
+
+
+def unknown_field(path: str) -> FieldError:
+    """Return the refusal of a field that Kubernetes does not know."""
+    return FieldError("", f'unknown field "{path}"; remove it or mend its name')
+
+
+def explain_refusal(message: str) -> str:
+    """Return what an API server says of a child in the words in which the same is said offline, where it is known."""
+    unknown = re.findall(r'unknown field "([^"]+)"', message)
+    return "\n".join(str(unknown_field(path)) for path in unknown) or message
+
+
+class InvalidManifest(ValueError):
+    """The input is refused; ``errors`` holds every reason found, in reading order, at least one."""
+
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        assert errors
+        self.errors = tuple(errors)
+        super().__init__("\n".join(map(str, self.errors)))

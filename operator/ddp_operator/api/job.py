@@ -1,0 +1,47 @@
+"""The whole resource as the rest of the operator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddp_operator import constants
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class DDPTrainingJob:
+    """A parsed ``DDPTrainingJob``: identity, typed spec, typed status."""
+
+    name: str
+    namespace: str
+    spec: Spec
+    status: Status = field(default_factory=Status)
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    deleting: bool = False
+
+    @property
+    def in_place_restarts(self) -> int:
+        """How often torchrun restarts the workers itself: the spec's value, else 2 where the rendezvous allows it."""
+        asked = self.spec.recovery.in_place_restarts
+        if asked is not None:
+            return asked
+        return 0 if self.spec.rendezvous.backend == "static" else 2
+
+
+def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:
+    """Return the owner reference that every child carries, so that deletion works with the operator down."""
+    return {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }

@@ -1,0 +1,231 @@
+"""From YAML or JSON to typed values; every refusal names the field and the remedy.
+
+``parse_resource`` is what the operator does with an object that the API server has already validated.
+``parse_manifest`` does the API server's part as well (schema, defaults, CEL rules), for tools that work without one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import yaml
+
+from ddp_operator import constants
+from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.schema import build_schema
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One file: the training job with its defaults, and the other objects that came with it (ConfigMaps, …)."""
+
+    job: DDPTrainingJob
+    resource: Mapping[str, Any]
+    others: tuple[Mapping[str, Any], ...] = ()
+
+
+def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
+    """Return the typed resource. An unreadable status counts as none: the next pass writes it anew.
+
+    Raises: InvalidManifest.
+    """
+    metadata = raw.get("metadata")
+    if not isinstance(metadata, Mapping):
+        raise InvalidManifest([FieldError("metadata", "is missing; give the job a metadata.name")])
+    try:
+        status = msgspec.convert(raw.get("status") or {}, Status)
+    except msgspec.ValidationError:
+        status = Status()
+    return DDPTrainingJob(
+        name=metadata.get("name") or "",
+        namespace=metadata.get("namespace") or "default",
+        uid=metadata.get("uid") or "",
+        generation=metadata.get("generation") or 0,
+        resource_version=metadata.get("resourceVersion") or "",
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
+        deleting="deletionTimestamp" in metadata,
+        spec=_parse_spec(raw.get("spec")),
+        status=status,
+    )
+
+
+def parse_manifest(text: str) -> Manifest:
+    """Return the one training job in a YAML file (which may hold other objects too), fully checked offline.
+
+    Raises: InvalidManifest.
+    """
+    documents = _load_documents(text)
+    ours = [d for d in documents if d.get("kind") == constants.KIND]
+    if len(ours) != 1:
+        found = ", ".join(sorted({str(d.get("kind")) for d in documents})) or "nothing"
+        problem = "no" if not ours else f"{len(ours)} objects of"
+        raise InvalidManifest(
+            [FieldError("kind", f"the file holds {problem} kind {constants.KIND} (found: {found}); give exactly one")]
+        )
+    raw = ours[0]
+    if raw.get("apiVersion") != constants.API_VERSION:
+        raise InvalidManifest(
+            [FieldError("apiVersion", f"must be {constants.API_VERSION}; change it", raw.get("apiVersion"))]
+        )
+    _check_shape(raw)
+    job = parse_resource(raw)
+    spec = msgspec.json.decode(msgspec.json.encode(job.spec))
+    resource = dict(raw) | {"spec": _with_defaults(spec, build_schema(Spec))}
+    from ddp_operator.api.cel import check_rules  # needs cel-python, which the operator's image does not carry
+
+    errors = check_rules(resource)
+    if errors:
+        raise InvalidManifest(errors)
+    return Manifest(job, resource, tuple(d for d in documents if d is not raw))
+
+
+def _check_shape(raw: Mapping[str, Any]) -> None:
+    """Check what lies outside spec: the API server's object meta and unknown top-level fields."""
+    errors = [unknown_member(str(name), "", _TOP_LEVEL) for name in raw if name not in _TOP_LEVEL]
+    metadata = raw.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if metadata is not None and not isinstance(metadata, Mapping):
+        errors.append(FieldError("metadata", "must be an object with a name"))
+    elif name is not None and not isinstance(name, str):
+        errors.append(FieldError("metadata.name", "must be a string; quote it", name))
+    elif not name:
+        errors.append(FieldError("metadata.name", "Required value: every job needs a name; add it"))
+    elif isinstance(metadata, Mapping):
+        for part in ("labels", "annotations"):
+            pairs = {} if metadata.get(part) is None else metadata[part]
+            if not isinstance(pairs, Mapping) or not all(
+                isinstance(k, str) and isinstance(v, str) for k, v in pairs.items()
+            ):
+                errors.append(FieldError(f"metadata.{part}", "must map strings to strings; quote numbers and booleans"))
+        namespace = metadata.get("namespace")
+        if namespace is not None and not isinstance(namespace, str):
+            errors.append(FieldError("metadata.namespace", "must be a string", namespace))
+    if errors:
+        raise InvalidManifest(errors)
+
+
+_TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
+
+
+def _parse_spec(raw: Any) -> Spec:
+    if raw is None:
+        raise InvalidManifest([FieldError("spec", "Required value: a job needs at least spec.template; add it")])
+    try:
+        return msgspec.convert(_as_stored(raw), Spec)
+    except msgspec.ValidationError as error:
+        raise InvalidManifest([_explain(str(error), raw)]) from None
+
+
+def _as_stored(value: Any, depth: int = 0) -> Any:
+    """Return a value as the API server stores it: without null members, 2.0 as 2. The template is left alone."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_as_stored(item, depth + 1) for item in value]
+    if not isinstance(value, Mapping) or depth > 2:
+        return value
+    return {
+        key: item if key == "template" and depth == 0 else _as_stored(item, depth + 1)
+        for key, item in value.items()
+        if item is not None
+    }
+
+
+def _explain(text: str, raw: Any) -> FieldError:
+    """Turn msgspec's sentence into ours."""
+    match = re.fullmatch(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", text, re.DOTALL)
+    assert match
+    path = "spec" + (match["path"] or "")
+    what = match["what"]
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
+    if unknown:
+        return unknown_member(unknown[1], path, tuple(_schema_at(path).get("properties", ())))
+    missing = re.fullmatch(r"Object missing required field `(.*)`", what)
+    if missing:
+        return FieldError(f"{path}.{missing[1]}", "Required value: it has no default; add it")
+    wrong_type = re.fullmatch(r"Expected `(.*)`, got `(.*)`", what)
+    if wrong_type:
+        wanted, got = _json_type(wrong_type[1].replace(" | null", "")), _json_type(wrong_type[2])
+        return FieldError(path, f'{path} in body must be of type {wanted}: "{got}"', got)
+    wrong_choice = re.fullmatch(r"Invalid enum value '?(.*?)'?", what)
+    if wrong_choice:
+        allowed = ", ".join(f'"{choice}"' for choice in _schema_at(path).get("enum", ()))
+        return FieldError(path, f'Unsupported value: "{wrong_choice[1]}": supported values: {allowed}')
+    return FieldError(path, what)
+
+
+_JSON_TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
+
+
+def _json_type(text: str) -> str:
+    return re.sub(r"\b(int|float|str|bool)\b", lambda m: _JSON_TYPES[m[0]], text)
+
+
+def _schema_at(path: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"properties": {"spec": build_schema(Spec)}}
+    for name in re.sub(r"\[.*?\]", "", path).split("."):
+        schema = schema.get("properties", {}).get(name, {})
+    return schema
+
+
+def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Fill in defaults as the API server does, at every level that is present or has a default itself."""
+    if not isinstance(value, Mapping) or "properties" not in schema:
+        return value
+    filled = dict(value)
+    for name, child in schema["properties"].items():
+        if name not in filled and "default" in child:
+            filled[name] = child["default"]
+        if name in filled:
+            filled[name] = _with_defaults(filled[name], child)
+    return filled
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML takes the last of two equal keys silently; kubectl refuses them, so we do."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable) or not isinstance(key, str):
+                line = key_node.start_mark.line + 1
+                raise InvalidManifest([FieldError(f"line {line}", f"the key {key!r} is not a string; quote it")])
+            if key in seen and key != "<<":
+                line = key_node.start_mark.line + 1
+                raise InvalidManifest([FieldError(f"line {line}", f'key "{key}" is given twice; remove one')])
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# kubectl hands an unquoted date on as the text it is; so do we.
+_UniqueKeyLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _load_documents(text: str) -> list[dict[str, Any]]:
+    try:
+        documents = [d for d in yaml.load_all(text, Loader=_UniqueKeyLoader) if d is not None]
+    except InvalidManifest:
+        raise
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+        problem = getattr(error, "problem", None) or "is no YAML"
+        raise InvalidManifest([FieldError(where, f"not valid YAML: {problem}; mend the file there")]) from None
+    except (ValueError, RecursionError, UnicodeError) as error:
+        raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
+    for document in documents:
+        if not isinstance(document, dict):
+            raise InvalidManifest([FieldError("the file", "holds something that is no Kubernetes object; remove it")])
+    return documents

@@ -1,0 +1,119 @@
+"""Rules of the spec as CEL, kept as data: they go into the CRD, and ``parse`` evaluates the very same text offline.
+
+``at`` is the schema node that carries the rule (``self`` there), ``field`` the field that a refusal names, relative to
+it. A rule whose text holds ``oldSelf`` speaks about a change; it is evaluated only where an old object is at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddp_operator.constants import MAX_NAME_LENGTH, MAX_NODES
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One ``x-kubernetes-validations`` entry."""
+
+    at: str
+    cel: str
+    message: str
+    field: str = ""
+
+    @property
+    def is_transition(self) -> bool:
+        """True where the rule compares with the stored object."""
+        return "oldSelf" in self.cel
+
+
+def _port(at: str) -> Rule:
+    return Rule(at, "self >= 1024 && self <= 65535", "must be a port from 1024 to 65535; leave it out for the default")
+
+
+def _between(at: str, least: int, most: int, remedy: str) -> Rule:
+    return Rule(at, f"self >= {least} && self <= {most}", f"must be from {least} to {most}; {remedy}")
+
+
+def _immutable(name: str) -> Rule:
+    """A refused job may be mended in place; once an attempt has begun, its pods depend on the field."""
+    here, there = f"self.spec.{name}", f"oldSelf.spec.{name}"
+    return Rule(
+        "",
+        "!has(self.status) || !has(self.status.attempt) || self.status.attempt == 0"
+        f" || (has({here}) == has({there}) && (!has({here}) || {here} == {there}))",
+        f"spec.{name} can't be changed once the job has started; delete the job and create it again",
+        field=f".spec.{name}",
+    )
+
+
+# Bounds that nobody meets in earnest: they keep times and names within what Kubernetes and Python can hold.
+_YEAR = 366 * 24 * 3600
+_MAX_RESTARTS = 10_000
+_MAX_PROCESSES = 1024
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "",
+        f"size(self.metadata.name) <= {MAX_NAME_LENGTH}",
+        f"metadata.name must have at most {MAX_NAME_LENGTH} characters, because pod host names are "
+        "<name>-<attempt>-<index>; choose a shorter name",
+        field=".metadata.name",
+    ),
+    Rule(
+        "",
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "metadata.name must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit, "
+        "because a Service is named after it; choose such a name",
+        field=".metadata.name",
+    ),
+    _between("spec.nodes", 1, MAX_NODES, "to run no pod for a while, set suspend: true"),
+    Rule(
+        "spec.procPerNode",
+        f"type(self) == int ? self >= 1 && self <= {_MAX_PROCESSES}"
+        " : (type(self) == string && self in ['auto', 'gpu', 'cpu'])",
+        f"must be auto, gpu, cpu or a number from 1 to {_MAX_PROCESSES}; leave it out for auto",
+    ),
+    _port("spec.rendezvous.port"),
+    _port("spec.metrics.port"),
+    Rule(
+        "spec",
+        "self.rendezvous.port != self.metrics.port",
+        "must differ from rendezvous.port, since both are served by pod 0; change one of them",
+        field=".metrics.port",
+    ),
+    _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need some seconds to find each other"),
+    Rule(
+        "spec",
+        "self.rendezvous.backend != 'static' || !has(self.recovery.inPlaceRestarts)"
+        " || self.recovery.inPlaceRestarts == 0",
+        "must be 0 with the static rendezvous, which can't restart workers in place; set it to 0 or use backend: c10d",
+        field=".recovery.inPlaceRestarts",
+    ),
+    _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in place off"),
+    _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "0 lets the first failure end the job"),
+    Rule(
+        "spec.recovery.nonRetryableExitCodes",
+        "self.all(c, c >= 1 && c <= 255)",
+        "must hold exit codes from 1 to 255; remove the others",
+    ),
+    Rule(
+        "spec.checkpoint.path",
+        "self.startsWith('/')",
+        "must be an absolute path; write it with a leading slash, such as /ckpt",
+    ),
+    _between("spec.checkpoint.graceSeconds", 0, _YEAR, "0 kills the pods at once"),
+    Rule(
+        "spec.shm.sizeLimit",
+        "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
+        "must be a quantity such as 8Gi; leave it out for half of the node's memory",
+    ),
+    _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
+    _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),
+    _immutable("procPerNode"),
+    _immutable("rendezvous"),
+    _immutable("metrics"),
+    _immutable("shm"),
+    _immutable("securityProfile"),
+    _immutable("checkpoint"),
+    _immutable("template"),
+)

@@ -1,0 +1,119 @@
+"""``DDPTrainingJob.spec`` as typed, frozen values. The CRD's schema and its defaults are generated from these classes.
+
+Bounds are CEL rules in ``rules.py`` rather than constraints here: a rule can say the remedy, and ``kubectl apply`` and
+``ddp render`` then print the same sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from ddp_operator.constants import DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
+
+
+class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    """Common behaviour: immutable, keyword-only, camelCase in JSON, unknown fields refused."""
+
+
+class Rendezvous(_Fields, frozen=True, kw_only=True):
+    """How torchrun agents find each other."""
+
+    backend: Annotated[
+        Literal["c10d", "static"],
+        Meta(description="c10d: agents meet at a store on pod 0 and can restart in place. static: fixed node ranks."),
+    ] = "c10d"
+    port: Annotated[int, Meta(description="Port of the rendezvous store on pod 0, 1024 to 65535.")] = (
+        DEFAULT_RENDEZVOUS_PORT
+    )
+    join_timeout_seconds: Annotated[
+        int, Meta(description="How long a pod waits for the master and for all other pods before it gives up, seconds.")
+    ] = 600
+
+
+class Shm(_Fields, frozen=True, kw_only=True):
+    """Shared memory of a pod (``/dev/shm``), which DataLoader workers and NCCL use."""
+
+    size_limit: Annotated[
+        str | None, Meta(description="Upper bound as a quantity (8Gi). Unset: half of the node's memory.")
+    ] = None
+
+
+class Recovery(_Fields, frozen=True, kw_only=True):
+    """What happens after a failure. A failed worker is first restarted in place, then the whole group anew."""
+
+    in_place_restarts: Annotated[
+        int | None,
+        Meta(description="Restarts of the workers by torchrun inside living pods. Unset: 2 with c10d, 0 with static."),
+    ] = None
+    max_restarts: Annotated[
+        int, Meta(description="How many times the whole group is started anew (a new Job) after a failure.")
+    ] = 3
+    non_retryable_exit_codes: Annotated[
+        tuple[int, ...],
+        Meta(description="Exit codes of the training script after which no restart is tried, each 1 to 255."),
+    ] = (2, 126, 127)
+
+
+class Checkpoint(_Fields, frozen=True, kw_only=True):
+    """Where the training script keeps its checkpoints."""
+
+    path: Annotated[str, Meta(description="Absolute path in the container; the script finds it in DDP_CHECKPOINT_DIR.")]
+    claim_name: Annotated[
+        str | None,
+        Meta(
+            description="PersistentVolumeClaim mounted there, shared by all pods. "
+            "Unset: what the pod template mounts at the path, else a volume that lives as long as the pod."
+        ),
+    ] = None
+    grace_seconds: Annotated[int, Meta(description="Time a pod has after SIGTERM to save a checkpoint, seconds.")] = 120
+
+
+class Metrics(_Fields, frozen=True, kw_only=True):
+    """The pod's Prometheus endpoint, served by the launcher."""
+
+    port: Annotated[int, Meta(description="Port of /metrics in every training pod, 1024 to 65535.")] = (
+        DEFAULT_METRICS_PORT
+    )
+
+
+class Spec(_Fields, frozen=True, kw_only=True):
+    """What the user asks for."""
+
+    nodes: Annotated[int, Meta(description="Number of pods (torchrun nodes), 1 to 5000. The scale subresource.")] = 1
+    proc_per_node: Annotated[
+        int | str,
+        Meta(
+            description="Worker processes in each pod: a number, gpu (one a GPU of the limits), cpu (one a CPU of the "
+            "limits), or auto (as gpu where the limits ask for GPUs, else 1)."
+        ),
+    ] = "auto"
+    suspend: Annotated[
+        bool, Meta(description="True: no pod runs; running pods get SIGTERM and their grace time first.")
+    ] = False
+    template: Annotated[
+        dict[str, Any],
+        Meta(
+            description="Pod template. The container named trainer (or the only one) runs the training script in its "
+            "command/args; any image with Python and torch will do."
+        ),
+    ]
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    shm: Shm = field(default_factory=Shm)
+    recovery: Recovery = field(default_factory=Recovery)
+    checkpoint: Checkpoint | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    active_deadline_seconds: Annotated[
+        int | None, Meta(description="The job fails when it has been active (not suspended) this long, seconds.")
+    ] = None
+    ttl_seconds_after_finished: Annotated[
+        int | None, Meta(description="Delete this resource so long after it succeeded or failed, seconds.")
+    ] = None
+    security_profile: Annotated[
+        Literal["Default", "Restricted"],
+        Meta(
+            description="Default: no privilege escalation, seccomp RuntimeDefault. Restricted: also non-root and no "
+            "capabilities, so that the pods pass the restricted Pod Security Standard. Values in the template win."
+        ),
+    ] = "Default"

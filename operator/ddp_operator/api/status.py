@@ -1,0 +1,106 @@
+"""``DDPTrainingJob.status`` as typed, frozen values.
+
+Numbers with a fraction are strings, as Kubernetes' API conventions ask. Times are RFC 3339 in UTC, whole seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class _Fields(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Common behaviour. Unknown fields are tolerated: a newer operator may have written them."""
+
+
+class Condition(_Fields, frozen=True, kw_only=True):
+    """One condition in the form of metav1.Condition."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+    last_transition_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+    observed_generation: int = 0
+
+
+class Nodes(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+    """Pods of the current attempt."""
+
+    desired: int = 0
+    ready: Annotated[int, Meta(description="Pods that run and are ready.")] = 0
+    succeeded: int = 0
+    failed: int = 0
+
+
+class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+    """How often training was interrupted and started again."""
+
+    total: Annotated[int, Meta(description="Group restarts, counted and free together.")] = 0
+    counted: Annotated[int, Meta(description="Group restarts that used up recovery.maxRestarts.")] = 0
+    free: Annotated[int, Meta(description="Group restarts that did not: a change of spec.nodes.")] = 0
+    in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun in the current attempt.")] = 0
+
+
+class Progress(_Fields, frozen=True, kw_only=True):
+    """What rank 0 last said of itself."""
+
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    percent: Annotated[str | None, Meta(description="Finished part of all steps, such as 42.0%.")] = None
+    eta: Annotated[str | None, Meta(description="Time left for a reader, such as 5m12s.")] = None
+    eta_seconds: int | None = None
+    loss: str | None = None
+    samples_per_second: Annotated[str | None, Meta(description="Over all ranks.")] = None
+    val_accuracy: str | None = None
+    val_loss: str | None = None
+    last_step_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+
+
+class CheckpointStatus(_Fields, frozen=True, kw_only=True):
+    """The newest checkpoint that the training script reported."""
+
+    step: int
+
+
+class LastFailure(_Fields, frozen=True, kw_only=True):
+    """The root cause of the latest failure: the earliest one that is not another's victim."""
+
+    attempt: int
+    rank: Annotated[int | None, Meta(description="Global rank of the worker, where one is to blame.")] = None
+    node: Annotated[int | None, Meta(description="Completion index of the pod.")] = None
+    pod: str = ""
+    node_name: Annotated[str, Meta(description="Kubernetes node on which the pod ran.")] = ""
+    exit_code: int | None = None
+    category: str
+    message: str = ""
+    traceback: Annotated[str, Meta(description="The tail of the worker's traceback.")] = ""
+    hint: Annotated[str, Meta(description="What to do about it.")] = ""
+    time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+
+
+class Status(_Fields, frozen=True, kw_only=True):
+    """What the operator has seen and decided. ``attempt``, ``restarts`` and ``lastFailure`` are its ledger."""
+
+    observed_generation: int = 0
+    phase: Annotated[Phase | None, Meta(description="A summary for printing; conditions are what to program on.")] = (
+        None
+    )
+    attempt: Annotated[int, Meta(description="1 for the first Job, one more for each group restart.")] = 0
+    attempt_nodes: Annotated[int, Meta(description="spec.nodes for which the current attempt was started.")] = 0
+    job_name: str = ""
+    start_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    completion_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    selector: Annotated[str, Meta(description="Label selector of the pods, for the scale subresource.")] = ""
+    nodes: Nodes = field(default_factory=Nodes)
+    restarts: Restarts = field(default_factory=Restarts)
+    progress: Progress | None = None
+    checkpoint: CheckpointStatus | None = None
+    last_failure: LastFailure | None = None
+    conditions: tuple[Condition, ...] = ()

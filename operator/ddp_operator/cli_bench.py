@@ -1,0 +1,47 @@
+"""`ddp bench`: hands its flags to ``python -m ddp_trainer.benchmark``, a process of its own: this one has no torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from typing import Final
+
+BAD_INPUT: Final = 2
+# Name, metavar (None: a switch), help. The benchmark declares the same ones; tests/contract keeps the two equal.
+FLAGS: Final = (
+    ("--quick", None, "about a minute on two cores: small batches, few systems"),
+    ("--device", "NAME", "auto, cpu or cuda; default: cuda if there is one"),
+    ("--systems", "A,B", "of S0a … S3c, the rows of the documents; default: all, or a few with --quick"),
+    ("--ranks", "N,M", "numbers of ranks to try with DDP; default: 1, 2 and all"),
+    ("--variants", "A,B", "of preset, fp32, tf32, bf16, fp16, compile and others (docs/benchmark.md)"),
+    ("--rounds", "N", "turns of each contender"),
+    ("--seconds", "X", "length of a turn"),
+    ("--data-dir", "DIR", "the real data sets; what is missing there is made of noise"),
+    ("--output-dir", "DIR", "for benchmark.json and benchmark.png; default: bench-results"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    for name, metavar, help_text in FLAGS:
+        if metavar is None:
+            parser.add_argument(name, action="store_true", help=help_text)
+        else:
+            parser.add_argument(name, metavar=metavar, help=help_text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Return the benchmark's exit code, or 2 where the trainer is not installed."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("ddp_trainer") is None:
+        print(
+            "ddp bench: the trainer or PyTorch is not installed; pip install 'ddp-operator[trainer]'", file=sys.stderr
+        )
+        return BAD_INPUT
+    command = [sys.executable, "-m", "ddp_trainer.benchmark"]
+    for name, metavar, _ in FLAGS:
+        value = getattr(arguments, name.removeprefix("--").replace("-", "_"))
+        if value:
+            command += [name] if metavar is None else [name, value]
+    return subprocess.run([*command, *arguments.extra], check=False).returncode

@@ -1,0 +1,114 @@
+"""`ddp run`: arguments, checks, and the exit code. What runs is in ``cli_run_loop``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+BAD_INPUT: Final = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - for standard input")
+    parser.add_argument("--nodes", type=_positive, metavar="N", help="pods instead of spec.nodes")
+    parser.add_argument("--procs", type=_positive, metavar="N", help="worker processes a pod, for spec.procPerNode")
+    parser.add_argument("--cpu", action="store_true", help="ask for no GPU; one worker a pod unless --procs says more")
+    parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
+    parser.add_argument("--name", metavar="NAME", help="name of the run folder, for the job's name")
+    parser.add_argument(
+        "--metrics-port",
+        type=_port,
+        metavar="BASE",
+        help="pod 0 serves /metrics here, pod 1 on the next; default: free",
+    )
+    parser.add_argument("--logs", action="store_true", help="show the lines of pod 0's log as they are written")
+    parser.add_argument("--plain", action="store_true", help="lines instead of a progress bar, also on a terminal")
+    parser.add_argument("--quiet", action="store_true", help="print only the summary")
+    parser.epilog = "What follows -- is added to the arguments of the training script."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the file, run it, and return 0 only if the job succeeded."""
+    from ddp_operator.api.errors import InvalidManifest
+    from ddp_operator.local.adapt import Unsuitable
+
+    try:
+        text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text(encoding="utf-8")
+        plan = _prepare(text, arguments)
+    except (InvalidManifest, Unsuitable) as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{arguments.file}: {error.strerror}; give the path of a job's YAML")
+    except UnicodeDecodeError:
+        return _refuse(f"{arguments.file}: is not UTF-8 text; give the path of a job's YAML")
+    from ddp_operator.cli_run_loop import run_job
+
+    return run_job(plan)
+
+
+def _prepare(text: str, arguments: argparse.Namespace) -> Any:
+    """Return the RunPlan. Raises: InvalidManifest, Unsuitable."""
+    from ddp_operator.api.parse import parse_resource
+    from ddp_operator.cli_run_loop import RunPlan
+    from ddp_operator.local import adapt
+    from ddp_operator.local.gpus import count_gpus, find_gpus
+    from ddp_operator.manifests.children import build_children
+    from ddp_operator.manifests.template import resolve_template
+    from ddp_operator.offline import check_manifest
+
+    manifest = check_manifest(text).manifest
+    changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra)
+    machine = adapt.probe_machine()
+    resource = adapt.adapt_resource(manifest.resource, changes, machine)
+    resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, machine)
+    wants_gpus = bool(count_gpus(resource["spec"]["template"]["spec"]))
+    gpu_ids = find_gpus(os.environ) if wants_gpus else None
+    findings = adapt.check_suitable(resource, gpu_ids)
+    job = parse_resource(resource)
+    return RunPlan(
+        text=text,
+        resource=_as_new(resource),
+        others=manifest.others,
+        children=build_children(job, attempt=1, nodes=job.spec.nodes),
+        nproc=resolve_template(job).nproc,
+        findings=findings,
+        gpu_ids=gpu_ids,
+        cpus=machine.cpus,
+        folder_name=arguments.name or job.name,
+        runs_dir=arguments.runs_dir,
+        metrics_base=arguments.metrics_port,
+        logs=arguments.logs,
+        plain=arguments.plain,
+        quiet=arguments.quiet,
+    )
+
+
+def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resource as a user would create it: what an API server wrote into a copied one is dropped."""
+    kept = ("name", "namespace", "labels", "annotations")
+    metadata = {key: resource["metadata"][key] for key in kept if resource["metadata"].get(key)}
+    return {**{k: v for k, v in resource.items() if k != "status"}, "metadata": metadata}
+
+
+def _refuse(message: str) -> int:
+    print(f"ddp run: refused\n{message}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    return number if number >= 1 else _complain(f"{text!r} is no number above 0")
+
+
+def _port(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    return number if 1024 <= number <= 65535 else _complain(f"{text!r} is no port from 1024 to 65535")
+
+
+def _complain(message: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(message)

@@ -1,0 +1,249 @@
+"""The run itself: the reconcile, driven by what happens on this machine, until the job has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
+from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.local.display import View, choose_display
+from ddp_operator.local.fields import Finding
+from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.job_controller import completion_index
+from ddp_operator.local.plotter import Plotter
+from ddp_operator.local.recorder import Recorder
+from ddp_operator.local.store import grace_of
+from ddp_operator.local.tail import Tail
+from ddp_operator.progress import Page, build_progress
+from ddp_operator.reconcile import Reconciler
+
+Object = Mapping[str, Any]
+
+_RETRY_SECONDS: Final = 1.0
+_KEPT_KINDS: Final = ("ConfigMap", "Secret")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Everything about a run that is known before anything is started."""
+
+    text: str
+    resource: Object
+    others: Sequence[Object]
+    children: Sequence[Object]
+    nproc: int
+    findings: Sequence[Finding]
+    gpu_ids: Sequence[str] | None
+    cpus: int
+    folder_name: str
+    runs_dir: Path
+    metrics_base: int | None
+    logs: bool
+    plain: bool
+    quiet: bool
+
+
+def run_job(plan: RunPlan) -> int:
+    """Run to the end and return the exit code."""
+    return asyncio.run(Run(plan).run())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Run:
+    """One `ddp run`."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._started = time.monotonic()
+        self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, _now())
+        name = plan.resource["metadata"]["name"]
+        self._key = Key(plan.resource["metadata"].get("namespace") or "default", name)
+        self._display = choose_display(name, quiet=plan.quiet, plain=plan.plain, stream=sys.stdout)
+        self._cluster = LocalCluster(
+            self._folder.path, plan.runs_dir / "claims", metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
+        )
+        self._recorder = Recorder(self._cluster, self._folder, _now)
+        self._plotter = Plotter(self._folder)
+        self._wake = asyncio.Event()
+        self._signals: list[int] = []
+        self._written = ""
+        self._status = Status()
+        self._url_shown = False
+        self._showing = False
+
+    async def run(self) -> int:
+        """Run the job, then write what is left to write."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        self._cluster.on_change = self._wake.set
+        self._cluster.on_event = self._on_event
+        self._recorder.on_page = self._show
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            self._add_objects()
+            self._introduce()
+            reconciler = Reconciler(self._cluster)
+            wait = await self._pass(reconciler)
+            # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
+            self._showing = True
+            self._show()
+            tasks += [asyncio.create_task(self._recorder.run())]
+            if self._plan.logs:
+                tail = Tail(self._current_log, lambda line: self._display.line(f"[pod 0] {line}"))
+                tasks += [asyncio.create_task(tail.run())]
+            await self._loop(reconciler, wait)
+            await self._drain()
+            if self._plan.logs:
+                tail.read()
+        finally:
+            for task in tasks:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks)
+            await self._cluster.close()
+        return await self._finish()
+
+    def _add_objects(self) -> None:
+        self._folder.write_manifest(self._plan.text, self._plan.children, self._plan.resource)
+        for item in self._plan.others:
+            if item.get("kind") in _KEPT_KINDS:
+                with suppress(AlreadyExists):
+                    self._cluster.add(item)
+        self._cluster.add(self._plan.resource)
+
+    async def _loop(self, reconciler: Reconciler, wait: float | None) -> None:
+        """Make a pass after every event, and when the last one wanted another, until the job is over."""
+        while not self._signals and not self._is_over():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait)
+            wait = await self._pass(reconciler)
+
+    async def _pass(self, reconciler: Reconciler) -> float | None:
+        """Reconcile until that wants to wait; return how many seconds, None for an event."""
+        while True:
+            self._wake.clear()
+            try:
+                wait = await reconciler.reconcile(self._key)
+            except ClusterError:
+                wait = _RETRY_SECONDS
+            self._take_status()
+            if wait != 0 or self._is_over() or self._signals:
+                return wait
+
+    async def _drain(self) -> None:
+        """Let pods that still run end with their grace time."""
+        self._cluster.stop()
+        while self._cluster.kubelet.busy:
+            self._wake.clear()
+            if self._cluster.kubelet.busy:
+                await self._wake.wait()
+        self._recorder.record_end()
+
+    async def _finish(self) -> int:
+        from ddp_operator.local.summary import describe_run
+
+        self._display.update(self._view())
+        if len(self._signals) < 2:
+            await self._plotter.draw()
+        self._plotter.close()
+        self._display.close()
+        seconds = time.monotonic() - self._started
+        summary = describe_run(
+            self._key.name, self._status, self._folder, seconds=seconds, interrupted=bool(self._signals)
+        )
+        self._folder.write_summary(summary + "\n")
+        print(summary, flush=True)
+        if self._signals:
+            return 128 + self._signals[0]
+        return {"Succeeded": 0, "Rejected": 2}.get(self._status.phase or "", 1)
+
+    def _take_status(self) -> None:
+        """Read the status from the cluster; write it to the folder where it is new."""
+        resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
+        if resource is None or resource["metadata"]["resourceVersion"] == self._written:
+            return
+        self._written = resource["metadata"]["resourceVersion"]
+        former = self._status.attempt
+        self._status = msgspec.convert(resource.get("status") or {}, Status)
+        if self._status.attempt != former:
+            self._recorder.page = Page()
+        self._folder.write_status(resource)
+        self._show()
+
+    def _is_over(self) -> bool:
+        return self._status.phase in ("Succeeded", "Failed", "Rejected")
+
+    def _view(self) -> View:
+        status = self._status
+        progress = build_progress(self._recorder.page.values, status.progress) or status.progress
+        waits_for = "" if self._is_over() else _waiting_for(status)
+        return View(status.phase or "Pending", status.attempt, waits_for, progress)
+
+    def _show(self) -> None:
+        if not self._showing:
+            return
+        view = self._view()
+        if self._recorder.port is not None and not self._url_shown:
+            self._url_shown = True
+            self._display.line(f"metrics     curl http://127.0.0.1:{self._recorder.port}/metrics")
+        self._display.update(view)
+        self._plotter.prepare(view.progress)
+
+    def _introduce(self) -> None:
+        """Say what runs where."""
+        plan, nodes = self._plan, self._plan.resource["spec"]["nodes"]
+        device = f"GPUs {','.join(plan.gpu_ids)}" if plan.gpu_ids else f"{plan.cpus} CPUs"
+        pods = f"{nodes} pod{'s' if nodes != 1 else ''}"
+        workers = f"{plan.nproc} worker process{'es' if plan.nproc != 1 else ''}"
+        self._display.line(f"{self._key.name}: {pods} of {workers} on this machine ({device})")
+        self._display.line(f"run folder  {self._folder.path}")
+        if plan.findings:
+            fields = dict.fromkeys(finding.path.rpartition(".")[2] for finding in plan.findings)
+            self._display.line(f"not used    {', '.join(fields)} (docs/local.md says why)")
+        if ignored := [f"{o.get('kind')}" for o in plan.others if o.get("kind") not in _KEPT_KINDS]:
+            self._display.line(f"not used    other objects of the file: {', '.join(ignored)}")
+
+    def _current_log(self) -> Path | None:
+        pods = [p for p in self._cluster.store.list("Pod") if completion_index(p) == 0]
+        return self._cluster.kubelet.log_of(pods[-1]) if pods else None
+
+    def _on_event(self, resource: Object, event: Event) -> None:
+        self._folder.write_event(_now(), event.type, event.reason, event.message)
+        if event.type == "Warning" and not self._is_over():  # the last words are the summary's
+            self._display.line(f"{time.strftime('%H:%M:%S')} {event.reason}: {event.message.splitlines()[0]}")
+
+    def _on_signal(self, number: int) -> None:
+        """Stop in order at the first signal, at once at the second."""
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            grace = max((grace_of(pod) for pod in self._cluster.store.list("Pod")), default=0)
+            self._display.line(f"stopping: pods have {grace} s to save and exit; press Ctrl-C again to kill them now")
+        else:
+            self._display.line("killing the pods")
+            self._cluster.kubelet.kill_all()
+        self._wake.set()
+
+
+def _waiting_for(status: Status) -> str:
+    """Return in one line what the job waits for, if anything."""
+    for kind, bad in (("Accepted", "False"), ("Restarting", "True"), ("Scheduled", "False"), ("Rendezvoused", "False")):
+        for condition in status.conditions:
+            if condition.type == kind and condition.status == bad and condition.message:
+                return condition.message.splitlines()[0]
+    return ""

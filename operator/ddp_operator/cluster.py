@@ -1,0 +1,128 @@
+"""The protocol between the reconcile and whatever runs pods: an API server (``kube``) or this machine (``local``).
+
+Objects cross it as plain Kubernetes JSON (``dict`` with ``apiVersion``, ``kind``, ``metadata``, …) because that is
+what one side speaks natively and what ``ddp render`` prints. Everything that decides lives above this line, everything
+that performs lives below it; ``tests/contract`` holds every implementation to the same behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+Object = Mapping[str, Any]
+"""One Kubernetes object as JSON. Never mutated once it has been handed over."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Which custom resource: the unit of work of the queue."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One resource and every child that carries its job-name label, as last seen.
+
+    Children are all that carry the label, whoever owns them: telling ours from others by the owner's UID is the
+    reconcile's business.
+    """
+
+    resource: Object
+    services: tuple[Object, ...] = ()
+    config_maps: tuple[Object, ...] = ()
+    jobs: tuple[Object, ...] = ()
+    pods: tuple[Object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line for ``kubectl describe``: said once for each transition, never repeated by a later pass."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+ChildKind = Literal["Service", "ConfigMap", "Job", "Pod"]
+
+
+class ClusterError(Exception):
+    """A call failed for a reason that a later, identical call may not meet (network, 429, 5xx): try again."""
+
+
+class Conflict(ClusterError):
+    """The resource changed since it was observed (409 on a precondition): observe again."""
+
+
+class Refused(Exception):
+    """The API server will never take this object as it is. ``message`` holds its own words."""
+
+    def __init__(self, message: str, *, reason: Literal["Invalid", "Forbidden"]) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+
+
+@dataclass
+class AlreadyExists(Exception):
+    """A create met an object of the same name; ``existing`` is that object as it is now."""
+
+    existing: Object = field(default_factory=dict)
+
+
+class Cluster(Protocol):
+    """What the reconcile asks of a cluster.
+
+    Every method may raise ClusterError; nothing else escapes but what is named.
+    """
+
+    async def observe(self, key: Key) -> Snapshot | None:
+        """Return the resource and its labelled children, or None once the resource is gone.
+
+        May be served from a cache that lags, but never behind this process's own writes.
+        """
+        ...
+
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+        """POST one child. With ``dry_run`` the object is checked by every admission step and not stored.
+
+        Raises: AlreadyExists, Refused.
+        """
+        ...
+
+    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
+        """Merge-patch a Job's ``spec`` (suspend, parallelism, completions). A Job that is gone is no error.
+
+        Raises: Refused.
+        """
+        ...
+
+    async def delete(self, kind: ChildKind, namespace: str, name: str, *, uid: str) -> None:
+        """Delete a child and, in the background, what it owns. Gone already or another UID by now is no error."""
+        ...
+
+    async def delete_resource(self, key: Key, *, uid: str) -> None:
+        """Delete the custom resource itself (its time to live is over)."""
+        ...
+
+    async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
+        """Replace the resource's status if it is still at ``resource_version``. Raises: Conflict."""
+        ...
+
+    async def emit(self, resource: Object, event: Event) -> None:
+        """Post an Event about the resource. Best effort: losing one is no error."""
+        ...
+
+    async def scrape(self, pod: Object, port: int) -> str | None:
+        """Return the page at ``/metrics`` of a running pod, or None where it does not answer.
+
+        Bounded in time (2 s) and size (1 MiB), whatever the pod does.
+        """
+        ...

@@ -1,0 +1,161 @@
+"""Names that several modules, the pods and the users share. Values here are API: change them only with a migration.
+
+The half that the trainer also needs (environment variables, exit codes, metric names, ports) is written again in
+``ddp_trainer.contract``, because the trainer must not import the operator; ``tests/contract`` keeps the two equal.
+"""
+
+from typing import Final
+
+GROUP: Final = "ddp-operator.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+KIND: Final = "DDPTrainingJob"
+PLURAL: Final = "ddptrainingjobs"
+SINGULAR: Final = "ddptrainingjob"
+SHORT_NAMES: Final = ("ddp", "ddpjob")
+CRD_NAME: Final = f"{PLURAL}.{GROUP}"
+
+# Labels on every child. A child is found by its label and trusted by its owner reference.
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "ddp-operator"
+LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
+LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+KUEUE_LABEL_PREFIX: Final = "kueue.x-k8s.io/"
+# Written by the Job controller on every pod of an Indexed Job.
+ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
+
+# <name>-<attempt>-<index> must be a DNS label of at most 63 characters: 50 + "-" + 6 + "-" + 5.
+MAX_NAME_LENGTH: Final = 50
+MAX_NODES: Final = 5000  # as many nodes as Kubernetes supports in one cluster
+
+TRAINER_CONTAINER: Final = "trainer"
+
+# Environment of the training container (set by the operator).
+ENV_JOB_NAME: Final = "DDP_JOB_NAME"
+ENV_JOB_NAMESPACE: Final = "DDP_JOB_NAMESPACE"
+ENV_RUN_ID: Final = "DDP_RUN_ID"
+ENV_ATTEMPT: Final = "DDP_ATTEMPT"
+ENV_NODES: Final = "DDP_NODES"
+ENV_NPROC_PER_NODE: Final = "DDP_NPROC_PER_NODE"
+ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
+ENV_CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
+ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
+ENV_JOIN_TIMEOUT: Final = "DDP_JOIN_TIMEOUT_SECONDS"
+ENV_NON_RETRYABLE: Final = "DDP_NON_RETRYABLE_EXIT_CODES"
+ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
+ENV_MASTER_ADDR: Final = "MASTER_ADDR"
+ENV_MASTER_PORT: Final = "MASTER_PORT"
+ENV_OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
+# Environment of a pod's process under `ddp run` only: where to write the metrics port that was taken, and a descriptor
+# whose end of file says that the owner of the pod is gone.
+ENV_PORT_FILE: Final = "DDP_PORT_FILE"
+ENV_LIFELINE_FD: Final = "DDP_LIFELINE_FD"
+# Environment of every worker process (set by the launcher).
+ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
+
+# A user who sets one of these in the pod template is refused: torchrun or the operator owns them.
+RESERVED_ENV: Final = frozenset(
+    {
+        ENV_JOB_NAME,
+        ENV_JOB_NAMESPACE,
+        ENV_RUN_ID,
+        ENV_ATTEMPT,
+        ENV_NODES,
+        ENV_NPROC_PER_NODE,
+        ENV_METRICS_PORT,
+        ENV_CHECKPOINT_DIR,
+        ENV_GRACE_SECONDS,
+        ENV_JOIN_TIMEOUT,
+        ENV_NON_RETRYABLE,
+        ENV_TERMINATION_LOG,
+        ENV_PORT_FILE,
+        ENV_LIFELINE_FD,
+        ENV_MASTER_ADDR,
+        ENV_MASTER_PORT,
+        ENV_RUNTIME_DIR,
+        ENV_COMPLETION_INDEX,
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    }
+)
+RESERVED_ENV_PREFIXES: Final = ("PET_",)
+
+# Exit codes of the launcher (and of a worker that knows its own category). Everything else a worker exits with is
+# mapped by the launcher. The Job's podFailurePolicy acts on them.
+EXIT_OK: Final = 0
+EXIT_USER_ERROR: Final = 81  # trying again cannot help: a bad flag, a missing script, unreadable data
+EXIT_RETRYABLE: Final = 82  # a worker failed; a new attempt may succeed
+EXIT_HANG: Final = 83  # no progress for too long
+EXIT_OOM: Final = 84  # host or device memory
+EXIT_PREEMPTED: Final = 85  # SIGTERM was obeyed: a checkpoint was saved where the script can
+EXIT_PEER_LOST: Final = 86  # this pod's workers were well; another pod or the rendezvous went away
+# These, and deaths by signal (128 + its number), are answered by a new pod under the same index; every other failure
+# ends the attempt, because an agent that leaves takes its peers' rendezvous with it.
+REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143)
+
+# lastFailure.category
+CATEGORY_USER_ERROR: Final = "UserError"
+CATEGORY_OOM: Final = "OOM"
+CATEGORY_CUDA: Final = "CUDAError"
+CATEGORY_NCCL: Final = "NCCL"
+CATEGORY_HANG: Final = "Hang"
+CATEGORY_PREEMPTED: Final = "Preempted"
+CATEGORY_NODE_LOST: Final = "NodeLost"
+CATEGORY_IMAGE_PULL: Final = "ImagePull"
+CATEGORY_UNKNOWN: Final = "Unknown"
+CATEGORIES: Final = (
+    CATEGORY_USER_ERROR,
+    CATEGORY_OOM,
+    CATEGORY_CUDA,
+    CATEGORY_NCCL,
+    CATEGORY_HANG,
+    CATEGORY_PREEMPTED,
+    CATEGORY_NODE_LOST,
+    CATEGORY_IMAGE_PULL,
+    CATEGORY_UNKNOWN,
+)
+
+DEFAULT_RENDEZVOUS_PORT: Final = 29400
+DEFAULT_METRICS_PORT: Final = 9400
+PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the training container
+TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet cuts there
+LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"
+LAUNCHER_FILE: Final = "launcher.py"
+LAUNCHER_VOLUME: Final = "ddp-launcher"
+SHM_VOLUME: Final = "ddp-shm"
+CHECKPOINT_VOLUME: Final = "ddp-checkpoint"
+
+# Metric names of the trainer that the operator reads, and of the launcher.
+METRIC_SAMPLES: Final = "ddp_samples_total"
+METRIC_STEPS: Final = "ddp_steps_total"
+METRIC_LOSS: Final = "ddp_loss"
+METRIC_EPOCH: Final = "ddp_epoch"
+METRIC_EPOCHS: Final = "ddp_epochs"
+METRIC_TOTAL_STEPS: Final = "ddp_total_steps"
+METRIC_PROGRESS: Final = "ddp_progress_ratio"
+METRIC_VAL_ACCURACY: Final = "ddp_validation_accuracy"
+METRIC_VAL_LOSS: Final = "ddp_validation_loss"
+METRIC_LEARNING_RATE: Final = "ddp_learning_rate"
+METRIC_WORLD_SIZE: Final = "ddp_world_size"
+METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
+METRIC_LAST_STEP: Final = "ddp_last_step_timestamp_seconds"
+METRIC_CHECKPOINT_STEP: Final = "ddp_checkpoint_step"
+METRIC_GLOBAL_STEP: Final = "ddp_step"
+METRIC_LAUNCHER_PHASE: Final = "ddp_launcher_phase"
+METRIC_LAUNCHER_RESTARTS: Final = "ddp_launcher_in_place_restarts_total"
+# Values of the label `phase` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.
+LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")

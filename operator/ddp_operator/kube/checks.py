@@ -1,0 +1,95 @@
+"""What must be there before the operator can work: the CRD and the permissions.
+
+Kopf would retry a refused watch in silence for a minute and then for ever; a missing CRD it mentions in a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ddp_operator.cluster import ClusterError
+from ddp_operator.constants import API_VERSION, CRD_NAME, GROUP, KIND, PLURAL, VERSION
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.errors import ApiError, StartupError
+from ddp_operator.kube.resources import group, plural
+
+PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
+    KIND: ("get", "list", "watch", "delete"),
+    f"{KIND}/status": ("update",),
+    "Job": ("get", "list", "watch", "create", "patch", "delete"),
+    "Pod": ("get", "list", "watch", "delete"),
+    "Service": ("get", "list", "create", "delete"),
+    "ConfigMap": ("get", "list", "create", "delete"),
+    "Event": ("create",),
+}
+"""Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""
+
+
+async def check_cluster(client: ApiClient, namespaces: Sequence[str]) -> None:
+    """Raise StartupError with one clear line if the operator could not work with this API server."""
+    try:
+        await client.connect()
+        await _check_crd(client)
+        missing = await _missing_permissions(client, namespaces)
+    except ClusterError as exc:
+        raise StartupError(f"the API server does not answer: {exc}") from None
+    except ApiError as exc:
+        raise StartupError(f"the API server refuses the operator: {exc} (HTTP {exc.status})") from None
+    if missing:
+        raise StartupError(
+            "permissions are missing: " + "; ".join(missing) + ". Bind the operator's account to the role in "
+            "deploy/manifests/rbac.yaml, or set DDP_OPERATOR_NAMESPACES if it may serve some namespaces only"
+        )
+
+
+async def _check_crd(client: ApiClient) -> None:
+    """Ask discovery, which everybody may read, and not for the CRD itself, which needs a permission more."""
+    try:
+        found = await client.request("GET", f"/apis/{GROUP}/{VERSION}", kind="apis")
+    except ApiError as exc:
+        if exc.status != 404:
+            raise
+        found = {}
+    names = {resource.get("name") for resource in found.get("resources") or []}
+    if PLURAL not in names:
+        raise StartupError(
+            f"the custom resource {CRD_NAME} is not installed: "
+            f"run `kubectl apply --server-side -f deploy/crds/{PLURAL}.yaml`"
+        )
+    if f"{PLURAL}/status" not in names:
+        raise StartupError(f"{CRD_NAME} has no status subresource in {API_VERSION}: apply deploy/crds anew")
+
+
+async def _missing_permissions(client: ApiClient, namespaces: Sequence[str]) -> list[str]:
+    scopes: list[str | None] = [*namespaces] or [None]
+    wanted = [(what, verb, scope) for scope in scopes for what, verbs in PERMISSIONS.items() for verb in verbs]
+    allowed = await asyncio.gather(*(_may(client, what, verb, scope) for what, verb, scope in wanted))
+    missing: dict[str, list[str]] = {}
+    for (what, verb, scope), yes in zip(wanted, allowed, strict=True):
+        if not yes:
+            kind, _, subresource = what.partition("/")
+            name = ".".join(part for part in (plural(kind), group(kind)) if part)
+            name = f"{name}/{subresource}" if subresource else name
+            where = f"in namespace {scope}" if scope else "in all namespaces"
+            missing.setdefault(f"{name} {where}", []).append(verb)
+    return [f"{', '.join(verbs)} {what}" for what, verbs in missing.items()]
+
+
+async def _may(client: ApiClient, what: str, verb: str, namespace: str | None) -> bool:
+    kind, _, subresource = what.partition("/")
+    attributes: dict[str, Any] = {"group": group(kind), "resource": plural(kind), "verb": verb}
+    if subresource:
+        attributes["subresource"] = subresource
+    if namespace:
+        attributes["namespace"] = namespace
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await client.request(
+        "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review, kind="selfsubjectaccessreviews"
+    )
+    return bool((answer.get("status") or {}).get("allowed"))

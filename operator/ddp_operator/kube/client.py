@@ -1,0 +1,245 @@
+"""A thin HTTP client for the Kubernetes API: one session, JSON in and out, a rate limit, and errors worth reading.
+
+The official clients cost 20 to 50 MB and a second of start-up; what the operator needs of them is this file. The
+session is built from Kopf's own ``ConnectionInfo``, so that both talk to the same server as the same user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+import kopf
+import msgspec
+
+from ddp_operator import __version__
+from ddp_operator.cluster import ClusterError
+from ddp_operator.kube.errors import ApiError, StartupError
+
+Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
+OnCall = Callable[[str, str, str], None]
+"""Called after every call with its verb, the resource's plural name and the HTTP status (or ``error``)."""
+
+CONNECTIONS = 64
+CONNECT_TIMEOUT = 10.0
+LONGEST_PAUSE = 30.0
+"""Seconds that a Retry-After is honoured at most."""
+RENEW_BEFORE = timedelta(seconds=30)
+
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class RateLimiter:
+    """A token bucket: ``burst`` calls at once, then ``qps`` a second."""
+
+    def __init__(self, qps: float, burst: int) -> None:
+        self._step = 1.0 / qps
+        self._tolerance = (burst - 1) * self._step
+        self._due = float("-inf")  # when the next call is due if calls came evenly
+
+    async def acquire(self) -> None:
+        """Wait for the next free place. Places are given in the order of asking."""
+        now = asyncio.get_running_loop().time()
+        due = max(self._due, now)
+        self._due = due + self._step
+        delay = due - self._tolerance - now
+        if delay > 0:
+            await asyncio.sleep(delay)
+
+    def pause(self, seconds: float) -> None:
+        """Let nobody through for so many seconds (the server asked for it)."""
+        now = asyncio.get_running_loop().time()
+        self._due = max(self._due, now + min(seconds, LONGEST_PAUSE) + self._tolerance)
+
+
+class ApiClient:
+    """Makes calls to one API server. Use it inside one event loop and close it there."""
+
+    def __init__(
+        self,
+        login: Login,
+        *,
+        qps: float = 200.0,
+        burst: int = 400,
+        timeout: float = 30.0,
+        on_call: OnCall | None = None,
+    ) -> None:
+        self._login = login
+        self._limiter = RateLimiter(qps, burst)
+        self._timeout = timeout
+        self._on_call = on_call
+        self._info: kopf.ConnectionInfo | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._lock = asyncio.Lock()
+
+    async def connect(self) -> kopf.ConnectionInfo:
+        """Log in if that has not been done, or if the credentials expire. Raises: StartupError."""
+        info = self._info
+        if info is not None and not _expires(info):
+            return info
+        async with self._lock:
+            if self._info is info:  # else another task has just done it
+                self._use(await self._login())
+        assert self._info is not None
+        return self._info
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        kind: str = "",
+    ) -> Any:
+        """Make one call and return the parsed JSON.
+
+        Raises: ApiError for an answer of 4xx that a repetition would not change; ClusterError for everything that
+        a later repetition may not meet: no connection, no answer in time, 429 and 5xx.
+        """
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {"Accept": accept}
+        if data is not None:
+            headers["Content-Type"] = content_type
+        what = f"{method} {path}"
+        for attempt in (1, 2):
+            await self._limiter.acquire()
+            try:
+                info = await self.connect()
+            except StartupError as exc:
+                raise ClusterError(f"{what}: {exc}") from exc
+            status, answer, retry_after = await self._send(info, method, path, params, data, headers, kind)
+            if status == 401 and attempt == 1:
+                # Tokens are renewed on disk under a running process: read them again before giving up.
+                await self._renew(info)
+                continue
+            break
+        if status < 400:
+            return answer
+        error = ApiError(status, answer if isinstance(answer, dict) else None, what=what)
+        if status == 429 and retry_after:
+            self._limiter.pause(retry_after)
+        if status in (401, 408, 429) or status >= 500:
+            raise ClusterError(f"{error} (HTTP {status})") from error
+        raise error
+
+    async def close(self) -> None:
+        """Close the connections. Calls under way fail with ClusterError."""
+        session, self._session, self._info = self._session, None, None
+        if session is not None:
+            await session.close()
+
+    async def _send(
+        self,
+        info: kopf.ConnectionInfo,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        data: bytes | None,
+        headers: dict[str, str],
+        kind: str,
+    ) -> tuple[int, Any, float]:
+        """Return status, parsed body (None when it is not JSON) and the seconds of Retry-After."""
+        if self._session is None:
+            raise ClusterError(f"{method} {path}: the client is closed")
+        code = "error"
+        try:
+            async with self._session.request(
+                method,
+                info.server.rstrip("/") + path,
+                params=params,
+                data=data,
+                headers=headers | info.as_http_headers(),
+                allow_redirects=False,
+            ) as response:
+                raw = await response.read()
+                code = str(response.status)
+                return response.status, _decode(raw, response.status), _seconds(response.headers.get("Retry-After"))
+        except TimeoutError:
+            raise ClusterError(f"{method} {path}: no answer within {self._timeout:g} s") from None
+        except aiohttp.ClientConnectorError as exc:
+            reason = exc.os_error.strerror or exc.os_error
+            raise ClusterError(f"{method} {path}: cannot connect to {exc.host}:{exc.port}: {reason}") from exc
+        except aiohttp.ClientError as exc:
+            raise ClusterError(f"{method} {path}: {exc or type(exc).__name__}") from exc
+        except RuntimeError as exc:  # aiohttp's way to say that the session was closed meanwhile
+            raise ClusterError(f"{method} {path}: {exc}") from exc
+        finally:
+            if self._on_call is not None:
+                self._on_call(VERBS.get(method, method), kind, code)
+
+    async def _renew(self, info: kopf.ConnectionInfo) -> None:
+        async with self._lock:
+            if self._info is info:
+                try:
+                    self._use(await self._login())
+                except StartupError as exc:
+                    raise ClusterError(str(exc)) from exc
+
+    def _use(self, info: kopf.ConnectionInfo) -> None:
+        """Take new credentials into use. Tokens go with each request; another server or TLS needs a new session."""
+        if self._session is None or self._info is None or _transport(self._info) != _transport(info):
+            old, self._session = self._session, self._open(info)
+            if old is not None:
+                # Calls under way on the old session may finish: they are short, and bounded by their timeout.
+                asyncio.get_running_loop().call_later(self._timeout, lambda: asyncio.ensure_future(old.close()))
+        self._info = info
+
+    def _open(self, info: kopf.ConnectionInfo) -> aiohttp.ClientSession:
+        secure: ssl.SSLContext | bool = True
+        if info.server.startswith("https:"):
+            try:
+                secure = info.as_ssl_context()
+            except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+                raise StartupError(f"the certificates for {info.server} cannot be used: {exc}") from None
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=secure),
+            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=CONNECT_TIMEOUT),
+            headers={"User-Agent": f"ddp-operator/{__version__}"},
+            proxy=info.proxy_url,
+            # A cookie of one answer must not travel with the next call.
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+
+def _expires(info: kopf.ConnectionInfo) -> bool:
+    if info.expiration is None:
+        return False
+    expiration = info.expiration if info.expiration.tzinfo else info.expiration.replace(tzinfo=UTC)
+    return datetime.now(UTC) >= expiration - RENEW_BEFORE
+
+
+def _transport(info: kopf.ConnectionInfo) -> tuple[object, ...]:
+    return (
+        info.server,
+        info.ca_path,
+        info.ca_data,
+        info.insecure,
+        info.proxy_url,
+        info.certificate_path,
+        info.certificate_data,
+        info.private_key_path,
+        info.private_key_data,
+    )
+
+
+def _decode(raw: bytes, status: int) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        if status < 400:
+            raise ClusterError("the API server's answer is not JSON") from None
+        return None  # a proxy's error page: the status says enough
+
+
+def _seconds(retry_after: str | None) -> float:
+    try:
+        return max(0.0, float(retry_after or 0))
+    except ValueError:  # the form with a date: no Kubernetes component sends it
+        return 1.0

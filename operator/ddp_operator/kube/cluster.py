@@ -1,0 +1,239 @@
+"""The cluster behind an API server: the reconcile's protocol, spoken as HTTP calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from ddp_operator.cluster import AlreadyExists, ChildKind, ClusterError, Conflict, Event, Key, Object, Refused, Snapshot
+from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, MANAGED_BY
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.errors import ApiError
+from ddp_operator.kube.events import EventPoster
+from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.scrape import Scraper
+from ddp_operator.kube.store import CHILD_KINDS, Store, trimmed
+
+FIELD_MANAGER: Final = MANAGED_BY
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+INVALID: Final = frozenset({400, 413, 422})
+
+
+class KubeCluster:
+    """Fulfils ``ddp_operator.cluster.Cluster`` for an API server.
+
+    With a store, ``observe`` is answered from it: watch events keep it fresh, and every object that a write returns
+    goes into it, so that it never lags behind this process's own writes. Without one (tools, tests), ``observe`` asks
+    the API server. Either way Services and ConfigMaps come with their metadata only.
+    """
+
+    def __init__(
+        self, client: ApiClient, store: Store | None = None, *, on_change: Callable[[Key], None] | None = None
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._on_change = on_change
+        self._poster = EventPoster(client)
+        self._scraper = Scraper()
+
+    async def close(self) -> None:
+        """Stop posting events and scraping. The client stays open: it belongs to the caller."""
+        await self._poster.close()
+        await self._scraper.close()
+
+    async def observe(self, key: Key) -> Snapshot | None:
+        """Return the resource and its children from the store, or from the API server where there is no store."""
+        return await self.fetch(key) if self._store is None else self._store.snapshot(key)
+
+    async def fetch(self, key: Key) -> Snapshot | None:
+        """Ask the API server for the resource and its children: five calls."""
+        try:
+            resource = await self._client.request("GET", path(KIND, key.namespace, key.name), kind=plural(KIND))
+        except ApiError as exc:
+            if exc.status == 404:
+                return None
+            raise ClusterError(str(exc)) from exc
+        found: dict[str, tuple[Object, ...]] = {}
+        for kind in CHILD_KINDS:
+            found[kind] = tuple(
+                trimmed(kind, {"apiVersion": "batch/v1" if kind == "Job" else "v1", "kind": kind} | item)
+                for item in await self._list(kind, key)
+            )
+        return Snapshot(
+            resource=trimmed(KIND, resource),
+            services=found["Service"],
+            config_maps=found["ConfigMap"],
+            jobs=found["Job"],
+            pods=found["Pod"],
+        )
+
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+        """POST one child; unknown fields in it are refused, not dropped in silence."""
+        kind, meta = str(manifest["kind"]), manifest["metadata"]
+        params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        if dry_run:
+            params["dryRun"] = "All"
+        try:
+            created = await self._client.request(
+                "POST", path(kind, meta["namespace"]), params=params, body=manifest, kind=plural(kind)
+            )
+        except ApiError as exc:
+            if exc.status == 409 and exc.reason == "AlreadyExists":
+                raise AlreadyExists(await self._existing(kind, meta["namespace"], meta["name"])) from None
+            if exc.status in INVALID:
+                raise Refused(exc.message, reason="Invalid") from exc
+            if exc.status == 403:
+                raise Refused(exc.message, reason="Forbidden") from exc
+            raise ClusterError(str(exc)) from exc  # 404: the namespace is on its way out, and the resource with it
+        if not dry_run:
+            self._remember(kind, created)
+
+    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
+        """Merge-patch a Job."""
+        try:
+            job = await self._client.request(
+                "PATCH",
+                path("Job", namespace, name),
+                params={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
+                body=patch,
+                content_type="application/merge-patch+json",
+                kind=plural("Job"),
+            )
+        except ApiError as exc:
+            if exc.status == 404:
+                self._forget("Job", namespace, name)
+                return
+            if exc.status in INVALID:
+                raise Refused(exc.message, reason="Invalid") from exc
+            if exc.status == 403:
+                raise Refused(exc.message, reason="Forbidden") from exc
+            raise _retriable(exc) from exc
+        self._remember("Job", job)
+
+    async def delete(self, kind: ChildKind, namespace: str, name: str, *, uid: str) -> None:
+        """Delete a child if it still is the one of this UID."""
+        await self._delete(kind, namespace, name, uid)
+
+    async def delete_resource(self, key: Key, *, uid: str) -> None:
+        """Delete the custom resource; the garbage collector follows with its children."""
+        await self._delete(KIND, key.namespace, key.name, uid)
+
+    async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
+        """Replace the status by PUT to the status subresource.
+
+        PUT, because it alone REPLACES: a merge patch would leave every field standing that the new status no longer
+        has, unless each were set to null by name. Its precondition is the resourceVersion in the body. The rest of
+        the body is ignored by the API server, so nothing but the status needs to be sent.
+        """
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": key.name, "namespace": key.namespace, "resourceVersion": resource_version},
+            "status": status,
+        }
+        try:
+            resource = await self._client.request(
+                "PUT",
+                path(KIND, key.namespace, key.name, "status"),
+                params={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
+                body=body,
+                kind=plural(KIND),
+            )
+        except ApiError as exc:
+            if exc.status == 404:
+                self._forget(KIND, key.namespace, key.name)
+                raise Conflict(f"{key} is gone") from exc
+            raise _retriable(exc) from exc
+        self._remember(KIND, resource)
+
+    async def emit(self, resource: Object, event: Event) -> None:
+        """Hand an event to the poster, which works in the background."""
+        self._poster.put(resource, event)
+
+    async def scrape(self, pod: Object, port: int) -> str | None:
+        """Read a pod's metrics page through its IP address."""
+        address = str((pod.get("status") or {}).get("podIP") or "")
+        return await self._scraper.read(address, port) if address else None
+
+    async def _list(self, kind: str, key: Key) -> list[dict[str, Any]]:
+        params = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
+        accept = METADATA_ONLY if kind in ("Service", "ConfigMap") else "application/json"
+        try:
+            answer = await self._client.request(
+                "GET", path(kind, key.namespace), params=params, accept=accept, kind=plural(kind)
+            )
+        except ApiError as exc:
+            raise ClusterError(str(exc)) from exc
+        items: list[dict[str, Any]] = answer.get("items") or []
+        return sorted(items, key=lambda item: str(item["metadata"]["name"]))
+
+    async def _existing(self, kind: str, namespace: str, name: str) -> Object:
+        try:
+            existing: dict[str, Any] = await self._client.request("GET", path(kind, namespace, name), kind=plural(kind))
+        except ApiError as exc:
+            raise ClusterError(str(exc)) from exc  # gone again: the next attempt will see
+        self._remember(kind, existing)
+        return existing
+
+    async def _exists(self, kind: str, namespace: str, name: str, uid: str) -> bool:
+        try:
+            found = await self._client.request("GET", path(kind, namespace, name), kind=plural(kind))
+        except ApiError as exc:
+            if exc.status == 404:
+                return False
+            raise ClusterError(str(exc)) from exc
+        return bool(found["metadata"].get("uid") == uid)
+
+    async def _delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        try:
+            answer = await self._client.request("DELETE", path(kind, namespace, name), body=body, kind=plural(kind))
+        except ApiError as exc:
+            if exc.status == 409 and await self._exists(kind, namespace, name, uid):
+                raise Conflict(str(exc)) from exc
+            if exc.status not in (404, 409):
+                raise ClusterError(str(exc)) from exc
+            answer = None  # gone, or replaced by a namesake: this one does not exist any more
+        if _still_there(answer):
+            self._remember(kind, answer)
+        else:
+            self._bury(kind, namespace, name, uid)
+
+    def _remember(self, kind: str, obj: Object) -> None:
+        if self._store is not None:
+            self._store.apply(kind, obj)
+
+    def _forget(self, kind: str, namespace: str, name: str) -> None:
+        """Drop an object that turned out to be gone, whichever UID it had."""
+        if self._store is not None:
+            entry = self._store.entry(kind, namespace, name)
+            if entry is not None:
+                self._bury(kind, namespace, name, entry.uid)
+
+    def _bury(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        if self._store is not None:
+            key = self._store.bury(kind, namespace, name, uid)
+            if key is not None and self._on_change is not None:
+                self._on_change(key)
+
+
+def _still_there(answer: object) -> bool:
+    """Tell from the answer to a DELETE whether the object waits for a finalizer or for its grace time.
+
+    The answer is a ``Status`` or, for some kinds, the deleted object itself.
+    """
+    if not isinstance(answer, dict) or answer.get("kind") == "Status":
+        return False
+    meta = answer.get("metadata") or {}
+    return bool(meta.get("deletionTimestamp")) and bool(
+        meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
+    )
+
+
+def _retriable(error: ApiError) -> ClusterError:
+    return Conflict(str(error)) if error.status == 409 else ClusterError(str(error))

@@ -1,0 +1,101 @@
+"""Posting Kubernetes Events in the background: nobody's reconcile waits for a line of text."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ddp_operator.cluster import ClusterError, Event, Object
+from ddp_operator.constants import MANAGED_BY
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.errors import ApiError, trim
+from ddp_operator.kube.resources import path, plural
+
+logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 1000
+MESSAGE_LIMIT: Final = 1024  # the API server's own for an Event
+CLOSE_TIMEOUT: Final = 1.0
+NAME_LIMIT: Final = 253 - len(".0123456789abcdef")
+
+
+class EventPoster:
+    """A bounded queue and one task that empties it, started by the first event."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(BACKLOG)
+        self._task: asyncio.Task[None] | None = None
+        self._last_number = 0
+
+    def put(self, resource: Object, event: Event) -> None:
+        """Take an event over. Where too many wait already it is dropped: it is a courtesy, not a record."""
+        now = datetime.now(UTC)
+        self._last_number = max(self._last_number + 1, int(now.timestamp() * 1_000_000))
+        try:
+            self._queue.put_nowait(build_event(resource, event, now, self._last_number))
+        except asyncio.QueueFull:
+            logger.debug("dropped an event: %s", event)
+            return
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="event poster")
+
+    async def close(self) -> None:
+        """Give what waits a moment to get out, then stop."""
+        if self._task is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._queue.join()
+        except TimeoutError:
+            logger.debug("dropped %d events", self._queue.qsize())
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            event = await self._queue.get()
+            try:
+                await self._client.request(
+                    "POST",
+                    path("Event", event["metadata"]["namespace"]),
+                    params={"fieldManager": MANAGED_BY},
+                    body=event,
+                    kind=plural("Event"),
+                )
+            except (ApiError, ClusterError) as exc:
+                logger.debug("lost an event: %s", exc)
+            finally:
+                self._queue.task_done()
+
+
+def build_event(resource: Object, event: Event, now: datetime, number: int) -> dict[str, Any]:
+    """Build the ``v1`` Event of one transition, as ``kubectl describe`` finds it; ``number`` makes its name unique."""
+    meta = resource["metadata"]
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    reference = {
+        "apiVersion": resource["apiVersion"],
+        "kind": resource["kind"],
+        "namespace": meta["namespace"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "resourceVersion": meta.get("resourceVersion", ""),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{meta['name'][:NAME_LIMIT]}.{number:016x}", "namespace": meta["namespace"]},
+        "involvedObject": reference,
+        "type": event.type,
+        "reason": event.reason,
+        "message": trim(event.message, MESSAGE_LIMIT),
+        "count": 1,
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "source": {"component": MANAGED_BY},
+        "reportingComponent": MANAGED_BY,
+        "reportingInstance": "",
+    }

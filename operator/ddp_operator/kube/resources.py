@@ -1,0 +1,37 @@
+"""Where each kind lives in the API server's tree of paths."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
+
+_PLACES: Final[dict[str, tuple[str, str, str]]] = {
+    KIND: (GROUP, VERSION, PLURAL),
+    "Job": ("batch", "v1", "jobs"),
+    "Pod": ("", "v1", "pods"),
+    "Service": ("", "v1", "services"),
+    "ConfigMap": ("", "v1", "configmaps"),
+    "Event": ("", "v1", "events"),
+}
+
+
+def plural(kind: str) -> str:
+    """Return a kind's name in paths, permissions and metrics: ``pods`` for ``Pod``."""
+    return _PLACES[kind][2]
+
+
+def group(kind: str) -> str:
+    """Return a kind's API group, empty for the core group."""
+    return _PLACES[kind][0]
+
+
+def path(kind: str, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+    """Return the path of one object, or of a list: in one namespace, or in all of them (None)."""
+    in_group, version, name_in_path = _PLACES[kind]
+    parts = ["/apis", in_group, version] if in_group else ["/api", version]
+    if namespace is not None:
+        parts += ["namespaces", namespace]
+    parts.append(name_in_path)
+    parts += [part for part in (name, subresource) if part is not None]
+    return "/".join(parts)

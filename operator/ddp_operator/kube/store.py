@@ -1,0 +1,177 @@
+"""What the operator remembers of the cluster: fed by watch events, by its own writes, and by comparisons with lists.
+
+Three sources tell of the same objects in any order, so every entry carries its resourceVersion and only newer news
+counts. An object that is gone is remembered by its UID for a while, so that old news cannot bring it back.
+
+Bodies are kept as JSON bytes and parsed when they are asked for: that costs some microseconds for each reconcile and
+saves four fifths of the memory. It also makes them immutable.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from ddp_operator.cluster import Key, Object, Snapshot
+from ddp_operator.constants import KIND, LABEL_JOB_NAME
+
+CHILD_KINDS: Final = ("Service", "ConfigMap", "Job", "Pod")
+TOMBSTONES: Final = 20_000
+GONE: Final = float("inf")
+
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+Id = tuple[str, str, str]
+"""Kind, namespace, name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object as last seen."""
+
+    uid: str
+    version: str
+    key: Key
+    body: bytes
+
+
+class Store:
+    """All custom resources and their children. Not thread-safe: it lives in the operator's event loop."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Id, Entry] = {}
+        self._children: dict[Key, set[Id]] = {}
+        self._graves: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of remembered objects."""
+        return len(self._objects)
+
+    def apply(self, kind: str, obj: Object) -> Key | None:
+        """Take in an object. Returns the resource it belongs to, or None when that was no news (or not ours)."""
+        meta = obj["metadata"]
+        uid, version = str(meta.get("uid", "")), str(meta.get("resourceVersion", ""))
+        key = key_of(kind, meta)
+        if key is None or not _newer(version, self._graves.get(uid)):
+            return None
+        ident = (kind, key.namespace, str(meta["name"]))
+        old = self._objects.get(ident)
+        if old is not None:
+            if not _supersedes(version, old.version):
+                return None
+            self._drop(ident, old)
+        self._objects[ident] = Entry(uid, version, key, msgspec.json.encode(trimmed(kind, obj)))
+        if kind != KIND:
+            self._children.setdefault(key, set()).add(ident)
+        return key
+
+    def remove(self, kind: str, obj: Object) -> Key | None:
+        """Take in that an object is gone, as a watch event says it. Returns the resource it belonged to, or None."""
+        meta = obj["metadata"]
+        # An object whose label was taken away leaves a filtered watch as DELETED, too, and comes back with the label:
+        # so only news up to this version is old.
+        try:
+            version = float(int(meta.get("resourceVersion", "")))
+        except ValueError:
+            version = GONE
+        return self.bury(kind, str(meta.get("namespace", "")), str(meta["name"]), str(meta.get("uid", "")), version)
+
+    def bury(self, kind: str, namespace: str, name: str, uid: str, version: float = GONE) -> Key | None:
+        """Forget an object of this UID, and ignore later news of it up to ``version`` (by default: all)."""
+        self._graves[uid] = version
+        self._graves.move_to_end(uid)
+        while len(self._graves) > TOMBSTONES:
+            self._graves.popitem(last=False)
+        ident = (kind, namespace, name)
+        entry = self._objects.get(ident)
+        if entry is None or entry.uid != uid:
+            return None
+        self._drop(ident, entry)
+        return entry.key
+
+    def snapshot(self, key: Key) -> Snapshot | None:
+        """Return the resource and its children as last seen, children in the order of their names."""
+        resource = self._objects.get((KIND, key.namespace, key.name))
+        if resource is None:
+            return None
+        found: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
+        for ident in sorted(self._children.get(key, ())):
+            found[ident[0]].append(msgspec.json.decode(self._objects[ident].body))
+        return Snapshot(
+            resource=msgspec.json.decode(resource.body),
+            services=tuple(found["Service"]),
+            config_maps=tuple(found["ConfigMap"]),
+            jobs=tuple(found["Job"]),
+            pods=tuple(found["Pod"]),
+        )
+
+    def entry(self, kind: str, namespace: str, name: str) -> Entry | None:
+        """Return what is remembered of one object."""
+        return self._objects.get((kind, namespace, name))
+
+    def entries(self, kind: str, namespaces: Iterable[str] = ()) -> dict[str, tuple[Id, Entry]]:
+        """Return the remembered objects of a kind by UID, in these namespaces (none given: in all)."""
+        wanted = frozenset(namespaces)
+        return {
+            entry.uid: (ident, entry)
+            for ident, entry in self._objects.items()
+            if ident[0] == kind and (not wanted or ident[1] in wanted)
+        }
+
+    def is_current(self, kind: str, meta: Mapping[str, Any]) -> bool:
+        """Say whether an object is remembered at least as new as ``meta`` says, or known to be gone."""
+        uid, version = str(meta.get("uid", "")), str(meta.get("resourceVersion", ""))
+        entry = self._objects.get((kind, str(meta.get("namespace", "")), str(meta["name"])))
+        if entry is not None and not _supersedes(version, entry.version):
+            return True
+        return not _newer(version, self._graves.get(uid))
+
+    def _drop(self, ident: Id, entry: Entry) -> None:
+        del self._objects[ident]
+        family = self._children.get(entry.key)
+        if family is not None:
+            family.discard(ident)
+            if not family:
+                del self._children[entry.key]
+
+
+def trimmed(kind: str, obj: Object) -> Object:
+    """Return the object without what nobody here reads: a shallow copy; the original stays as it is."""
+    meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+    annotations = meta.get("annotations")
+    if annotations and LAST_APPLIED in annotations:
+        meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
+    if kind in ("Service", "ConfigMap"):
+        # They come from lists of metadata only (a ConfigMap holds a whole launcher), so they are always kept as such.
+        return {"apiVersion": "v1", "kind": kind, "metadata": meta}
+    return {**obj, "metadata": meta}
+
+
+def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
+    """Return the resource that an object belongs to: by its label, which anybody may have left empty."""
+    namespace = str(meta.get("namespace", ""))
+    if kind == KIND:
+        return Key(namespace, str(meta["name"]))
+    name = (meta.get("labels") or {}).get(LABEL_JOB_NAME)
+    return Key(namespace, str(name)) if name else None
+
+
+def _newer(version: str, grave: float | None) -> bool:
+    if grave is None:
+        return True
+    try:
+        return int(version) > grave
+    except ValueError:
+        return False
+
+
+def _supersedes(version: str, old: str) -> bool:
+    """Say whether ``version`` is newer than ``old``. Versions are numbers since Kubernetes 1.35 by contract."""
+    try:
+        return int(version) > int(old)
+    except ValueError:
+        return version != old  # another server's idea of a version: trust the order in which news comes

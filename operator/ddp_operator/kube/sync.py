@@ -1,0 +1,179 @@
+"""Holding the store against the API server's lists.
+
+Watches alone are not enough. Kopf lists anew after a 410 and then never tells of what was deleted meanwhile; a watch
+can freeze; at the start the custom resources may arrive before their Jobs, and a reconcile that does not see a Job
+would make another one; and Services and ConfigMaps are not watched at all. One cheap comparison answers all four: a
+list of metadata only, for each kind, at the start, in intervals, and soon after Kopf has listed anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ddp_operator.cluster import ClusterError, Key
+from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.cluster import METADATA_ONLY
+from ddp_operator.kube.errors import ApiError
+from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.store import GONE, Store, key_of
+
+logger = logging.getLogger(__name__)
+
+CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
+WATCHED: Final = (KIND, "Job", "Pod")
+UNWATCHED: Final = ("Service", "ConfigMap")
+CHUNK: Final = "500"
+POLL: Final = 0.02
+GRACE: Final = 2.0
+"""Seconds without any progress of the watches after which they count as lagging behind a list."""
+NUDGE_DELAY: Final = 2.0
+RETRY: Final = 1.0
+
+Laggard = tuple[str, dict[str, Any]]
+"""A kind, and the metadata of an object that is newer in the list than in the store."""
+
+
+class Synchroniser:
+    """Keeps a store true. ``on_change`` is told of every resource for which something was found."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        store: Store,
+        *,
+        namespaces: Sequence[str],
+        interval: float,
+        on_change: Callable[[Key], None],
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._scopes: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self._interval = interval
+        self._on_change = on_change
+        self._nudged = asyncio.Event()
+        self.synced = asyncio.Event()
+        """Set once everything that existed at the start has been seen."""
+
+    def nudge(self) -> None:
+        """Say that a watch began anew, so that deletions may have been missed: compare soon."""
+        self._nudged.set()
+
+    async def run(self) -> None:
+        """Reach the first agreement, then compare for ever."""
+        await self._start()
+        self.synced.set()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: until Python 3.12 it loses a cancellation that comes together with the event.
+                async with asyncio.timeout(self._interval):
+                    await self._nudged.wait()
+                await asyncio.sleep(NUDGE_DELAY)  # the new listing of the watch is still under way
+            self._nudged.clear()
+            try:
+                await self.resync()
+            except ClusterError as exc:
+                logger.warning("cannot compare with the API server's lists: %s", exc)
+                await asyncio.sleep(RETRY)
+                self._nudged.set()
+
+    async def resync(self) -> None:
+        """Compare once: drop ghosts, take in what is not watched, and read what a watch has failed to deliver."""
+        lagging = await self._settle(await self._compare())
+        if lagging:
+            logger.warning("the watches lag behind: reading %d objects one by one", len(lagging))
+        for kind, meta in lagging:
+            await self._read(kind, meta)
+
+    async def _start(self) -> None:
+        complaints = 0
+        while True:
+            try:
+                lagging = await self._settle(await self._compare())
+                if not lagging:
+                    return
+                # Either a watch has not come up, or something was deleted between the two lists: look again.
+                reason = f"{len(lagging)} objects have not arrived by the watches yet"
+            except ClusterError as exc:
+                reason = str(exc)
+                await asyncio.sleep(RETRY)
+            complaints += 1
+            logger.log(logging.WARNING if complaints > 2 else logging.DEBUG, "not ready yet: %s", reason)
+
+    async def _compare(self) -> list[Laggard]:
+        lagging: list[Laggard] = []
+        for scope in self._scopes:
+            for kind in (*WATCHED, *UNWATCHED):
+                lagging += await self._compare_one(kind, scope)
+        return lagging
+
+    async def _compare_one(self, kind: str, scope: str | None) -> list[Laggard]:
+        # What was there before the list and is not in it is gone. What came after the list began is not judged.
+        before = self._store.entries(kind, [scope] if scope else [])
+        items, version = await self._list(kind, scope)
+        listed = {str(item["metadata"].get("uid")) for item in items}
+        for uid, ((_, namespace, name), _) in before.items():
+            if uid not in listed:
+                key = self._store.bury(kind, namespace, name, uid, version)
+                if key is not None:
+                    logger.info("%s %s/%s is gone; its deletion was missed", kind, namespace, name)
+                    self._on_change(key)
+        if kind in UNWATCHED:
+            for item in items:
+                key = self._store.apply(kind, item)
+                if key is not None:
+                    self._on_change(key)
+            return []
+        metas = [item["metadata"] for item in items if key_of(kind, item["metadata"]) is not None]
+        return [(kind, meta) for meta in metas if not self._store.is_current(kind, meta)]
+
+    async def _list(self, kind: str, scope: str | None) -> tuple[list[dict[str, Any]], float]:
+        """Return the objects of a kind (metadata only) and the version at which the list was true."""
+        params = {"limit": CHUNK}
+        if kind != KIND:
+            params["labelSelector"] = CHILD_SELECTOR
+        items: list[dict[str, Any]] = []
+        while True:
+            try:
+                page = await self._client.request(
+                    "GET", path(kind, scope), params=params, accept=METADATA_ONLY, kind=plural(kind)
+                )
+            except ApiError as exc:
+                raise ClusterError(str(exc)) from exc
+            items += page.get("items") or []
+            meta = page.get("metadata") or {}
+            if not meta.get("continue"):
+                break
+            params["continue"] = str(meta["continue"])
+        try:
+            return items, float(int(meta.get("resourceVersion", "")))
+        except ValueError:
+            return items, GONE
+
+    async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:
+        """Give the watches some time to deliver; return what they have not delivered by then."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + GRACE
+        while True:
+            left = [(kind, meta) for kind, meta in lagging if not self._store.is_current(kind, meta)]
+            if len(left) < len(lagging):
+                deadline = loop.time() + GRACE
+            if not left or loop.time() > deadline:
+                return left
+            lagging = left
+            await asyncio.sleep(POLL)
+
+    async def _read(self, kind: str, meta: dict[str, Any]) -> None:
+        try:
+            obj = await self._client.request("GET", path(kind, meta["namespace"], meta["name"]), kind=plural(kind))
+        except ApiError as exc:
+            if exc.status != 404:
+                raise ClusterError(str(exc)) from exc
+            return
+        key = self._store.apply(kind, obj)
+        if key is not None:
+            self._on_change(key)

@@ -1,0 +1,1481 @@
+"""The first process of every training pod: it runs torchrun, and says in one place how the pod ended and why.
+
+One file, standard library only: the operator mounts it into any image that has Python >= 3.9 and torch >= 2.2.
+
+    launcher.py run <torchrun flags> -- <what follows `python` on its command line>
+    launcher.py run <torchrun flags> --no-python -- <program> …
+    launcher.py worker …            (internal: what torchrun starts for each rank)
+
+Processes of a pod, each of which dies with the one before it:
+
+    launcher (standard library)  ->  torchrun's agent (forked, imports torch)  ->  workers (through the shim below)
+                                     on pod 0 also the rendezvous store, forked from the agent after the import
+
+``docs/pod-contract.md`` has the environment, the exit codes and the files that this program reads and writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import math
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any, Callable, Iterable, NamedTuple, NoReturn, Sequence
+
+# ---- names shared with the operator (ddp_operator/constants.py; tests/contract keeps them equal) --------------------
+
+ENV_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"
+ENV_NODES = "DDP_NODES"
+ENV_METRICS_PORT = "DDP_METRICS_PORT"
+ENV_GRACE_SECONDS = "DDP_GRACE_SECONDS"
+ENV_JOIN_TIMEOUT = "DDP_JOIN_TIMEOUT_SECONDS"
+ENV_NON_RETRYABLE = "DDP_NON_RETRYABLE_EXIT_CODES"
+ENV_TERMINATION_LOG = "DDP_TERMINATION_LOG"
+ENV_MASTER_ADDR = "MASTER_ADDR"
+ENV_MASTER_PORT = "MASTER_PORT"
+ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
+ENV_NPROC_PER_NODE = "DDP_NPROC_PER_NODE"
+ENV_RUNTIME_DIR = "DDP_RUNTIME_DIR"
+ENV_PORT_FILE = "DDP_PORT_FILE"  # where to write the metrics port that was taken
+ENV_LIFELINE_FD = "DDP_LIFELINE_FD"  # a descriptor whose end of file means: the owner of this pod is gone
+
+EXIT_OK = 0
+EXIT_USER_ERROR = 81
+EXIT_RETRYABLE = 82
+EXIT_HANG = 83
+EXIT_OOM = 84
+EXIT_PREEMPTED = 85
+EXIT_PEER_LOST = 86
+
+CATEGORY_USER_ERROR = "UserError"
+CATEGORY_OOM = "OOM"
+CATEGORY_CUDA = "CUDAError"
+CATEGORY_NCCL = "NCCL"
+CATEGORY_HANG = "Hang"
+CATEGORY_PREEMPTED = "Preempted"
+CATEGORY_NODE_LOST = "NodeLost"
+CATEGORY_UNKNOWN = "Unknown"
+
+DEFAULT_RENDEZVOUS_PORT = 29400
+TERMINATION_MESSAGE_LIMIT = 4096
+METRIC_LAUNCHER_PHASE = "ddp_launcher_phase"
+METRIC_LAUNCHER_RESTARTS = "ddp_launcher_in_place_restarts_total"
+LAUNCHER_PHASES = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
+
+_AGENT_PID = "DDP_AGENT_PID"
+_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+_STOPPING = "stopping"  # a file of the runtime directory
+_SECONDS_AFTER_GRACE = 5.0
+_LINGER_SECONDS = 3.0
+_SECONDS_WITHOUT_STORE = 5.0
+_PAGE_LIMIT = 1 << 20
+_PAGE_TIMEOUT = 1.0
+_PROGRESS_LIMIT = 30
+
+
+def log(text: str) -> None:
+    """Write lines of the launcher's own to stderr, each marked, in one piece."""
+    sys.stderr.write("".join(f"[launcher] {line}\n" for line in text.splitlines()))
+    sys.stderr.flush()
+
+
+# ---- the user's command line ----------------------------------------------------------------------------------------
+
+
+class PythonLine(NamedTuple):
+    """What follows ``python`` on its command line. ``kind`` is script, module or code."""
+
+    flags: list[str]
+    kind: str
+    target: str
+    args: list[str]
+
+
+def split_python_line(words: Sequence[str]) -> PythonLine:
+    """Split interpreter flags, program and arguments as CPython does. Raises: ValueError."""
+    flags: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "-":
+            raise ValueError("reads the script from standard input, which a pod does not have")
+        if not word.startswith("-"):
+            return PythonLine(flags, "script", word, rest)
+        if word.startswith("--"):
+            flags.append(word)
+            if word == "--check-hash-based-pycs" and rest:
+                flags.append(rest.pop(0))
+            continue
+        for place, letter in enumerate(word[1:], 1):
+            if letter not in "mcWX":
+                continue
+            value = word[place + 1 :]
+            if not value:
+                if not rest:
+                    raise ValueError(f"-{letter} needs a value")
+                value = rest.pop(0)
+            if place > 1:
+                flags.append(word[:place])
+            if letter in "mc":
+                return PythonLine(flags, {"m": "module", "c": "code"}[letter], value, rest)
+            flags.append(f"-{letter}{value}")
+            break
+        else:
+            flags.append(word)
+    raise ValueError("names no script")
+
+
+def find_missing_program(line: PythonLine | None, program: Sequence[str]) -> str | None:
+    """Return the complaint when what the user wants to run is not there, before torch is even imported."""
+    hint = "check command and args in spec.template"
+    if line is None:
+        import shutil  # only here: the common case should not pay for it
+
+        return None if shutil.which(program[0]) else f"program not found: {program[0]} (looked in PATH); {hint}"
+    if line.kind == "script" and not os.path.exists(line.target):
+        return f"training script not found: {line.target} (looked in {os.getcwd()}); {hint}"
+    if line.kind == "module" and not line.flags:
+        from importlib import util
+
+        sys.path.insert(0, os.getcwd())
+        try:
+            found = util.find_spec(line.target.partition(".")[0])
+        except (ImportError, ValueError):
+            found = None
+        finally:
+            sys.path.pop(0)
+        if found is None:
+            return f"training module not found: {line.target} (looked in {os.getcwd()} and site-packages); {hint}"
+    return None
+
+
+# ---- the pod --------------------------------------------------------------------------------------------------------
+
+
+class Pod(NamedTuple):
+    """What the environment says about this pod."""
+
+    node: int
+    nodes: int
+    master: str
+    port: int
+    grace: float
+    join_timeout: float
+    non_retryable: list[int]
+    metrics_port: int
+    runtime: str
+    oom_kills: int
+
+    @property
+    def local(self) -> bool:
+        """Whether all pods are on this machine (`ddp run`)."""
+        return self.master == "localhost" or self.master.startswith("127.")
+
+
+def read_pod(env: dict[str, str], runtime: str) -> Pod:
+    """Return the pod. Raises: ValueError that names the variable."""
+
+    def number(name: str, default: str) -> float:
+        try:
+            return float(env.get(name) or default)
+        except ValueError:
+            raise ValueError(f"{name}={env[name]!r} is not a number") from None
+
+    return Pod(
+        node=int(number(ENV_COMPLETION_INDEX, "0")),
+        nodes=int(number(ENV_NODES, "1")),
+        master=env.get(ENV_MASTER_ADDR) or "127.0.0.1",
+        port=int(number(ENV_MASTER_PORT, str(DEFAULT_RENDEZVOUS_PORT))),
+        grace=number(ENV_GRACE_SECONDS, "30"),
+        join_timeout=number(ENV_JOIN_TIMEOUT, "600"),
+        non_retryable=[int(code) for code in re.findall(r"\d+", env.get(ENV_NON_RETRYABLE, ""))],
+        metrics_port=int(number(ENV_METRICS_PORT, "0")),
+        runtime=runtime,
+        oom_kills=count_oom_kills(),
+    )
+
+
+def loopback_address(index: int) -> str:
+    """Return the address of a pod on this machine. Lexical order is the order of the indices: torchrun ranks by it."""
+    return "127.0.0.1" if index == 0 else f"127.0.{100 + index // 100}.{100 + index % 100}"
+
+
+def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
+    """Return torchrun's flags with what only the pod knows. Later flags win: the pod's come last, a default first."""
+    flags = ["--monitor-interval=0.1", *flags]  # 5 s in older versions: a failure would be seen late
+    static = any(flag == "--rdzv-backend=static" for flag in flags)
+    elastic = any(flag.startswith("--nnodes=") and ":" in flag for flag in flags)
+    if static:
+        return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
+    if pod.nodes == 1 and not elastic:
+        return [*flags, "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
+    host = "localhost" if pod.node == 0 else pod.master
+    address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []
+    return [*flags, f"--rdzv-endpoint={host}:{pod.port}", *address]
+
+
+def default_threads(nproc: str) -> str | None:
+    """Return OMP_NUM_THREADS for workers where nobody set it: the cgroup's CPUs shared out, else as torchrun does."""
+    if not nproc.isdigit():
+        return None
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        if quota != "max":
+            return str(max(1, math.floor(int(quota) / int(period) / int(nproc))))
+    except (OSError, ValueError):
+        pass
+    return "1" if int(nproc) > 1 else None
+
+
+def count_oom_kills() -> int:
+    """Return how many processes of this cgroup the kernel has killed for memory."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            with open(path, encoding="ascii") as file:
+                found = re.search(r"^oom_kill (\d+)", file.read(), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return 0
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2) where there is one."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when ``parent`` dies; it may be dead already."""
+    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(137)
+
+
+# ---- the worker shim: every rank starts here, and then is the user's program ----------------------------------------
+
+
+def worker_main(words: Sequence[str]) -> NoReturn:
+    """``worker <kind> <local rank> <target> …``: become the user's program."""
+    kind, local_rank, target, args = words[0], words[1], words[2], list(words[3:])
+    die_with(int(os.environ.pop(_AGENT_PID, os.getppid())))
+    runtime = os.environ[ENV_RUNTIME_DIR]
+    error_file = os.path.join(runtime, "errors", f"{local_rank}.json")
+    metrics = os.path.join(runtime, "metrics", local_rank)
+    for stale in (error_file, f"{metrics}.port", f"{metrics}.prom"):
+        try:
+            os.unlink(stale)
+        except OSError:
+            pass
+    about = {
+        "pid": os.getpid(),
+        "rank": int(os.environ.get("RANK", "0")),
+        "localRank": int(local_rank),
+        "worldSize": int(os.environ.get("WORLD_SIZE", "1")),
+        "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "started": time.time(),
+        "kind": kind,
+    }
+    write_json(os.path.join(runtime, "workers", f"{local_rank}.json"), about)
+    if kind == "program":
+        try:
+            os.execvp(target, [target, *args])  # noqa: S606
+        except OSError as error:
+            sys.stderr.write(f"{target}: {error.strerror}\n")
+            sys.stderr.flush()
+            os._exit(127 if error.errno == errno.ENOENT else 126)
+    import faulthandler
+
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    pid = os.getpid()
+    try:
+        _run_python(kind, target, args)
+    except BaseException as error:
+        if os.getpid() == pid:
+            _record_exception(error, error_file, about)
+        _hide_own_frames()
+        raise
+    raise SystemExit(0)
+
+
+def _run_python(kind: str, target: str, args: list[str]) -> None:
+    """Run the user's program as ``__main__``, as the interpreter itself would."""
+    import builtins
+    import types
+
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    launcher, sys.modules["__main__"] = sys.modules["__main__"], main
+    main.__dict__["__loader__"] = None
+    sys.argv = [target, *args]
+    unsafe = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    if kind == "module":
+        if unsafe:
+            sys.path[0] = os.getcwd()
+        sys.argv[0] = "-m"
+        importlib.import_module("runpy")._run_module_as_main(target)
+    elif kind == "code":
+        if unsafe:
+            sys.path[0] = ""
+        sys.argv[0] = "-c"
+        exec(compile(target, "<string>", "exec"), main.__dict__)  # noqa: S102
+    elif os.path.isdir(target) or (not target.endswith(".py") and _is_archive(target)):
+        sys.path[:1] = [os.path.abspath(target), *([] if unsafe else sys.path[:1])]
+        importlib.import_module("runpy")._run_module_as_main("__main__", False)
+    else:
+        if unsafe:
+            sys.path[0] = os.path.dirname(os.path.realpath(target))
+        from importlib.machinery import SourceFileLoader
+
+        try:
+            target = os.path.abspath(target)
+            with open(target, "rb") as file:
+                source = file.read()
+        except OSError as error:
+            sys.stderr.write(f"{sys.executable}: can't open file {target!r}: [Errno {error.errno}] {error.strerror}\n")
+            raise SystemExit(2) from error
+        vars(main).update(__file__=target, __cached__=None, __loader__=SourceFileLoader("__main__", target))
+        exec(compile(source, target, "exec"), main.__dict__)  # noqa: S102
+    del launcher  # alive until here, so that its globals are too
+
+
+def _is_archive(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK"
+
+
+def _own_frames_removed(error: BaseException, trace: Any) -> Any:
+    users = trace
+    while users is not None and users.tb_frame.f_globals is globals():
+        users = users.tb_next
+    return users if users is not None or isinstance(error, SyntaxError) else trace
+
+
+def _hide_own_frames() -> None:
+    """Let the interpreter show the traceback as if the launcher were not there."""
+    hook = sys.excepthook
+
+    def show(kind: Any, value: Any, trace: Any) -> None:
+        trace = _own_frames_removed(value, trace)
+        hook(kind, value.with_traceback(trace), trace)
+
+    sys.excepthook = show
+
+
+def _record_exception(error: BaseException, path: str, about: dict[str, Any]) -> None:
+    """Write the error file, unless the script wrote one itself or ends well."""
+    code: Any = 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if code == 0:
+            return
+    if os.path.exists(path):
+        return
+    import traceback
+
+    kind = type(error)
+    place = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    try:
+        message = str(error)[:8192]
+    except Exception:
+        message = "<the exception cannot be shown>"
+    trace = traceback.format_exception(kind, error, _own_frames_removed(error, error.__traceback__))
+    record = {
+        "type": place + kind.__qualname__,
+        "message": message,
+        "traceback": "".join(trace)[-16384:],
+        "exitCode": code & 255,
+    }
+    record.update(rank=about["rank"], localRank=about["localRank"], restart=about["restart"], time=time.time())
+    try:
+        write_json(path, record)
+    except OSError:
+        pass  # a full disk must not hide the exception itself
+
+
+def write_json(path: str, value: Any) -> None:
+    """Write a file that is either whole or not there."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+# ---- torchrun's agent: a forked child of the launcher, the only one that imports torch ------------------------------
+
+Tell = Callable[["dict[str, Any]"], None]
+
+
+def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.socket, store_guard: int | None) -> int:
+    """Run torchrun in this process and tell the launcher over ``channel`` what happens. Returns the exit code."""
+
+    def tell(event: dict[str, Any]) -> None:
+        channel.sendall(json.dumps(event).encode() + b"\n")
+
+    try:
+        quiet = os.environ.setdefault(_CPP_LOG_LEVEL, "") == ""
+        if quiet:  # a store that ends before its clients fills the log with C++ stacks, also when all is well
+            os.environ[_CPP_LOG_LEVEL] = "ERROR"
+        torch = importlib.import_module("torch")
+        if quiet:
+            del os.environ[_CPP_LOG_LEVEL]  # the workers' own logs stay as they are
+        if store_guard is not None:
+            tell({"store": fork_store(torch, pod.port, store_guard, channel)})
+            os.close(store_guard)
+        torchrun = importlib.import_module("torch.distributed.run")
+        adapt_torchrun(pod, tell)
+        if channel.recv(1) != b"g":  # the launcher says when the master is there
+            return 1
+        errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
+        processes = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    except Exception as error:
+        tell({"result": "error", **describe(error)})
+        return 1
+    try:
+        arguments = torchrun.parse_args([*flags, "--no-python", *entry])
+    except SystemExit:
+        tell({"result": "error", "type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""})
+        return 2
+    try:
+        torchrun.run(arguments)
+    except errors.ChildFailedError:
+        tell({"result": "failed"})  # which worker and why was told when it happened
+        return 1
+    except processes.SignalException as error:
+        tell({"result": "signal", "signal": int(error.sigval)})
+        return 1
+    except Exception as error:
+        tell({"result": "error", **describe(error)})
+        return 1
+    tell({"result": "ok"})
+    return 0
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Return an exception as JSON."""
+    import traceback
+
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error), "traceback": trace[-8192:]}
+
+
+def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int:
+    """Host the rendezvous store in a process of its own, so that it outlives the agent but not the launcher.
+
+    Raises: OSError if the port is taken.
+    """
+    ready, ready_end = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(ready_end)
+        problem = os.read(ready, 4096)
+        os.close(ready)
+        if problem != b"ok":
+            raise OSError(f"cannot serve the rendezvous on port {port}: {problem.decode(errors='replace')}")
+        return pid
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        channel.close()
+        try:
+            store = torch.distributed.TCPStore("localhost", port, None, True, wait_for_workers=False)
+        except Exception as error:
+            os.write(ready_end, str(error).encode()[:4096] or b"?")
+            os._exit(1)
+        os.write(ready_end, b"ok")
+        os.close(ready_end)
+        os.read(guard, 1)  # returns when the launcher lets go or is gone
+        del store
+    finally:
+        os._exit(0)
+
+
+def adapt_torchrun(pod: Pod, tell: Tell) -> None:
+    """Teach the agent what torchrun has no flag for. Where torch has changed, the rest of the launcher still works.
+
+    It tells what it does; it does not restart what a restart cannot help; it gives workers their grace time; it lets
+    workers end by themselves for a while when the store is gone, so that their own exit codes say why.
+    """
+    server = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
+    processes = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
+    rounds: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    agent, handler = server.LocalElasticAgent, rounds.DynamicRendezvousHandler
+
+    def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+        inner = getattr(owner, name, None)
+        if inner is None:
+            log(f"this torch has no {owner.__name__}.{name}: some details will not be reported")
+        else:
+            setattr(owner, name, lambda self, *args, **kwargs: around(inner, self, *args, **kwargs))
+
+    def rendezvous(inner: Any, self: Any, *args: Any) -> Any:
+        tell({"phase": "Rendezvous"})
+        return inner(self, *args)
+
+    def start(inner: Any, self: Any, *args: Any) -> Any:
+        started = inner(self, *args)
+        tell({"phase": "Running"})
+        return started
+
+    def restart(inner: Any, self: Any, *args: Any) -> Any:
+        tell({"restart": True})
+        return inner(self, *args)
+
+    def monitor(inner: Any, self: Any, *args: Any) -> Any:
+        result = inner(self, *args)
+        failures = [judge(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
+        if failures:
+            tell({"failures": failures})
+        if any(failure["verdict"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
+            self._remaining_restarts = 0
+        return result
+
+    def close(inner: Any, self: Any, death_sig: Any = None, timeout: float = 30) -> Any:
+        stopping = os.path.exists(os.path.join(pod.runtime, _STOPPING))
+        return inner(self, death_sig, pod.grace if stopping else timeout)
+
+    lost: list[tuple[float, Exception]] = []
+
+    def count_waiting(inner: Any, self: Any) -> Any:
+        if not lost:
+            try:
+                return inner(self)
+            except Exception as error:
+                lost.append((time.monotonic() + _SECONDS_WITHOUT_STORE, error))
+        if time.monotonic() > lost[0][0]:
+            raise lost[0][1]
+        return 0
+
+    def identify(inner: Any, self: Any, local_addr: str | None = None) -> Any:
+        node = inner(self, local_addr)
+        # An agent that takes a dead one's place is the same node: the others need not wait for its heartbeats to end.
+        return type(node)(node.addr, 0, 0) if local_addr else node
+
+    wrap(rounds._NodeDescGenerator, "generate", identify)
+    wrap(agent, "_rendezvous", rendezvous)
+    wrap(agent, "_start_workers", start)
+    wrap(agent, "_restart_workers", restart)
+    wrap(agent, "_monitor_workers", monitor)
+    wrap(processes.PContext, "close", close)
+    wrap(handler, "num_nodes_waiting", count_waiting)
+    # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
+    pause = min(1.0, pod.nodes / 100)
+    try:
+        rounds._BackendRendezvousStateHolder.__init__.__defaults__ = (pause,)
+        slow = rounds._delay
+        rounds._delay = lambda seconds: slow(pause if seconds == 1 else (0, min(0.3, pause)))
+    except AttributeError:
+        pass
+
+
+def read_failure(rank: int, failure: Any) -> dict[str, Any]:
+    """Return torchrun's ProcessFailure as JSON; scripts under @record have a message with a traceback in it."""
+    text, trace = failure.message, ""
+    if isinstance(text, dict):
+        trace = str(text.get("extraInfo", {}).get("py_callstack", ""))
+        text = str(text.get("message", ""))
+    elif failure.error_file_data.get("message") == "<NONE>":
+        text = ""  # torchrun's own advice to use @record
+    about = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode, "time": failure.timestamp}
+    return {**about, "type": "", "message": text, "traceback": trace}
+
+
+# ---- why it failed --------------------------------------------------------------------------------------------------
+
+
+class Verdict(NamedTuple):
+    """A failure's category, the launcher's exit code for it, and whether another pod's failure explains it."""
+
+    category: str
+    exit_code: int
+    victim: bool = False
+
+
+_OOM = re.compile(r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|not enough memory", re.I)
+_PEERS = re.compile(r"Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous", re.I)
+_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|timed? ?out|remote p(eer|rocess)"
+    r"|connectFullMesh|nccl(Remote|System|Internal)Error|unhandled system error|recvValue|Dist(Network|Store)Error",
+    re.I,
+)
+_CUDA = re.compile(r"\bCUDA\b|cudnn|cublas|AcceleratorError|\bNVML\b|\bHIP error", re.I)
+_AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
+_OWN_WORDS = {
+    EXIT_USER_ERROR: Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR),
+    EXIT_RETRYABLE: Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE),
+    EXIT_HANG: Verdict(CATEGORY_HANG, EXIT_HANG),
+    EXIT_OOM: Verdict(CATEGORY_OOM, EXIT_OOM),
+    EXIT_PREEMPTED: Verdict(CATEGORY_PREEMPTED, EXIT_PREEMPTED),
+    EXIT_PEER_LOST: Verdict(CATEGORY_NCCL, EXIT_PEER_LOST, True),
+}
+_STORE_LOST = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
+_HINTS = {
+    CATEGORY_USER_ERROR: "look at the traceback; `ddp run` reproduces it on one machine",
+    CATEGORY_OOM: "lower the batch size, or raise the memory limit of the trainer container",
+    CATEGORY_CUDA: "look at the node's GPU (nvidia-smi, dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
+    CATEGORY_HANG: "a rank made no progress; the log has the stacks of all ranks",
+    CATEGORY_NCCL: "another rank went away first, or the network did; look for the earliest failure of the other pods",
+    CATEGORY_NODE_LOST: "check that all pods of the job run, that pod 0 is reachable by name, and any NetworkPolicy",
+    CATEGORY_PREEMPTED: "",
+}
+
+
+def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retryable: Iterable[int] = ()) -> Verdict:
+    """Judge one worker's end. ``kind`` is the exception's type, empty when none is known."""
+    if code in _OWN_WORDS:
+        return _OWN_WORDS[code]
+    if code in non_retryable:
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL) and oom_killed:
+        return Verdict(CATEGORY_OOM, EXIT_OOM)
+    text = f"{kind}: {message}"
+    if kind and _OOM.search(text):
+        return Verdict(CATEGORY_OOM, EXIT_OOM)
+    if kind and _PEERS.search(text):
+        lost = bool(_LOST.search(text)) and "in use" not in text and "EADDRINUSE" not in text
+        return Verdict(CATEGORY_NCCL, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
+    if kind and _CUDA.search(text):
+        return Verdict(CATEGORY_CUDA, EXIT_RETRYABLE)
+    if kind in _AT_START or (kind == "SystemExit" and "No module named" in message):
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
+    if kind:
+        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
+    return Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE)
+
+
+def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
+    """Return the failure with what the rank's own error file says, and the verdict."""
+    error = read_json(os.path.join(pod.runtime, "errors", f"{failure['localRank']}.json"))
+    merged = dict(failure)
+    merged.update((key, error[key]) for key in ("type", "message", "traceback") if isinstance(error.get(key), str))
+    if isinstance(error.get("time"), (int, float)) and math.isfinite(error["time"]):
+        merged["time"] = error["time"]
+    if not merged["type"] and ": " in merged["message"]:  # from @record: "ValueError: text"
+        merged["type"], _, merged["message"] = merged["message"].partition(": ")
+    code, kind, text = merged["exitCode"], merged["type"], merged["message"]
+    oom_killed = count_oom_kills() > pod.oom_kills
+    merged["verdict"] = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable)
+    return merged
+
+
+def name_exit(code: int) -> str:
+    """Return an exit code in words."""
+    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+    if number:
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"killed by signal {number}"
+    return f"exited with code {code}"
+
+
+def find_root(failures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first failure that explains the others; what the agent itself ended afterwards explains nothing."""
+
+    def order(failure: dict[str, Any]) -> tuple[bool, bool, float]:
+        ended_by_agent = failure["exitCode"] == -signal.SIGTERM and not failure.get("type")
+        return ended_by_agent, failure["verdict"].victim, failure["time"]
+
+    return min(failures, key=order)
+
+
+def fit_termination_message(message: dict[str, Any], limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
+    """Return the message as JSON of at most ``limit`` bytes: the traceback loses its head, then texts their tail."""
+    message = dict(message)
+    for field, keep_tail in (("traceback", True), ("progress", False), ("message", False), ("hint", False)):
+        while True:
+            text = json.dumps(message, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+            if len(text) <= limit:
+                return text
+            value = message.get(field)
+            if not isinstance(value, str):
+                message[field] = {} if field == "progress" else ""
+                break
+            if not value:
+                break
+            room = max(0, len(value) - max(1, (len(text) - limit) // 6))
+            message[field] = value[len(value) - room :] if keep_tail else value[:room]
+    return json.dumps({"version": 1, "category": message["category"]}).encode()
+
+
+# ---- metrics of the pod ---------------------------------------------------------------------------------------------
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?[ \t]+(\S+)([ \t]+-?\d+)?[ \t]*")
+_HEADER = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*)(?: (.*))?")
+_SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created")
+
+
+def merge_pages(pages: Iterable[str]) -> str:
+    """Merge Prometheus pages: one HELP and TYPE a name, the first of equal series, no line that is neither."""
+    families: dict[str, dict[str, str]] = {}
+    samples: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for number, page in enumerate(pages):
+        for line in page.splitlines():
+            header = _HEADER.fullmatch(line)
+            if header:
+                word, name, text = header[1], header[2], header[3] or ""
+                families.setdefault(name, {}).setdefault(word, text)
+                continue
+            sample = _SAMPLE.fullmatch(line)
+            if not sample or not _is_number(sample[3]) or (number and sample[1].startswith("ddp_launcher_")):
+                continue
+            series = sample[1] + (sample[2] or "")
+            if series in seen:
+                continue
+            seen.add(series)
+            samples.setdefault(_family_of(sample[1], families), []).append(line)
+    lines: list[str] = []
+    for name, rows in samples.items():
+        about = families.get(name, {})
+        lines += [f"# {word} {name} {about[word]}" for word in ("HELP", "TYPE") if word in about]
+        lines += rows
+    return "\n".join(lines) + "\n"
+
+
+def _family_of(sample: str, families: dict[str, dict[str, str]]) -> str:
+    if sample in families:
+        return sample
+    for suffix in _SUFFIXES:
+        if sample.endswith(suffix) and sample[: -len(suffix)] in families:
+            return sample[: -len(suffix)]
+    return sample
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_progress(page: str) -> dict[str, float]:
+    """Return the gauges and counters that have no label but ``rank``."""
+    kinds = {match[2]: match[3] for match in map(_HEADER.fullmatch, page.splitlines()) if match and match[1] == "TYPE"}
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        sample = _SAMPLE.fullmatch(line)
+        if not sample or not _is_number(sample[3]) or not math.isfinite(float(sample[3])):
+            continue
+        plain = not sample[2] or re.fullmatch(r'\{rank="[^"]*",?\}', sample[2])
+        kind = kinds.get(sample[1]) or kinds.get(_family_of(sample[1], {name: {} for name in kinds}))
+        known = sample[1].startswith("ddp_") and len(sample[1]) < 64 and kind in ("gauge", "counter")
+        if plain and known and len(found) < _PROGRESS_LIMIT:
+            found[sample[1]] = float(sample[3])
+    return found
+
+
+def fetch_page(port: int) -> str:
+    """Return one rank's page, at most 1 MiB within a second. Raises: OSError or ValueError."""
+    deadline = time.monotonic() + _PAGE_TIMEOUT
+    with socket.socket() as connection:
+        connection.settimeout(_PAGE_TIMEOUT)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        chunks: list[bytes] = []
+        size = 0
+        while size <= _PAGE_LIMIT:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            chunk = connection.recv(65536)
+            if not chunk:
+                break
+            size += len(chunk)
+            chunks.append(chunk)
+    head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
+    if size > _PAGE_LIMIT or b" 200 " not in head.split(b"\r\n", 1)[0]:
+        raise ValueError("no usable page")
+    return body.decode("utf-8", "replace")
+
+
+class Metrics:
+    """The pod's one metrics endpoint: its own series and the pages of its ranks."""
+
+    def __init__(self, runtime: str, own_page: Callable[[], str]) -> None:
+        self._folder = os.path.join(runtime, "metrics")
+        self._own_page = own_page
+        self._last: dict[int, str] = {}
+        self._slots = threading.BoundedSemaphore(16)
+
+    def serve(self, port: int) -> int:
+        """Listen on all addresses, from now on. Returns the port taken. Raises: OSError."""
+        try:
+            server = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except (OSError, ValueError):
+            server = socket.create_server(("", port))
+        threading.Thread(target=self._accept, args=(server,), daemon=True, name="metrics").start()
+        threading.Thread(target=self._keep_fresh, daemon=True, name="progress").start()
+        return int(server.getsockname()[1])
+
+    def collect(self) -> list[str]:
+        """Return the pages of the local ranks, in order: live ones, else what a rank left behind."""
+        ranks: dict[int, list[str]] = {}
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return []
+        for name in names:
+            rank, _, kind = name.partition(".")
+            if rank.isdigit() and kind in ("port", "prom"):
+                ranks.setdefault(int(rank), []).append(kind)
+        pages: dict[int, str] = {}
+        threads = [threading.Thread(target=self._collect, args=(rank, pages), daemon=True) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 2 * _PAGE_TIMEOUT
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        done = dict(pages)
+        self._last.update(done)
+        return [done[rank] for rank in sorted(done)]
+
+    def progress(self) -> dict[str, float]:
+        """Return the last known values of the lowest rank."""
+        self.collect()
+        return read_progress(self._last[min(self._last)]) if self._last else {}
+
+    def _collect(self, rank: int, pages: dict[int, str]) -> None:
+        path = os.path.join(self._folder, str(rank))
+        try:
+            with open(f"{path}.port", encoding="ascii") as file:
+                pages[rank] = fetch_page(int(file.read(16)))
+            return
+        except (OSError, ValueError, OverflowError):
+            pass
+        try:
+            with open(f"{path}.prom", encoding="utf-8", errors="replace") as file:
+                pages[rank] = file.read(_PAGE_LIMIT)
+        except OSError:
+            pass
+
+    def _keep_fresh(self) -> None:
+        while True:
+            time.sleep(5)
+            self.collect()
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                time.sleep(0.1)  # no descriptor free
+                continue
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(5)
+                request = b""
+                while b"\r\n\r\n" not in request and len(request) < 16384:
+                    chunk = connection.recv(4096)
+                    if not chunk:
+                        return
+                    request += chunk
+                words = request.split(b"\r\n", 1)[0].split()
+                path = words[1].split(b"?")[0] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
+                status, body = "200 OK", b"ok\n"
+                if path == b"/metrics":
+                    body = merge_pages([self._own_page(), *self.collect()]).encode("utf-8", "replace")
+                elif path != b"/healthz":
+                    status, body = "404 Not Found", b"only /metrics and /healthz\n"
+                head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+                head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                connection.sendall(head.encode() + (b"" if words[0] == b"HEAD" else body))
+        except OSError:
+            pass
+        finally:
+            self._slots.release()
+
+
+# ---- waiting for pod 0 ----------------------------------------------------------------------------------------------
+
+
+def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
+    """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits."""
+    start = time.monotonic()
+    pause, next_word, spoken = 0.01, 3.0, False
+    target = host if port is None else f"{host}:{port}"
+    while True:
+        problem = _probe(host, port)
+        waited = time.monotonic() - start
+        if problem is None:
+            if spoken:
+                log(f"{target} is there after {waited:.1f} s")
+            return None
+        if waited >= timeout:
+            return problem
+        if waited >= next_word:
+            log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
+            next_word, spoken = waited + max(5.0, min(60.0, waited)), True
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.25)
+
+
+def _probe(host: str, port: int | None) -> str | None:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return "name does not resolve yet"
+    if port is None:
+        return None
+    problem = ""
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as connection:
+            connection.settimeout(2)
+            try:
+                connection.connect(address)
+            except OSError as error:
+                refused = error.errno == errno.ECONNREFUSED
+                problem = "nothing listens there yet" if refused else f"no connection: {error.strerror or error}"
+            else:
+                return None
+    return problem
+
+
+def count_connections(port: int) -> int:
+    """Return how many established TCP connections this machine has at a local port (Linux)."""
+    count = 0
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(path, encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
+    return count
+
+
+# ---- the launcher ---------------------------------------------------------------------------------------------------
+
+
+class Launcher:
+    """One pod's life: start the agent, watch it, pass signals on, and say how it ended."""
+
+    def __init__(self, pod: Pod, flags: list[str], entry: list[str]) -> None:
+        self.pod = pod
+        self._flags = flags
+        self._entry = entry
+        self._phase = LAUNCHER_PHASES[0]
+        self._restarts = 0
+        self._spent = 0  # restarts that count against the budget: those after failures
+        self._agent = 0
+        self._agent_status: int | None = None
+        self._budget = next((int(flag[15:]) for flag in flags if flag.startswith("--max-restarts=")), 0)
+        self._store = 0
+        self._store_guard: int | None = None
+        self._channel: socket.socket | None = None
+        self._unread = b""
+        self._result: dict[str, Any] = {}
+        self._failures: list[dict[str, Any]] = []
+        self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
+        self._cause = ""  # of the last restart
+        self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
+        self._signals: list[int] = []
+        self._stop_deadline: float | None = None
+        self._wake, self._wake_end = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._wake_end, False)
+        self.metrics = Metrics(pod.runtime, self._own_page)
+        self._lifeline = int(os.environ.pop(ENV_LIFELINE_FD, None) or -1)
+
+    # -- running
+
+    def run(self) -> int:
+        """Run the pod to its end. Returns the exit code."""
+        prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come here and can be ended
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+            signal.signal(number, lambda received, frame: self._signals.append(received))
+        signal.signal(signal.SIGCHLD, lambda received, frame: None)
+        self._start_agent()
+        self._serve_metrics()
+        while True:
+            self._let_agent_go()
+            while self._agent_status is None:
+                self._step()
+            self._read_channel()
+            if not self._may_return():
+                break
+            self._start_agent()
+        self._linger()
+        self._end_processes()
+        self._enter("Done")
+        return self._conclude()
+
+    @property
+    def _meets_others(self) -> bool:
+        return self.pod.nodes > 1 or any(":" in flag for flag in self._flags if flag.startswith("--nnodes="))
+
+    @property
+    def _static(self) -> bool:
+        return "--rdzv-backend=static" in self._flags
+
+    def _may_return(self) -> bool:
+        """Decide whether a new agent may take the old one's place: the agent was killed, or the store went away."""
+        lost = self._result.get("type") in _STORE_LOST
+        killed = not self._result and (self._agent_status or 0) < 0
+        if self._static or self._stop_deadline is not None or not (lost or killed):
+            return False
+        under_way = self._phase == "Rendezvous" and self._restarts > 0  # this restart is counted already
+        if not under_way:
+            if self._spent >= self._budget:
+                return False
+            self._spent += 1
+            self._restarts += 1
+        import warnings
+
+        # Forking beside threads is safe here: ours hold no lock that the agent needs.
+        warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
+        self._cause = self._judge_agent()[1]
+        log(f"starting torchrun's agent again, restart {self._restarts}: {self._cause}")
+        self._end_processes(keep=self._store)
+        self._agent_status, self._result, self._failures, self._unread = None, {}, [], b""
+        return True
+
+    def _start_agent(self) -> None:
+        guard: int | None = None
+        if self._meets_others and self.pod.node == 0 and not self._static and not self._store:
+            guard, self._store_guard = os.pipe()
+        flags = [*self._flags, f"--max-restarts={self._budget - self._spent}"]
+        if self._channel is not None:
+            self._channel.close()
+        self._channel, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        launcher = os.getpid()
+        self._agent = os.fork()
+        if self._agent:
+            theirs.close()
+            if guard is not None:
+                os.close(guard)
+            self._channel.setblocking(False)
+            return
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (*range(1, 16), signal.SIGUSR1, signal.SIGCHLD):
+                if number not in (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGPIPE):
+                    signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.setsid()
+            die_with(launcher)
+            for descriptor in (self._wake, self._wake_end, self._store_guard, self._lifeline):
+                if descriptor is not None and descriptor >= 0:
+                    os.close(descriptor)
+            self._channel.close()
+            os.environ[_AGENT_PID] = str(os.getpid())
+            code = agent_main(self.pod, flags, self._entry, theirs, guard)
+        except BaseException as error:
+            log(describe(error)["traceback"])
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _serve_metrics(self) -> None:
+        try:
+            port = self.metrics.serve(self.pod.metrics_port)
+        except OSError as error:
+            log(f"no metrics: cannot listen on port {self.pod.metrics_port}: {error.strerror}")
+            return
+        path = os.environ.get(ENV_PORT_FILE)
+        if path:
+            try:
+                write_json(path, port)
+            except OSError as error:
+                log(f"cannot write {path}: {error.strerror}")
+
+    def _let_agent_go(self) -> None:
+        """Let the agent meet the others as soon as the master is there; until then it imports torch."""
+        if self._meets_others:
+            self._enter("WaitingForMaster")
+            threading.Thread(target=self._wait_for_master, args=(self._agent,), daemon=True, name="master").start()
+        else:
+            self._go()
+
+    def _wait_for_master(self, agent: int) -> None:
+        port = None if self.pod.node == 0 else self.pod.port
+        self._master.append((agent, wait_for_master(self.pod.master, port, self.pod.join_timeout)))
+        os.write(self._wake_end, b"\0")
+
+    def _go(self) -> None:
+        try:
+            if self._channel is not None:
+                self._channel.sendall(b"g")
+        except OSError:
+            pass  # the agent has ended already, and said why
+
+    # -- watching
+
+    def _step(self) -> None:
+        watched: list[Any] = [self._wake]
+        if self._channel is not None:
+            watched.append(self._channel)
+        if self._lifeline >= 0:
+            watched.append(self._lifeline)
+        timeout = None if self._stop_deadline is None else max(0.0, self._stop_deadline - time.monotonic())
+        ready = select.select(watched, [], [], timeout)[0]
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._channel in ready:
+            self._read_channel()
+        if self._lifeline in ready and not os.read(self._lifeline, 1):
+            self._kill(self._agent, signal.SIGKILL)
+            os._exit(137)
+        while self._signals:
+            self._obey(self._signals.pop(0))
+        while self._master:
+            agent, problem = self._master.pop()
+            if agent != self._agent:
+                continue
+            if problem is None:
+                self._go()
+            else:
+                self._result = {"result": "error", "type": "MasterNotFound", "message": problem, "traceback": ""}
+                self._kill(self._agent, signal.SIGKILL)
+        if self._stop_deadline is not None and time.monotonic() >= self._stop_deadline:
+            log("grace time is over: killing the workers")
+            self._stop_deadline = math.inf
+            self._kill(self._agent, signal.SIGKILL)
+        self._reap()
+
+    def _obey(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            for worker in self._workers():
+                if worker.get("kind") != "program":  # which it would end
+                    self._kill(worker["pid"], signal.SIGUSR1)
+            return
+        if self._stop_deadline is not None:
+            if number == signal.SIGINT:
+                self._stop_deadline = time.monotonic()
+            return
+        self._final = self._read_final_errors()
+        log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
+        self._enter("Stopping")
+        with open(os.path.join(self.pod.runtime, _STOPPING), "w", encoding="ascii"):
+            pass
+        self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
+        self._kill(self._agent, signal.SIGTERM)
+
+    def _kill(self, pid: int, number: int) -> None:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            pass
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._agent:
+                self._agent_status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+            if pid == self._store:
+                self._store = 0
+
+    def _read_channel(self) -> None:
+        while self._channel is not None:
+            try:
+                data = self._channel.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self._channel.close()
+                self._channel = None
+            self._unread += data
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            self._hear(json.loads(line))
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        if "phase" in event:
+            self._enter(event["phase"])
+        if "store" in event:
+            self._store = event["store"]
+        if "failures" in event:
+            self._failures = [{**one, "verdict": Verdict(*one["verdict"])} for one in event["failures"]]
+        if event.get("restart"):
+            self._restarts += 1
+            self._spent += bool(self._failures)
+            self._cause = describe_root(find_root(self._failures)) if self._failures else "other pods join or leave"
+            log(f"restarting the workers in place, restart {self._restarts}: {self._cause}")
+            self._failures = []
+        if "result" in event and not self._result:
+            self._result = event
+
+    def _enter(self, phase: str) -> None:
+        if self._stop_deadline is None or phase == "Done":
+            self._phase = phase
+
+    def _workers(self) -> list[dict[str, Any]]:
+        folder = os.path.join(self.pod.runtime, "workers")
+        found = [read_json(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".json")]
+        return [worker for worker in found if isinstance(worker.get("pid"), int)]
+
+    def _own_page(self) -> str:
+        rows = [f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1."]
+        rows.append(f"# TYPE {METRIC_LAUNCHER_PHASE} gauge")
+        rows += [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
+        rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted this pod's workers in place.")
+        rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts}"]
+        return "\n".join(rows)
+
+    # -- ending
+
+    def _linger(self) -> None:
+        """Keep the store until the other agents have let go of it, so that none of them ends in a connection error."""
+        failed = self._agent_status != 0 and self._stop_deadline is None
+        deadline = time.monotonic() + _LINGER_SECONDS / (3 if failed else 1)
+        while self._store and time.monotonic() < deadline and count_connections(self.pod.port) > 1:
+            time.sleep(0.02)  # one connection is the store's own
+
+    def _end_processes(self, keep: int = 0) -> None:
+        """End the store, unless it is to be kept, and every orphan that came here."""
+        if self._store_guard is not None and not keep:
+            os.close(self._store_guard)
+            self._store_guard = None
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            self._reap()
+            try:
+                with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+                    children = {int(pid) for pid in file.read().split()} - {keep}
+            except (OSError, ValueError):
+                return  # no Linux: torchrun has ended its workers
+            if not children:
+                return
+            for pid in children:
+                self._kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+    def _conclude(self) -> int:
+        """Write the termination message and the last lines of the log. Returns the exit code."""
+        result = self._result.get("result")
+        failure: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time()}
+        if result == "ok":
+            return finish(Verdict("", EXIT_OK), self._report(failure, "", exit_code=0))
+        if self._stop_deadline is not None and not self._final:
+            verdict = _OWN_WORDS[EXIT_PREEMPTED]
+            return finish(verdict, self._report(failure, "asked to stop by a signal", exit_code=EXIT_PREEMPTED))
+        # Without a word of the agent about its workers, it lost its store before it saw how they ended.
+        failures = self._final or self._failures or self._read_errors()
+        if failures:
+            failure = find_root(failures)
+            verdict = failure["verdict"]
+            return finish(verdict, self._report(failure, describe_root(failure), exit_code=failure["exitCode"]))
+        failure["traceback"] = self._result.get("traceback", "")
+        verdict, message = self._judge_agent()
+        if self._cause:
+            message += f"; the last restart was because of: {self._cause}"
+        return finish(verdict, self._report(failure, message, exit_code=self._agent_status or 1))
+
+    def _read_errors(self) -> list[dict[str, Any]]:
+        folder = os.path.join(self.pod.runtime, "errors")
+        failures: list[dict[str, Any]] = []
+        for error in (read_json(os.path.join(folder, name)) for name in os.listdir(folder)):
+            if all(isinstance(error.get(key), int) for key in ("rank", "localRank", "exitCode")):
+                about = {key: error[key] for key in ("rank", "localRank", "exitCode")}
+                empty = {"type": "", "message": "", "traceback": "", "time": time.time()}
+                failures.append(judge(self.pod, {**about, **empty}))
+        return failures
+
+    def _read_final_errors(self) -> list[dict[str, Any]]:
+        """Return the failures of workers that no restart follows; the agent may still be ending the other workers."""
+        failures = self._read_errors() if self._phase == "Running" else []
+        last = self._spent >= self._budget or any(one["verdict"].exit_code == EXIT_USER_ERROR for one in failures)
+        return failures if last else []
+
+    def _judge_agent(self) -> tuple[Verdict, str]:
+        """Judge an end that no worker caused."""
+        kind, text = self._result.get("type", ""), self._result.get("message", "")
+        whole, master = f"{kind}: {text}", f"{self.pod.master}:{self.pod.port}"
+        if kind == "MasterNotFound":
+            return (
+                Verdict(CATEGORY_NODE_LOST, EXIT_PEER_LOST, True),
+                f"gave up waiting for master {master} after {self.pod.join_timeout:g} s: {text}. Check that pod 0 is "
+                "scheduled and running, that its Service resolves, and that no NetworkPolicy closes the port",
+            )
+        if kind == "RendezvousTimeoutError":
+            return (
+                Verdict(CATEGORY_NODE_LOST, EXIT_PEER_LOST, True),
+                f"not all {self.pod.nodes} pods joined the rendezvous at {master} within {self.pod.join_timeout:g} s. "
+                "Check that all pods of the job are scheduled and running",
+            )
+        if kind.startswith("Rendezvous") or (_PEERS.search(whole) and _LOST.search(whole)):
+            return Verdict(CATEGORY_NODE_LOST, EXIT_PEER_LOST, True), f"lost the rendezvous at {master}: {whole}"
+        if kind == "ModuleNotFoundError":
+            return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{sys.executable} cannot run torchrun: {text}"
+        if kind == "ArgumentError":
+            return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{text}; the log has its words"
+        if kind:
+            return Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE), f"torchrun failed: {whole}"
+        code = self._agent_status or 0
+        verdict = classify(code, "", "", oom_killed=count_oom_kills() > self.pod.oom_kills)
+        return verdict, f"torchrun's agent {name_exit(code)}"
+
+    def _report(self, failure: dict[str, Any], message: str, *, exit_code: int) -> dict[str, Any]:
+        return {
+            "exitCode": exit_code if exit_code >= 0 else 128 - exit_code,
+            "rank": failure["rank"],
+            "localRank": failure["localRank"],
+            "node": self.pod.node,
+            "message": message,
+            "traceback": failure["traceback"],
+            "time": failure["time"],
+            "restarts": self._restarts,
+            "progress": self.metrics.progress(),
+        }
+
+
+def describe_root(failure: dict[str, Any]) -> str:
+    """Return one line about a failed worker."""
+    if failure["type"] in ("", "SystemExit"):
+        return f"worker {name_exit(failure['exitCode'])}" + (f": {failure['message']}" if failure["message"] else "")
+    return f"{failure['type'].rpartition('.')[2]}: {failure['message']}"
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Return a JSON object from a file that a worker wrote; nothing if it is not one."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            value = json.loads(file.read(_PAGE_LIMIT))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def finish(verdict: Verdict, report: dict[str, Any]) -> int:
+    """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
+    message = {"version": 1, "category": verdict.category, **report, "hint": _HINTS.get(verdict.category, "")}
+    message["victim"] = verdict.victim
+    path = os.environ.get(ENV_TERMINATION_LOG)
+    if path:
+        try:
+            with open(path, "wb") as file:  # in place: it is a bind mount
+                file.write(fit_termination_message(message))
+        except OSError as error:
+            log(f"cannot write {path}: {error.strerror}")
+    if verdict.exit_code != EXIT_OK:
+        who = "" if report["rank"] is None else f"rank {report['rank']} (local rank {report['localRank']}): "
+        words = [f"---- {verdict.category}{' (victim of another pod)' if verdict.victim else ''} ----"]
+        words.append(f"pod {report['node']}, {who}{report['message']}")
+        words.append(
+            f"its exit code {report['exitCode']}, this pod's {verdict.exit_code}; restarts: {report['restarts']}"
+        )
+        log("\n".join([*words, *([f"hint: {message['hint']}"] if message["hint"] else [])]))
+    return verdict.exit_code
+
+
+def make_runtime_dir() -> tuple[str, bool]:
+    """Return the pod's private folder, and whether it is ours to remove."""
+    given = os.environ.get(ENV_RUNTIME_DIR)
+    places = [given] if given else [os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", os.getcwd()]
+    problem: OSError | None = None
+    for place in filter(None, places):
+        path = place if given else os.path.join(place, f"ddp-{os.getpid()}-{os.urandom(6).hex()}")
+        try:
+            for name in ("metrics", "workers", "errors"):
+                folder = os.path.join(path, name)
+                os.makedirs(folder, mode=0o700, exist_ok=True)
+                for stale in os.listdir(folder):
+                    os.unlink(os.path.join(folder, stale))
+            if os.path.exists(os.path.join(path, _STOPPING)):
+                os.unlink(os.path.join(path, _STOPPING))
+        except OSError as error:
+            problem = error
+            continue
+        return path, not given
+    raise ValueError(f"no folder for temporary files: {problem}; mount an emptyDir at /tmp")
+
+
+def run_main(words: Sequence[str]) -> int:
+    """``run <torchrun flags> -- <command>``."""
+    index = os.environ.get(ENV_COMPLETION_INDEX, "")
+    node = int(index) if index.isdigit() else 0
+    nothing: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time(), "restarts": 0}
+    nothing.update(progress={}, exitCode=EXIT_USER_ERROR, node=node)
+    refused = Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
+    flags = list(words[: words.index("--")]) if "--" in words else list(words)
+    command = list(words[len(flags) + 1 :])
+    program = "--no-python" in flags
+    runtime, ours = "", False
+    try:
+        if not command:
+            raise ValueError("no training command after --")
+        line = None if program else split_python_line(command)
+        missing = find_missing_program(line, command)
+        if missing:
+            raise ValueError(missing)
+        runtime, ours = make_runtime_dir()
+        pod = read_pod(dict(os.environ), runtime)
+    except ValueError as error:
+        return finish(refused, {**nothing, "message": str(error)})
+    flags = [flag for flag in flags if flag != "--no-python"]
+    if not any(flag.startswith("--log-dir") for flag in flags):
+        flags.append(f"--log-dir={os.path.join(runtime, 'torchrun')}")
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # torchrun would take its defaults from them
+    threads = default_threads(os.environ.get(ENV_NPROC_PER_NODE, ""))
+    if threads:
+        os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    # Without it restarted workers read stale addresses from the agent's store.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ[ENV_RUNTIME_DIR] = runtime
+    own = [sys.executable, "-u", *(line.flags if line else []), os.path.abspath(__file__), "worker"]
+    kind, what = ("program", command) if line is None else (line.kind, [line.target, *line.args])
+    try:
+        return Launcher(pod, add_pod_flags(flags, pod), [*own, kind, "${local_rank}", *what]).run()
+    except Exception as error:
+        broken = describe(error)
+        message = f"the launcher itself failed: {broken['type']}: {broken['message']}"
+        return finish(
+            Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE), {**nothing, "message": message, "traceback": broken["traceback"]}
+        )
+    finally:
+        if ours:
+            import shutil
+
+            shutil.rmtree(runtime, ignore_errors=True)
+
+
+def main() -> int:
+    """Run the subcommand."""
+    own = os.path.dirname(os.path.abspath(__file__))
+    words = sys.argv[1:]
+    if words[:1] == ["worker"]:
+        worker_main(words[1:])
+    if sys.path and os.path.abspath(sys.path[0]) == own:
+        del sys.path[0]  # the launcher's folder must not hide the user's modules
+    if words[:1] == ["run"]:
+        return run_main(words[1:])
+    sys.stderr.write(__doc__ or "")
+    return EXIT_USER_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

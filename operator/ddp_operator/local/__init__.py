@@ -1,0 +1,1 @@
+"""The cluster behind ``ddp run``: this machine, where a Job's pods are processes."""

@@ -1,0 +1,140 @@
+"""What `ddp run` changes in a manifest before it runs here: sizes, ports, threads. Pure but for the probes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_operator import constants
+from ddp_operator.local.fields import Finding, Support, check_template
+from ddp_operator.local.gpus import GPU_RESOURCE, count_gpus
+from ddp_operator.local.pods import training_container
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What the command line asks to be different."""
+
+    nodes: int | None = None
+    procs: int | None = None
+    cpu: bool = False
+    extra_args: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine has."""
+
+    cpus: int
+    rendezvous_port: int
+
+
+class Unsuitable(ValueError):
+    """The manifest cannot run on this machine; each line names the field and the remedy."""
+
+
+def probe_machine() -> Machine:
+    """Look at this machine."""
+    return Machine(cpus=count_cpus(), rendezvous_port=find_free_port())
+
+
+def adapt_resource(resource: Object, changes: Changes, machine: Machine) -> dict[str, Any]:
+    """Return the resource as it will run here. ``resource`` has passed all checks and stays as it is."""
+    adapted: dict[str, Any] = copy.deepcopy(dict(resource))
+    spec = adapted["spec"]
+    if changes.nodes is not None:
+        spec["nodes"] = changes.nodes
+    template = spec["template"]
+    trainer: dict[str, Any] = training_container(template)  # type: ignore[assignment]
+    gpus = count_gpus(template["spec"])
+    if changes.cpu and gpus:
+        _set_gpus(trainer, 0)
+        if spec.get("procPerNode", "auto") in ("auto", "gpu"):
+            spec["procPerNode"] = 1
+        gpus = 0
+    if changes.procs is not None:
+        spec["procPerNode"] = changes.procs
+        if gpus:
+            _set_gpus(trainer, changes.procs)
+    if changes.extra_args:
+        trainer["args"] = [*(trainer.get("args") or ()), *changes.extra_args]
+    # Several runs may share this machine, and what a pod listens on is seen by all of them.
+    spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": machine.rendezvous_port}
+    return adapted
+
+
+def share_cpus(resource: Object, procs: int, machine: Machine) -> dict[str, Any]:
+    """Give every worker its share of this machine's CPUs as OMP_NUM_THREADS, where the manifest says none.
+
+    The limits of the manifest were made for other machines, and more threads than CPUs are many times slower.
+    """
+    adapted: dict[str, Any] = copy.deepcopy(dict(resource))
+    trainer: dict[str, Any] = training_container(adapted["spec"]["template"])  # type: ignore[assignment]
+    environment = trainer.get("env") or []
+    if any(variable.get("name") == constants.ENV_OMP_NUM_THREADS for variable in environment):
+        return adapted
+    workers = adapted["spec"].get("nodes", 1) * procs
+    threads = max(1, machine.cpus // workers)
+    trainer["env"] = [*environment, {"name": constants.ENV_OMP_NUM_THREADS, "value": str(threads)}]
+    return adapted
+
+
+def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Finding]:
+    """Return what of the manifest is not used here. ``gpu_ids``: this machine's GPUs, None where none is asked for.
+
+    Raises: Unsuitable.
+    """
+    spec = resource["spec"]
+    if spec.get("suspend"):
+        raise Unsuitable("spec.suspend: is true, so nothing would run; set it to false or remove it")
+    template = spec["template"]
+    findings = check_template(template, training_container(template)["name"])
+    refused = [f for f in findings if f.field.support is Support.REFUSED]
+    if refused:
+        raise Unsuitable(
+            "\n".join(f"spec.template.{f.path}: cannot be had on this machine: {f.field.note}" for f in refused)
+        )
+    wanted = count_gpus(template["spec"])
+    if wanted and gpu_ids is not None and wanted * spec.get("nodes", 1) > len(gpu_ids):
+        nodes = spec.get("nodes", 1)
+        raise Unsuitable(
+            f"spec.template.spec.containers: {nodes} pods of {wanted} GPUs need {nodes * wanted}, this machine has "
+            f"{len(gpu_ids)}; run on CPU with --cpu, or run less with --nodes and --procs"
+        )
+    return [f for f in findings if f.field.support is Support.WARNED]
+
+
+def count_cpus() -> int:
+    """Return how many CPUs this process may use, with the cgroup's quota."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as stream:
+            quota, period = stream.read().split()
+        if quota != "max":
+            cpus = min(cpus, int(quota) // int(period))
+    except (OSError, ValueError):
+        pass
+    return max(1, cpus)
+
+
+def find_free_port() -> int:
+    """Return a TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _set_gpus(trainer: dict[str, Any], count: int) -> None:
+    for part in ("limits", "requests"):
+        amounts = (trainer.get("resources") or {}).get(part)
+        if amounts and GPU_RESOURCE in amounts:
+            if count:
+                amounts[GPU_RESOURCE] = str(count)
+            else:
+                del amounts[GPU_RESOURCE]

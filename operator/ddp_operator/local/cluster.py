@@ -1,0 +1,243 @@
+"""The cluster on this machine: objects in memory, a Job controller, a collector of orphans, pods that are processes."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_operator import constants
+from ddp_operator.cluster import AlreadyExists, ChildKind, Conflict, Event, Key, Refused, Snapshot
+from ddp_operator.local import fields, gpus, pods
+from ddp_operator.local.environment import MissingReference, build_environment
+from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job, is_controlled_by
+from ddp_operator.local.kubelet import Kubelet
+from ddp_operator.local.scrape import fetch_page
+from ddp_operator.local.store import Store, grace_of, place_of
+
+Object = Mapping[str, Any]
+
+# Kubernetes' own alphabet for generated names: no vowels and no look-alikes.
+_ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
+_LAST_WORDS: Final = timedelta(seconds=5)
+
+
+class LocalCluster:
+    """Fulfils ``cluster.Cluster`` on this machine.
+
+    ``folder`` is the run's folder (logs, pods' files); ``claims`` holds the folders of persistent volume claims.
+    ``on_change`` is called, from the event loop, whenever an object changes; ``on_event`` with every emitted Event.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        claims: Path,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        environ: Mapping[str, str] = os.environ,
+        metrics_base: int | None = None,
+        gpu_ids: Sequence[str] | None = None,
+    ) -> None:
+        self._clock = clock
+        self.store = Store(clock)
+        self.store.on_change = self._changed
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_event: Callable[[Object, Event], None] = lambda resource, event: None
+        self._pool = gpus.GpuPool(gpu_ids) if gpu_ids is not None else None
+        self._environ = environ
+        self.kubelet = Kubelet(
+            self.store,
+            folder.absolute(),
+            claims.absolute(),
+            clock,
+            pods.base_environment(environ),
+            self._gpu_pool,
+            metrics_base,
+            on_exit=self._settle,
+        )
+        self._settling = False
+        self._unsettled = False
+        self._departed: dict[str, tuple[datetime, Object]] = {}
+
+    def add(self, item: Object) -> Object:
+        """Store an object of the user's: the custom resource, or what came with it. Raises: AlreadyExists."""
+        return self.store.add(item)
+
+    async def observe(self, key: Key) -> Snapshot | None:
+        """Return the resource and its labelled children."""
+        resource = self.store.get(constants.KIND, key.namespace, key.name)
+        if resource is None:
+            return None
+        labels = {constants.LABEL_JOB_NAME: key.name}
+
+        def children(kind: str) -> tuple[Object, ...]:
+            return tuple(self.store.list(kind, key.namespace, labels))
+
+        return Snapshot(
+            resource,
+            services=children("Service"),
+            config_maps=children("ConfigMap"),
+            jobs=children("Job"),
+            pods=(*self._recently_departed(key), *children("Pod")),
+        )
+
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+        """Check an object and store it; a Job's pods start before this returns."""
+        if manifest["kind"] == "Job":
+            self._admit(manifest)
+        existing = self.store.get(*place_of(manifest))
+        if existing is not None:
+            raise AlreadyExists(existing=existing)
+        if not dry_run:
+            self.store.add(manifest)
+            self._settle()
+
+    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
+        """Merge ``patch`` into a Job's spec."""
+        job = self.store.get("Job", namespace, name)
+        if job is not None:
+            self.store.change(job, spec={**job["spec"], **patch.get("spec", {})})
+            self._settle()
+
+    async def delete(self, kind: ChildKind, namespace: str, name: str, *, uid: str) -> None:
+        """Delete a child and what it owns; pods get their grace time."""
+        item = self.store.get(kind, namespace, name)
+        if item is not None and item["metadata"]["uid"] == uid:
+            self.store.delete(item, grace_seconds=grace_of(item))
+            self._settle()
+
+    async def delete_resource(self, key: Key, *, uid: str) -> None:
+        """Delete the custom resource and with it everything that it owns."""
+        item = self.store.get(constants.KIND, key.namespace, key.name)
+        if item is not None and item["metadata"]["uid"] == uid:
+            self.store.delete(item)
+            self._settle()
+
+    async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
+        """Replace the resource's status. Raises: Conflict."""
+        item = self.store.get(constants.KIND, key.namespace, key.name)
+        if item is None or item["metadata"]["resourceVersion"] != resource_version:
+            raise Conflict(f"{key} has changed since it was observed")
+        self.store.change(item, status=dict(status))
+
+    async def emit(self, resource: Object, event: Event) -> None:
+        """Hand the Event to whoever listens."""
+        self.on_event(resource, event)
+
+    async def scrape(self, pod: Object, port: int) -> str | None:
+        """Return the pod's metrics page; ``port`` is the one inside the pod, the kubelet knows the one out here."""
+        here = self.kubelet.port_of(pod)
+        return None if here is None else await fetch_page(here)
+
+    def stop(self) -> None:
+        """Delete every Job: pods get SIGTERM and their grace time."""
+        for job in self.store.list("Job"):
+            self.store.delete(job)
+        self._settle()
+
+    async def close(self) -> None:
+        """End: nothing of this cluster runs afterwards."""
+        self.on_change = lambda: None
+        for job in self.store.list("Job"):
+            self.store.delete(job)
+        await self.kubelet.close()
+
+    def _admit(self, job: Object) -> None:
+        """Refuse what no process on this machine can be. Raises: Refused."""
+        template = job["spec"]["template"]
+        trainer = pods.training_container(template)["name"]
+        reasons = [
+            f"{f.path}: {f.field.note}"
+            for f in fields.check_template(template, trainer)
+            if f.field.support is fields.Support.REFUSED
+        ]
+        namespace = job["metadata"].get("namespace") or "default"
+        try:
+            pod = build_pod({**job, "metadata": {"uid": "", **job["metadata"]}}, 0, suffix="admit")
+            pod["metadata"]["uid"] = ""
+            build_environment(pod, pods.training_container(pod), lambda k, n: self.store.get(k, namespace, n))
+        except MissingReference as error:
+            reasons.append(str(error))
+        if reasons:
+            raise Refused("; ".join(reasons), reason="Invalid")
+
+    def _gpu_pool(self) -> gpus.GpuPool:
+        """Return the GPUs, asking the driver only once somebody wants one."""
+        if self._pool is None:
+            self._pool = gpus.GpuPool(gpus.find_gpus(self._environ))
+        return self._pool
+
+    def _recently_departed(self, key: Key) -> tuple[Object, ...]:
+        """Return pods that ended and were deleted a moment ago, as they were at their end.
+
+        Here a deleted pod is gone in the same instant in which its process ends, while a kubelet and a Job controller
+        take a second over it: without this the reconcile would never hear the last words of the pod to blame.
+        """
+        now = self._clock()
+        self._departed = {u: (t, pod) for u, (t, pod) in self._departed.items() if now - t < _LAST_WORDS}
+        return tuple(
+            pod
+            for _, pod in self._departed.values()
+            if pod["metadata"]["namespace"] == key.namespace
+            and (pod["metadata"].get("labels") or {}).get(constants.LABEL_JOB_NAME) == key.name
+        )
+
+    def _changed(self, item: Object, gone: bool) -> None:
+        if gone and item["kind"] == "Pod" and (item.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            self._departed[item["metadata"]["uid"]] = (self._clock(), item)
+        self._unsettled = True
+        self.on_change()
+
+    def _settle(self) -> None:
+        """Let controllers and the kubelet act until nothing is left to do. All of it happens at once, in this call."""
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            self._unsettled = True
+            while self._unsettled:
+                self._unsettled = False
+                for job in self.store.list("Job"):
+                    self._control(job)
+                for pod in self.store.list("Pod"):
+                    self._run_pod(pod)
+        finally:
+            self._settling = False
+
+    def _control(self, job: Object) -> None:
+        """Apply the Job controller's decision."""
+        mine = self.store.list("Pod", job["metadata"]["namespace"])
+        decision: JobDecision = decide_job(job, mine, self._clock())
+        if not decision.changes(job):
+            return
+        self.store.change(job, status=decision.status)
+        by_name = {pod["metadata"]["name"]: pod for pod in mine}
+        for name in decision.release:
+            self._release(by_name[name])
+        for name in decision.delete:
+            self.store.delete(by_name[name], grace_seconds=grace_of(by_name[name]))
+        for index in decision.create:
+            self.store.add(build_pod(job, index, suffix="".join(random.choices(_ALPHABET, k=5))))
+
+    def _run_pod(self, pod: Object) -> None:
+        """Do what the pod's state asks of the kubelet and of the collector of orphans."""
+        metadata, phase = pod["metadata"], pod["status"].get("phase")
+        jobs = self.store.list("Job", metadata["namespace"])
+        owned = any(is_controlled_by(pod, job["metadata"]["uid"]) for job in jobs)
+        if not owned and FINALIZER in (metadata.get("finalizers") or ()):
+            self._release(pod)
+        elif metadata.get("deletionTimestamp"):
+            if self.kubelet.is_running(pod):
+                self.kubelet.stop(pod)
+            elif phase == "Pending":
+                self.store.change(pod, status={**pod["status"], "phase": "Failed"})
+        elif phase == "Pending" and not self.kubelet.is_running(pod):
+            self.kubelet.start(pod)
+
+    def _release(self, pod: Object) -> None:
+        left = [name for name in pod["metadata"].get("finalizers") or () if name != FINALIZER]
+        self.store.change(pod, meta={"finalizers": left})

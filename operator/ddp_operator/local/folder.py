@@ -1,0 +1,128 @@
+"""The run folder: everything that one `ddp run` leaves behind, and the only module that knows its layout."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from ddp_operator import constants
+
+COLUMNS: Final = {
+    "time": None,  # Unix seconds
+    "attempt": None,
+    "epoch": constants.METRIC_EPOCH,
+    "step": constants.METRIC_GLOBAL_STEP,
+    "loss": constants.METRIC_LOSS,
+    "samples_per_second": constants.METRIC_GLOBAL_RATE,
+    "learning_rate": constants.METRIC_LEARNING_RATE,
+    "validation_accuracy": constants.METRIC_VAL_ACCURACY,
+    "validation_loss": constants.METRIC_VAL_LOSS,
+    "progress": constants.METRIC_PROGRESS,
+}
+"""Columns of metrics.csv and the metric that each holds."""
+
+
+class RunFolder:
+    """Paths and writers of one run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status = path / "status.yaml"
+        self.events = path / "events.log"
+        self.metrics = path / "metrics.csv"
+        self.summary = path / "summary.txt"
+        self.plot = path / "plot.png"
+        self.pages = path / "metrics"
+        self.logs = path / "logs"
+
+    @classmethod
+    def create(cls, runs: Path, name: str, now: datetime) -> RunFolder:
+        """Make a new folder ``<name>-<date>-<time>``; a second run in the same second gets a number behind it."""
+        stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
+        for number in range(1, 1000):
+            path = runs / (stem if number == 1 else f"{stem}-{number}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            folder = cls(path)
+            folder.logs.mkdir()
+            folder.pages.mkdir()
+            return folder
+        raise FileExistsError(f"{runs / stem}: a thousand runs in one second")
+
+    def write_manifest(self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any]) -> None:
+        """Keep the file as it was given, and what was made of it."""
+        (self.path / "job.yaml").write_text(text, encoding="utf-8")
+        (self.path / "objects.yaml").write_text(_dump_all([resource, *children]), encoding="utf-8")
+
+    def write_status(self, resource: Mapping[str, Any]) -> None:
+        """Write status.yaml, so that a reader sees the old one or the new one and never half of it."""
+        kept = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in resource}
+        temporary = self.status.with_suffix(".tmp")
+        temporary.write_text(_dump_all([kept]), encoding="utf-8")
+        os.replace(temporary, self.status)
+
+    def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
+        """Append a line to events.log."""
+        words = " ".join(message.split())
+        with self.events.open("a", encoding="utf-8") as stream:
+            stream.write(f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z} {kind} {reason}: {words}\n")
+
+    def write_page(self, pod: str, page: str) -> None:
+        """Keep the last metrics page of a pod."""
+        (self.pages / f"{pod}.prom").write_text(page, encoding="utf-8")
+
+    def write_row(self, moment: datetime, attempt: int, values: Mapping[str, float]) -> None:
+        """Append a row to metrics.csv; what is not known is left empty."""
+        new = not self.metrics.exists()
+        with self.metrics.open("a", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream)
+            if new:
+                writer.writerow(COLUMNS)
+            known = [values.get(metric, "") for metric in COLUMNS.values() if metric is not None]
+            writer.writerow([f"{moment.timestamp():.3f}", attempt, *known])
+
+    def write_summary(self, text: str) -> None:
+        """Write summary.txt."""
+        self.summary.write_text(text, encoding="utf-8")
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a metrics.csv; cells that hold no number are left out."""
+    rows = []
+    with path.open(encoding="utf-8", newline="") as stream:
+        for row in csv.DictReader(stream):
+            numbers: dict[str, float] = {}
+            for name, text in row.items():
+                try:
+                    numbers[name] = float(text)
+                except (TypeError, ValueError):
+                    continue
+            rows.append(numbers)
+    return rows
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Long texts as blocks, no aliases: the file is for people."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(tuple, yaml.representer.SafeRepresenter.represent_list)
+
+
+def _dump_all(documents: Iterable[Mapping[str, Any]]) -> str:
+    return str(yaml.dump_all(map(dict, documents), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))

@@ -1,0 +1,313 @@
+"""What Kubernetes' Job controller decides for an Indexed Job, as a pure function over plain objects.
+
+The local cluster and the stand-in API server of the tests both use it, so that one reading of the Job controller (1.31
+and later, whose code this follows) serves wherever no real one runs. A caller applies one decision and asks again until
+a decision changes nothing: like the real controller, it never finishes a Job in the pass that sees the reason.
+
+Left out on purpose: back-off between failures (``ddp run`` would only wait for it), ``backoffLimitPerIndex``,
+``successPolicy``, ``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs. The operator uses none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX
+
+LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
+LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
+LABEL_COMPLETION_INDEX: Final = ANNOTATION_COMPLETION_INDEX
+FINALIZER: Final = "batch.kubernetes.io/job-tracking"
+"""On a pod until the Job's status has counted it: a pod deleted meanwhile waits for that."""
+
+Json = dict[str, Any]
+Object = Mapping[str, Any]
+
+COMPLETIONS_REACHED: Final = ("CompletionsReached", "Reached expected number of succeeded pods")
+
+
+@dataclass(frozen=True, slots=True)
+class JobDecision:
+    """What to do about one Job now, in this order: write the status, release, delete, create."""
+
+    status: Json
+    release: tuple[str, ...] = ()
+    """Names of pods that the status has now counted: remove their tracking finalizer."""
+    delete: tuple[str, ...] = ()
+    """Names of pods to delete, with their grace time."""
+    create: tuple[int, ...] = ()
+    """Completion indexes that need a pod, ascending."""
+
+    def changes(self, job: Object) -> bool:
+        """Say whether applying this to ``job`` does anything."""
+        return bool(self.release or self.delete or self.create) or self.status != job.get("status", {})
+
+
+def decide_job(job: Object, pods: Iterable[Object], now: datetime) -> JobDecision:
+    """Decide for one Job from all its pods; pods that another Job controls are ignored."""
+    spec = job["spec"]
+    status: Json = deepcopy(dict(job.get("status") or {}))
+    conditions: list[Json] = status.setdefault("conditions", [])
+    mine = sorted((p for p in pods if is_controlled_by(p, job["metadata"]["uid"])), key=lambda p: p["metadata"]["name"])
+    stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    deleting = job["metadata"].get("deletionTimestamp") is not None
+    if has_condition(job, "Complete") or has_condition(job, "Failed") or deleting:
+        release = tuple(_name(p) for p in mine if _is_tracked(p) and (deleting or _is_finished(p)))
+        return JobDecision(status=dict(job.get("status") or {}), release=release)
+
+    suspended = bool(spec.get("suspend"))
+    if not suspended and "startTime" not in status:
+        status["startTime"] = stamp
+    completions = int(spec["completions"])
+    active = [p for p in mine if not _is_finished(p) and not _is_deleting(p)]
+    terminating = [p for p in mine if not _is_finished(p) and _is_deleting(p)]
+
+    release, newly_failed, succeeded = _count(job, mine, completions)
+    status["failed"] = int(status.get("failed", 0)) + newly_failed
+    status["succeeded"] = len(succeeded)
+    status["completedIndexes"] = format_indexes(succeeded)
+
+    delete: list[Object] = []
+    create: tuple[int, ...] = ()
+    target = _condition(conditions, "FailureTarget")
+    if target is None and _condition(conditions, "SuccessCriteriaMet") is None:
+        message = _fail_job_message(spec, mine)
+        if message is not None:
+            target = _set(conditions, "FailureTarget", "True", "PodFailurePolicy", message, stamp)
+            delete = active
+        elif newly_failed and status["failed"] > int(spec.get("backoffLimit", 6)):
+            words = "Job has reached the specified backoff limit"
+            target = _set(conditions, "FailureTarget", "True", "BackoffLimitExceeded", words, stamp)
+            delete = active
+        elif len(succeeded) >= completions:
+            # Checked before ``active``: an elastic Job may shrink while pods beyond its new size still run.
+            _set(conditions, "SuccessCriteriaMet", "True", *COMPLETIONS_REACHED, stamp)
+            delete = active
+        elif suspended:
+            _set(conditions, "Suspended", "True", "JobSuspended", "Job suspended", stamp)
+            delete = active
+        else:
+            if _set(conditions, "Suspended", "False", "JobResumed", "Job resumed", stamp) is not None:
+                status["startTime"] = stamp
+            delete, create = _scale(spec, active, terminating, succeeded, completions)
+    else:
+        delete = active
+        if not active and not terminating:
+            _finish(status, conditions, target, stamp)
+
+    left = [p for p in active if p not in delete]
+    status["active"] = len(left) + len(create)
+    status["ready"] = sum(_is_ready(p) for p in left)
+    status["terminating"] = len(terminating) + len(delete)
+    if not conditions:
+        del status["conditions"]
+    return JobDecision(status=status, release=release, delete=tuple(_name(p) for p in delete), create=create)
+
+
+def build_pod(job: Object, index: int, *, suffix: str) -> Json:
+    """Build the pod of one completion index as the Job controller does; ``suffix`` is its five random characters."""
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    template = deepcopy(dict(job["spec"]["template"]))
+    metadata = dict(template.get("metadata") or {})
+    labels = {**metadata.get("labels", {}), LABEL_JOB_NAME: name, "job-name": name}
+    labels |= {LABEL_CONTROLLER_UID: uid, "controller-uid": uid, LABEL_COMPLETION_INDEX: str(index)}
+    spec: Json = template["spec"]
+    spec.setdefault("hostname", f"{name}-{index}")
+    source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_COMPLETION_INDEX}']"}}
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        env = container.setdefault("env", [])
+        if all(variable["name"] != ENV_COMPLETION_INDEX for variable in env):
+            env.append({"name": ENV_COMPLETION_INDEX, "valueFrom": source})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "generateName": f"{name}-{index}-",
+            "name": f"{name}-{index}-{suffix}",
+            "namespace": job["metadata"]["namespace"],
+            "labels": labels,
+            "annotations": {**metadata.get("annotations", {}), ANNOTATION_COMPLETION_INDEX: str(index)},
+            "finalizers": [FINALIZER],
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+        },
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
+
+
+def completion_index(pod: Object) -> int | None:
+    """Return a pod's completion index, or None where it carries none that is a number."""
+    text = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_COMPLETION_INDEX, "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def is_controlled_by(child: Object, uid: str) -> bool:
+    """Say whether the object's controlling owner has this UID."""
+    return any(o.get("controller") and o.get("uid") == uid for o in child["metadata"].get("ownerReferences") or ())
+
+
+def has_condition(item: Object, kind: str) -> bool:
+    """Say whether a condition of this type is true."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+
+
+def format_indexes(indexes: Iterable[int]) -> str:
+    """Write indexes as the Job's status does: ``0-2,5``."""
+    runs: list[list[int]] = []
+    for index in sorted(indexes):
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def parse_indexes(text: str) -> set[int]:
+    """Read ``0-2,5`` back."""
+    found: set[int] = set()
+    for run in filter(None, text.split(",")):
+        first, _, last = run.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _count(job: Object, pods: Sequence[Object], completions: int) -> tuple[tuple[str, ...], int, set[int]]:
+    """Count finished pods that were not counted yet: (pods to release, new failures, completed indexes)."""
+    policy = job["spec"].get("podFailurePolicy")
+    succeeded = parse_indexes((job.get("status") or {}).get("completedIndexes", ""))
+    release, failed = [], 0
+    for pod in pods:
+        if not _is_tracked(pod) or not _is_finished(pod):
+            continue
+        release.append(_name(pod))
+        index = completion_index(pod)
+        if index is None or index >= completions:
+            continue
+        if pod["status"]["phase"] == "Succeeded":
+            succeeded.add(index)
+        elif policy is None or _match_policy(policy, pod)[0] != "Ignore":
+            failed += 1
+    return tuple(release), failed, {index for index in succeeded if index < completions}
+
+
+def _scale(
+    spec: Object, active: Sequence[Object], terminating: Sequence[Object], succeeded: set[int], completions: int
+) -> tuple[list[Object], tuple[int, ...]]:
+    """Return (pods to delete, indexes to create); as in the real controller never both in one pass."""
+    wanted = min(int(spec.get("parallelism", 1)), completions - len(succeeded))
+    surplus: list[Object] = []
+    kept: dict[int, Object] = {}
+    for pod in sorted(active, key=_worth, reverse=True):
+        index = completion_index(pod)
+        if index is None or index >= completions or index in kept:
+            surplus.append(pod)
+        else:
+            kept[index] = pod
+    while len(kept) > wanted:
+        victim = min(kept, key=lambda index: (_worth(kept[index]), -index))
+        surplus.append(kept.pop(victim))
+    if surplus:
+        return surplus, ()
+    taken = succeeded | set(kept)
+    room = wanted - len(kept)
+    if spec.get("podFailurePolicy") or spec.get("podReplacementPolicy") == "Failed":
+        taken |= {index for pod in terminating if (index := completion_index(pod)) is not None}
+        room -= len(terminating)
+    pending = [index for index in range(completions) if index not in taken]
+    return [], tuple(pending[: max(room, 0)])
+
+
+def _fail_job_message(spec: Object, pods: Sequence[Object]) -> str | None:
+    policy = spec.get("podFailurePolicy")
+    if policy is None:
+        return None
+    for pod in pods:
+        if pod["status"].get("phase") == "Failed":
+            action, message = _match_policy(policy, pod)
+            if action == "FailJob":
+                return message
+    return None
+
+
+def _match_policy(policy: Object, pod: Object) -> tuple[str | None, str]:
+    """Return the first matching rule's action and the message with which it fails a Job."""
+    where = f"{pod['metadata']['namespace']}/{_name(pod)}"
+    for number, rule in enumerate(policy.get("rules", ())):
+        action = rule["action"]
+        if codes := rule.get("onExitCodes"):
+            for container in _container_statuses(pod):
+                code = ((container.get("state") or {}).get("terminated") or {}).get("exitCode", 0)
+                named = codes.get("containerName") in (None, container["name"])
+                if code != 0 and named and (code in codes["values"]) == (codes["operator"] == "In"):
+                    words = f"Container {container['name']} for pod {where} failed with exit code {code}"
+                    return action, f"{words} matching {action} rule at index {number}"
+        else:
+            for wanted in rule.get("onPodConditions", ()):
+                for condition in pod["status"].get("conditions") or ():
+                    if (condition["type"], condition["status"]) == (wanted["type"], wanted.get("status", "True")):
+                        words = f"Pod {where} has condition {condition['type']}"
+                        return action, f"{words} matching {action} rule at index {number}"
+    return None, ""
+
+
+def _container_statuses(pod: Object) -> list[Json]:
+    status = pod["status"]
+    return [*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())]
+
+
+def _finish(status: Json, conditions: list[Json], target: Json | None, stamp: str) -> None:
+    if target is not None:
+        _set(conditions, "Failed", "True", target["reason"], target["message"], stamp)
+    else:
+        _set(conditions, "Complete", "True", *COMPLETIONS_REACHED, stamp)
+        status["completionTime"] = stamp
+
+
+def _condition(conditions: Sequence[Json], kind: str) -> Json | None:
+    return next((c for c in conditions if c["type"] == kind and c["status"] == "True"), None)
+
+
+def _set(conditions: list[Json], kind: str, value: str, reason: str, message: str, stamp: str) -> Json | None:
+    """Set a condition and return it, or None where it was so already. A false one is never added anew."""
+    old = next((c for c in conditions if c["type"] == kind), None)
+    if (old["status"] if old else "False") == value:
+        return None
+    times = {"lastProbeTime": stamp, "lastTransitionTime": stamp}
+    new = {"type": kind, "status": value, "reason": reason, "message": message, **times}
+    if old is not None:
+        conditions.remove(old)
+    conditions.append(new)
+    return new
+
+
+def _worth(pod: Object) -> tuple[bool, bool, bool]:
+    """Order pods as the controller does when some must go: the least advanced one goes first."""
+    phase = pod["status"].get("phase")
+    return bool(pod["spec"].get("nodeName")), phase == "Running", _is_ready(pod)
+
+
+def _is_tracked(pod: Object) -> bool:
+    return FINALIZER in (pod["metadata"].get("finalizers") or ())
+
+
+def _is_finished(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _is_deleting(pod: Object) -> bool:
+    return pod["metadata"].get("deletionTimestamp") is not None
+
+
+def _is_ready(pod: Object) -> bool:
+    return has_condition(pod, "Ready")
+
+
+def _name(pod: Object) -> str:
+    return str(pod["metadata"]["name"])

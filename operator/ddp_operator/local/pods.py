@@ -1,0 +1,193 @@
+"""From a pod object to the command line of a process, and from its exit to the status that a kubelet would write."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_operator import constants
+from ddp_operator.local.environment import Lookup, build_environment, expand
+from ddp_operator.local.gpus import VISIBLE_DEVICES
+from ddp_operator.local.hosts import rewrite_hosts
+from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
+from ddp_operator.local.store import format_time
+from ddp_operator.local.volumes import Folders, PathMap, prepare_volumes
+
+Object = Mapping[str, Any]
+
+NODE_NAME: Final = "local"
+POD_IP: Final = "127.0.0.1"
+_DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
+_INTERPRETER: Final = re.compile(r"python(\d+(\.\d+)?)?")
+_LOG_TAIL_BYTES: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """Everything about a pod's process before it is started."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str | None
+    termination_log: Path
+    port_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlace:
+    """What this machine gives one pod."""
+
+    folder: Path
+    claims: Path
+    gpus: Sequence[str] = ()
+    metrics_port: int = 0
+
+
+def training_container(pod: Object) -> Object:
+    """Return the container that runs here: the one named ``trainer``, else the first."""
+    containers: Sequence[Object] = pod["spec"]["containers"]
+    return next((c for c in containers if c["name"] == constants.TRAINER_CONTAINER), containers[0])
+
+
+def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, str]) -> PodPlan:
+    """Make the pod's folders and work out its command line and environment.
+
+    Raises: MissingReference, OSError.
+    """
+    container = training_container(pod)
+    place.folder.mkdir(parents=True, exist_ok=True)
+    termination_log, port_file = place.folder / "termination-log", place.folder / "metrics-port"
+    folders = Folders(place.folder / "volumes", place.claims)
+    paths = prepare_volumes(pod, container, folders, lookup).with_place(
+        container.get("terminationMessagePath") or _DEFAULT_TERMINATION_LOG, termination_log
+    )
+    own = build_environment(pod, container, lookup)
+    line = [expand(word, own) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    labels, subdomain = pod["metadata"].get("labels") or {}, pod["spec"].get("subdomain", "")
+    job = labels.get(LABEL_JOB_NAME, "")
+
+    def here(text: str) -> str:
+        return paths.rewrite(rewrite_hosts(text, job, subdomain) if job and subdomain else text)
+
+    if line and _INTERPRETER.fullmatch(os.path.basename(line[0])):
+        line[0] = sys.executable
+    else:
+        line[:1] = [here(word) for word in line[:1]]
+    line[1:] = [here(word) for word in line[1:]]
+    machine = {VISIBLE_DEVICES: ",".join(place.gpus)} | _network_defaults()
+    fixed = {
+        constants.ENV_METRICS_PORT: str(place.metrics_port),
+        constants.ENV_PORT_FILE: str(port_file),
+        constants.ENV_RUNTIME_DIR: str(place.folder / "runtime"),
+    }
+    environment = {**base, **machine, **{name: here(value) for name, value in own.items()}, **fixed}
+    return PodPlan(tuple(line), environment, _folder(container, paths), termination_log, port_file)
+
+
+def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a pod inherits from `ddp run`: all but what torchrun or the operator own."""
+    inherited = {
+        name: value
+        for name, value in environ.items()
+        if name not in constants.RESERVED_ENV and not name.startswith(constants.RESERVED_ENV_PREFIXES)
+    }
+    # So that `torchrun` and other programs are those beside the interpreter.
+    inherited["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environ.get("PATH", os.defpath)))
+    return inherited
+
+
+def _network_defaults() -> dict[str, str]:
+    """Traffic between pods stays on the loopback; a host name that resolves elsewhere would lead gloo astray."""
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+
+
+def _folder(container: Object, paths: PathMap) -> str | None:
+    folder = container.get("workingDir")
+    return paths.rewrite(folder) if folder else None
+
+
+def pending_status(reason: str, message: str, now: datetime) -> Json:
+    """Return the status of a pod that waits for GPUs."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    return {"phase": "Pending", "conditions": [condition | {"lastTransitionTime": format_time(now)}]}
+
+
+def running_status(pod: Object, now: datetime) -> Json:
+    """Return the status of a pod whose process has just been started."""
+    stamp = format_time(now)
+    return {
+        "phase": "Running",
+        "hostIP": POD_IP,
+        "podIP": POD_IP,
+        "podIPs": [{"ip": POD_IP}],
+        "startTime": stamp,
+        "qosClass": "BestEffort",
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": stamp}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ],
+        "containerStatuses": [_container_status(pod, {"running": {"startedAt": stamp}}, ready=True)],
+    }
+
+
+def finished_status(pod: Object, code: int, reason: str, message: str, now: datetime) -> Json:
+    """Return the status of a pod whose process has ended with ``code`` (128 + signal for a death by signal)."""
+    stamp = format_time(now)
+    old = pod.get("status") or {}
+    done = "PodCompleted" if code == 0 else "PodFailed"
+    keep = [c for c in old.get("conditions") or () if c["type"] not in ("Ready", "ContainersReady")]
+    lost = [
+        {"type": kind, "status": "False", "reason": done, "lastTransitionTime": stamp}
+        for kind in ("ContainersReady", "Ready")
+    ]
+    terminated = {
+        "exitCode": code,
+        "reason": reason,
+        "startedAt": old.get("startTime", stamp),
+        "finishedAt": stamp,
+    } | ({"message": message} if message else {})
+    return {
+        **old,
+        "phase": "Succeeded" if code == 0 else "Failed",
+        "conditions": keep + lost,
+        "containerStatuses": [_container_status(pod, {"terminated": terminated}, ready=False)],
+    }
+
+
+def _container_status(pod: Object, state: Json, *, ready: bool) -> Json:
+    container = training_container(pod)
+    return {
+        "name": container["name"],
+        "image": container.get("image", ""),
+        "imageID": "",
+        "restartCount": 0,
+        "ready": ready,
+        "started": ready,
+        "state": state,
+    }
+
+
+def read_termination_message(pod: Object, file: Path, log: Path, code: int) -> str:
+    """Return the termination message as a kubelet reads it: the file's end, else the log's where the pod wants that."""
+    message = _tail(file, constants.TERMINATION_MESSAGE_LIMIT)
+    policy = training_container(pod).get("terminationMessagePolicy")
+    if not message and code != 0 and policy == "FallbackToLogsOnError":
+        message = _tail(log, _LOG_TAIL_BYTES)
+    return message
+
+
+def _tail(file: Path, size: int) -> str:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, stream.tell() - size))
+            return stream.read(size).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,176 @@
+"""Starting, watching and ending the process of a pod, so that whatever happens nothing of it stays behind.
+
+A pod's process leads a session of its own: Ctrl-C in the terminal reaches `ddp run` alone, which then ends pods in
+order. On Linux the kernel kills it when `ddp run` dies (PR_SET_PDEATHSIG); the launcher does the same to torchrun, and
+torchrun's workers to themselves. Elsewhere the launcher sees the end of a pipe. As when a container ends, everything
+that still runs for a pod is killed with its first process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from ddp_operator.constants import ENV_LIFELINE_FD
+
+MARK: Final = "DDP_LOCAL_POD"
+"""Environment variable with the pod's UID: every process that inherits it belongs to the pod."""
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class PodProcess:
+    """A started process, its exit and its end."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], mark: str) -> None:
+        self._popen = popen
+        self._mark = mark
+        self.pid = popen.pid
+
+    # Only ``wait`` reaps, so until it has returned the number still means this process.
+
+    def terminate(self) -> None:
+        """Ask the first process to end, as the kubelet does."""
+        if self._popen.returncode is None:
+            _kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill everything of the pod."""
+        if self._popen.returncode is None:
+            _kill_group(self.pid)
+        _kill_marked(self._mark)
+
+    async def wait(self) -> int:
+        """Wait for the exit; return the exit code as a container's (128 + signal), with nothing left behind."""
+        await _exited(self.pid)
+        # The leader is dead but not reaped, so its group's number cannot have gone to a stranger.
+        _kill_group(self.pid)
+        code = self._popen.wait()
+        _kill_marked(self._mark)
+        return code if code >= 0 else 128 - code
+
+
+class Lifeline:
+    """A pipe that ends when this process does: how a launcher notices that where the kernel does not end it itself."""
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = os.pipe()
+
+    def close(self) -> None:
+        """Let go of both ends."""
+        os.close(self.read_end)
+        os.close(self._write_end)
+
+
+def start(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: str | None,
+    log: Path,
+    mark: str,
+    lifeline: Lifeline,
+) -> PodProcess:
+    """Start a pod's process; its output is appended to ``log``. Call from the main thread.
+
+    Raises: OSError where the program or the folder is not there or not allowed.
+    """
+    with log.open("ab") as output:
+        popen = subprocess.Popen(
+            list(command),
+            env={**environment, MARK: mark, ENV_LIFELINE_FD: str(lifeline.read_end)},
+            pass_fds=(lifeline.read_end,),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # PDEATHSIG fires when the *thread* that forked ends, hence the main thread.
+            preexec_fn=die_with_parent(),  # noqa: PLW1509
+        )
+    return PodProcess(popen, mark)
+
+
+def find_marked(mark: str) -> list[int]:
+    """Return the processes of this user that inherited a pod's mark. Linux only; elsewhere there are none."""
+    wanted = f"{MARK}={mark}".encode()
+    return [pid for pid, environment in _environments() if wanted in environment.split(b"\0")]
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    user = os.getuid()
+    try:
+        entries = list(os.scandir("/proc"))
+    except OSError:
+        return
+    for entry in entries:
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.stat().st_uid == user:
+                yield int(entry.name), Path(entry.path, "environ").read_bytes()
+        except OSError:
+            continue
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return a ``preexec_fn`` that makes the child die with this process; None where the system has no such thing."""
+    if sys.platform != "linux":
+        return None
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the request: nobody would ever tell us
+            os._exit(128 + signal.SIGKILL)
+
+    return prepare
+
+
+async def _exited(pid: int) -> None:
+    """Return once the process is a zombie, without reaping it."""
+    if not hasattr(os, "pidfd_open"):
+        options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        while os.waitid(os.P_PID, pid, options) is None:  # noqa: ASYNC110, ASYNC222 (there is no event to wait for)
+            await asyncio.sleep(0.05)
+        return
+    loop = asyncio.get_running_loop()
+    exited = asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop.add_reader(descriptor, exited.set)
+    try:
+        await exited.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill what is left of a pod. More than once, since one that was killed may just have started another."""
+    for _ in range(3):
+        if not (pids := find_marked(mark)):
+            return
+        for pid in pids:
+            _kill(pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
+        pass
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass

@@ -1,0 +1,92 @@
+"""Reads the pods' metrics pages once a second while they run, for the display and for the files of the run folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from ddp_operator import constants
+from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.job_controller import completion_index
+from ddp_operator.progress import Page, parse_page
+
+Object = Mapping[str, Any]
+
+_EVERY_SECONDS: Final = 1.0
+# Until the page is there it is asked for more often: it costs nothing yet, and a reader waits for it.
+_FIRST_SECONDS: Final = 0.1
+# Only rank 0's page says how far the job is; the others' are kept for the record.
+_OTHERS_EVERY: Final = 5
+
+
+class Recorder:
+    """Samples the pages. ``page`` is rank 0's last one; ``on_page`` is called after each sample."""
+
+    def __init__(self, cluster: LocalCluster, folder: RunFolder, clock: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._clock = clock
+        self._last_row: Mapping[str, float] = {}
+        self._closing = False
+        self.page = Page()
+        self.port: int | None = None
+        self.on_page: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        count = 0
+        while True:
+            await self.sample(everyone=count % _OTHERS_EVERY == 0)
+            count += self.page.training
+            self.on_page()
+            await asyncio.sleep(_EVERY_SECONDS if self.port is not None else _FIRST_SECONDS)
+
+    async def sample(self, *, everyone: bool) -> None:
+        """Read rank 0's page, or every pod's."""
+        pods = [p for p in self._cluster.store.list("Pod") if p["status"].get("phase") == "Running"]
+        for pod in pods:
+            index = completion_index(pod)
+            if index != 0 and not everyone:
+                continue
+            text = await self._cluster.scrape(pod, constants.DEFAULT_METRICS_PORT)
+            if text is None:
+                continue
+            self._folder.write_page(_file_name(pod), text)
+            if index == 0:
+                self.port = self._cluster.kubelet.port_of(pod)
+                self._take(pod, parse_page(text))
+
+    def record_end(self) -> None:
+        """Take the last values from the termination messages: the end of a run falls between two samples."""
+        for pod in self._cluster.store.list("Pod"):
+            for status in pod["status"].get("containerStatuses") or ():
+                message = (status["state"].get("terminated") or {}).get("message", "")
+                values = _read_progress(message)
+                if completion_index(pod) == 0 and values:
+                    self._take(pod, Page({**self.page.values, **values}))
+
+    def _take(self, pod: Object, page: Page) -> None:
+        self.page = page
+        if page.training and page.values != self._last_row:
+            self._last_row = page.values
+            labels = pod["metadata"].get("labels") or {}
+            self._folder.write_row(self._clock(), int(labels.get(constants.LABEL_ATTEMPT, 1)), page.values)
+
+
+def _file_name(pod: Object) -> str:
+    labels = pod["metadata"].get("labels") or {}
+    return f"attempt-{labels.get(constants.LABEL_ATTEMPT, 1)}-pod-{completion_index(pod)}"
+
+
+def _read_progress(message: str) -> dict[str, float]:
+    try:
+        progress = json.loads(message).get("progress")
+    except (ValueError, AttributeError):
+        return {}
+    if not isinstance(progress, dict):
+        return {}
+    return {name: float(value) for name, value in progress.items() if isinstance(value, int | float)}

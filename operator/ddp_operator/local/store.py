@@ -1,0 +1,141 @@
+"""The local cluster's objects in memory, with what an API server adds to them: UIDs, versions, deletion, owners."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ddp_operator.cluster import AlreadyExists
+
+Json = dict[str, Any]
+Object = Mapping[str, Any]
+Place = tuple[str, str, str]
+"""Kind, namespace, name."""
+
+
+def place_of(item: Object) -> Place:
+    """Return where an object lives."""
+    metadata = item["metadata"]
+    return item["kind"], metadata.get("namespace") or "default", metadata["name"]
+
+
+def format_time(moment: datetime) -> str:
+    """Write a moment as Kubernetes does: UTC, whole seconds."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Store:
+    """Objects by place. A change replaces the object and never touches the old one, so readers may keep what they got.
+
+    ``on_change`` hears of every object that was added or changed, and of one that is gone (with ``gone=True``).
+    """
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._objects: dict[Place, Json] = {}
+        self._versions = itertools.count(1)
+        self._held: set[str] = set()
+        self.on_change: Callable[[Object, bool], None] = lambda item, gone: None
+
+    def get(self, kind: str, namespace: str, name: str) -> Json | None:
+        """Return an object as it is now."""
+        return self._objects.get((kind, namespace, name))
+
+    def list(self, kind: str, namespace: str | None = None, labels: Mapping[str, str] | None = None) -> list[Json]:
+        """Return the objects of a kind that carry all of ``labels``, in the order in which they were made."""
+        wanted = (labels or {}).items()
+        return [
+            item
+            for (its_kind, its_namespace, _), item in self._objects.items()
+            if its_kind == kind
+            and namespace in (None, its_namespace)
+            and wanted <= (item["metadata"].get("labels") or {}).items()
+        ]
+
+    def add(self, item: Object) -> Json:
+        """Store a new object and return it as stored. Raises: AlreadyExists."""
+        place = place_of(item)
+        if place in self._objects:
+            raise AlreadyExists(existing=self._objects[place])
+        metadata = {
+            **item["metadata"],
+            "namespace": place[1],
+            "uid": str(uuid.uuid4()),
+            "generation": 1,
+            "creationTimestamp": format_time(self._clock()),
+        }
+        return self._put(place, {**item, "metadata": metadata})
+
+    def change(self, item: Object, *, meta: Object | None = None, **members: Any) -> Json | None:
+        """Replace top-level members and merge ``meta`` into the metadata of the object in ``item``'s place.
+
+        A change of ``spec`` counts up the generation. What changes nothing makes no new version. None: it is gone.
+        """
+        place = place_of(item)
+        old = self._objects.get(place)
+        if old is None or old["metadata"]["uid"] != item["metadata"]["uid"]:
+            return None
+        metadata = {**old["metadata"], **(meta or {})}
+        new = {**old, **members, "metadata": metadata}
+        if new == old:
+            return old
+        if new.get("spec") != old.get("spec"):
+            metadata["generation"] = old["metadata"]["generation"] + 1
+        if metadata.get("deletionTimestamp") and not self._is_kept(new):
+            self._drop(place, new)
+            return None
+        return self._put(place, new)
+
+    def hold(self, item: Object) -> None:
+        """Keep an object that is deleted until ``let_go``: its process still runs."""
+        self._held.add(item["metadata"]["uid"])
+
+    def let_go(self, item: Object, **members: Any) -> None:
+        """Write the last status and end ``hold``."""
+        self._held.discard(item["metadata"]["uid"])
+        current = self.change(item, **members)
+        if current is not None and current["metadata"].get("deletionTimestamp") and not self._is_kept(current):
+            self._drop(place_of(current), current)
+
+    def delete(self, item: Object, *, grace_seconds: int = 0) -> None:
+        """Delete an object; one that is held or has finalizers is only marked, and goes when nothing keeps it."""
+        place = place_of(item)
+        current = self._objects.get(place)
+        if current is None or current["metadata"]["uid"] != item["metadata"]["uid"]:
+            return
+        if not self._is_kept(current):
+            self._drop(place, current)
+        elif not current["metadata"].get("deletionTimestamp"):
+            marks = {"deletionTimestamp": format_time(self._clock()), "deletionGracePeriodSeconds": grace_seconds}
+            self.change(current, meta=marks)
+
+    def _is_kept(self, item: Object) -> bool:
+        return bool(item["metadata"].get("finalizers")) or item["metadata"]["uid"] in self._held
+
+    def _put(self, place: Place, item: Json) -> Json:
+        item["metadata"]["resourceVersion"] = str(next(self._versions))
+        self._objects[place] = item
+        self.on_change(item, False)
+        return item
+
+    def _drop(self, place: Place, item: Json) -> None:
+        self._objects.pop(place, None)
+        self.on_change(item, True)
+        for child in self._dependents(item["metadata"]["uid"]):
+            self.delete(child, grace_seconds=grace_of(child))
+
+    def _dependents(self, uid: str) -> Iterable[Json]:
+        """Return what only lives through this owner: the garbage collector deletes an object with its last owner."""
+        alive = {item["metadata"]["uid"] for item in self._objects.values()}
+        for item in list(self._objects.values()):
+            owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences") or ()}
+            if uid in owners and not owners & alive:
+                yield item
+
+
+def grace_of(item: Object) -> int:
+    """Return the grace time in seconds that an object's deletion gives."""
+    return int(item.get("spec", {}).get("terminationGracePeriodSeconds", 30)) if item["kind"] == "Pod" else 0

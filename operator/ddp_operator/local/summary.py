@@ -1,0 +1,97 @@
+"""The last words of a run: what came out, where it lies, and of a failure its cause and what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.local.folder import RunFolder, read_rows
+from ddp_operator.progress import format_duration
+
+_TRACEBACK_LINES = 15
+
+
+def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float, interrupted: bool) -> str:
+    """Return the summary as text."""
+    outcome = "Interrupted" if interrupted else status.phase or "Unknown"
+    attempts = f"{status.attempt} attempt{'s' if status.attempt != 1 else ''}"
+    lines = [f"{name}: {outcome} after {format_duration(seconds)} ({attempts}, {_restarts(status)})"]
+    lines += _results(status, folder)
+    if status.phase != "Succeeded":
+        lines += _explain(status, folder)
+    where = _relative(folder.path)
+    lines.append(f"  run folder: {where}")
+    kept = ["status.yaml", "metrics.csv", "plot.png", "logs", "events.log"]
+    lines.append("  in it:      " + ", ".join(n + ("/" if n == "logs" else "") for n in kept if _is_there(folder, n)))
+    return "\n".join(lines)
+
+
+def _restarts(status: Status) -> str:
+    total = status.restarts.total + status.restarts.in_place
+    return "no restarts" if not total else f"{total} restart{'s' if total != 1 else ''}"
+
+
+def _results(status: Status, folder: RunFolder) -> list[str]:
+    lines = []
+    p = status.progress
+    if p is not None:
+        parts = [
+            (p.val_accuracy, f"validation accuracy {p.val_accuracy}"),
+            (p.loss, f"loss {p.loss}"),
+            (p.epoch, f"epoch {p.epoch}" + (f" of {p.epochs}" if p.epochs else "")),
+            (p.step, f"step {p.step}"),
+        ]
+        lines.append("  " + ", ".join(text for known, text in parts if known is not None))
+    rates = _rates(folder)
+    if rates:
+        lines.append(f"  throughput: {sum(rates) / len(rates):,.0f} samples/s on average, {max(rates):,.0f} at best")
+    return lines
+
+
+def _rates(folder: RunFolder) -> list[float]:
+    if not folder.metrics.exists():
+        return []
+    return [row["samples_per_second"] for row in read_rows(folder.metrics) if row.get("samples_per_second", 0.0) > 0]
+
+
+def _explain(status: Status, folder: RunFolder) -> list[str]:
+    failure = status.last_failure
+    bad = {"Failed": "True", "Accepted": "False"}
+    lines = []
+    for condition in status.conditions:
+        if bad.get(condition.type) == condition.status and condition.message:
+            # The operator's own words on why it gave up; what follows them is the cause, which gets lines of its own.
+            words = condition.message.partition("; last: ")[0]
+            if failure is None or failure.message not in words:
+                lines.append(f"  {condition.reason}: {words}")
+    return lines + _describe_failure(failure, folder) if failure is not None else lines
+
+
+def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
+    who = f"rank {failure.rank}" if failure.rank is not None else "no rank known"
+    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
+    message = failure.message.removeprefix(f"{failure.category}: ")  # our own exceptions are called as the category
+    lines = [
+        f"  cause:      {failure.category}: {message}",
+        f"  where:      {who}, pod {failure.pod}, attempt {failure.attempt}{code}",
+    ]
+    if failure.traceback:
+        tail = failure.traceback.rstrip().splitlines()[-_TRACEBACK_LINES:]
+        lines += ["  traceback:", *(f"    {line}" for line in tail)]
+    if failure.hint:
+        lines.append(f"  hint:       {failure.hint}")
+    log = folder.logs / f"attempt-{failure.attempt}-pod-{failure.node}.log"
+    if log.exists():
+        lines.append(f"  log:        {_relative(log)}")
+    return lines
+
+
+def _is_there(folder: RunFolder, name: str) -> bool:
+    return (folder.path / name).exists()
+
+
+def _relative(path: Path) -> str:
+    """Return a path as short as a reader can use it."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

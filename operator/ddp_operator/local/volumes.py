@@ -1,0 +1,131 @@
+"""A pod's volumes as folders of this machine, and the paths in its command and environment rewritten to them.
+
+Without privileges nothing can be mounted, so ``/ckpt/last.pt`` in an argument becomes the path of the same file in the
+volume's folder. A path that is only written inside the training script is out of reach; docs/local.md says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.local.environment import Lookup, MissingReference, find_reference, read_data
+
+Object = Mapping[str, Any]
+
+SHARED_MEMORY = "/dev/shm"
+# What may stand before and after a path in a longer word: `--dir=/ckpt/x`, `a:/ckpt`, but not `/ckpt2` or `my/ckpt`.
+_BEFORE, _AFTER = r"(?<![\w./~-])", r"(?![\w.~-])"
+
+
+@dataclass(frozen=True, slots=True)
+class PathMap:
+    """Container paths and the folders of this machine that stand for them."""
+
+    places: tuple[tuple[str, str], ...] = ()
+
+    def rewrite(self, text: str) -> str:
+        """Replace every container path in ``text``; the longest mount path wins."""
+        if not self.places or "/" not in text:
+            return text
+        places = dict(self.places)
+        longest_first = sorted(places, key=len, reverse=True)
+        pattern = _BEFORE + "(" + "|".join(map(re.escape, longest_first)) + ")" + _AFTER
+        return re.sub(pattern, lambda match: places[match[1]], text)
+
+    def with_place(self, inside: str, outside: str | Path) -> PathMap:
+        """Return a map that knows one more path."""
+        return PathMap((*self.places, (inside, str(outside))))
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where volumes live: a pod's own below ``pod``, claims (which outlive the run) below ``claims``."""
+
+    pod: Path
+    claims: Path
+
+
+def prepare_volumes(pod: Object, container: Object, folders: Folders, lookup: Lookup) -> PathMap:
+    """Make the folders of all volumes that the container mounts and return what its paths become.
+
+    Raises: MissingReference, OSError.
+    """
+    volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
+    made: dict[str, Path | None] = {}
+    places = PathMap()
+    for mount in container.get("volumeMounts") or ():
+        name, inside = mount["name"], mount["mountPath"].rstrip("/") or "/"
+        if inside == SHARED_MEMORY:
+            continue
+        if name not in volumes:
+            raise MissingReference(f'volumeMounts: no volume is named "{name}"; add it to volumes')
+        if inside == "/":
+            raise MissingReference("volumeMounts: a volume over / has no meaning on this machine; mount it below")
+        if name not in made:
+            made[name] = _prepare(volumes[name], folders, lookup)
+        source = made[name]
+        if source is None:
+            continue
+        if sub_path := mount.get("subPath"):
+            source = _below(source, sub_path)
+            if not source.exists() and "configMap" not in volumes[name]:
+                source.mkdir(parents=True)
+        places = places.with_place(inside, source)
+    return places
+
+
+def _prepare(volume: Object, folders: Folders, lookup: Lookup) -> Path | None:
+    """Make one volume's folder; None where it is optional and not there."""
+    if host := volume.get("hostPath"):
+        return _host_path(host)
+    if claim := volume.get("persistentVolumeClaim"):
+        folder = _below(folders.claims, claim["claimName"])
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+    folder = _below(folders.pod, volume["name"])
+    for kind, member, name in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
+        if reference := volume.get(member):
+            item = find_reference(kind, reference, lookup, name=name)
+            if item is None:
+                return None
+            secret = kind == "Secret"
+            _write_files(folder, read_data(item), reference.get("items"), 0o600 if secret else 0o644)
+            return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write_files(folder: Path, data: Mapping[str, bytes], items: Sequence[Object] | None, mode: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, path in [(i["key"], i["path"]) for i in items] if items is not None else [(k, k) for k in data]:
+        if key not in data:
+            raise MissingReference(f'volume {folder.name}: no key "{key}" to project')
+        target = _below(folder, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data[key])
+
+
+def _host_path(host: Object) -> Path:
+    path, kind = Path(host["path"]), host.get("type") or ""
+    if kind == "DirectoryOrCreate":
+        path.mkdir(parents=True, exist_ok=True)
+    elif kind == "FileOrCreate":
+        path.touch()
+    elif not path.exists():
+        raise MissingReference(f"hostPath {path}: there is no such file or folder on this machine; make it")
+    return path
+
+
+def _below(folder: Path, part: str) -> Path:
+    """Join, and refuse what would leave the folder."""
+    joined = Path(os.path.normpath(folder / part))
+    if os.path.isabs(part) or folder not in joined.parents:
+        raise MissingReference(f'the path "{part}" leaves its volume; remove the ".." or the leading "/"')
+    return joined

@@ -1,0 +1,130 @@
+"""The objects of one attempt: headless Service, launcher ConfigMap, Indexed Job.
+
+They are created by POST and never applied over what exists; of the Job only suspend, parallelism and completions are
+patched later. The owner reference makes Kubernetes delete them with the resource, also while the operator is down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ddp_operator import constants, names
+from ddp_operator.api.job import DDPTrainingJob, owner_reference
+from ddp_operator.manifests.pod import build_pod_template
+from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
+
+# The operator decides about restarts, so the Job controller's own budget must never run out first.
+_UNLIMITED_BACKOFF = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """The launcher's source and its SHA-256 in hex."""
+
+    source: str
+    digest: str
+
+
+@cache
+def load_launcher() -> Launcher:
+    """Return the launcher of this version of the operator."""
+    source = resources.files("ddp_operator").joinpath(constants.LAUNCHER_FILE).read_text(encoding="utf-8")
+    return Launcher(source, hashlib.sha256(source.encode()).hexdigest())
+
+
+def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
+    """Return every object of one attempt in the order in which to create them.
+
+    Raises: InvalidManifest where the pod template is not acceptable.
+    """
+    template = resolve_template(job)
+    launcher = load_launcher()
+    return [
+        build_service(job),
+        build_launcher_config_map(job, launcher),
+        build_job(job, template, launcher, attempt=attempt, nodes=nodes),
+    ]
+
+
+def build_service(job: DDPTrainingJob) -> dict[str, Any]:
+    """Return the headless Service that gives pods their DNS names before they are ready."""
+    spec = job.spec
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, names.service_name(job.name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": names.child_labels(job.name),
+            "ports": [
+                {"name": "rendezvous", "port": spec.rendezvous.port, "targetPort": spec.rendezvous.port},
+                {"name": "metrics", "port": spec.metrics.port, "targetPort": spec.metrics.port},
+            ],
+        },
+    }
+
+
+def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[str, Any]:
+    """Return the immutable ConfigMap with the launcher. Its name holds the hash, so an upgrade never changes one."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(job, names.launcher_config_map_name(job.name, launcher.digest)),
+        "immutable": True,
+        "data": {constants.LAUNCHER_FILE: launcher.source},
+    }
+
+
+def build_job(
+    job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher, *, attempt: int, nodes: int
+) -> dict[str, Any]:
+    """Return the Indexed Job of one attempt with ``nodes`` pods."""
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=_kueue_labels(job.labels)),
+        "spec": {
+            "completions": nodes,
+            "parallelism": nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": _UNLIMITED_BACKOFF,
+            "podReplacementPolicy": "Failed",
+            "suspend": job.spec.suspend,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "containerName": template.trainer["name"],
+                            "operator": "NotIn",
+                            "values": list(constants.REPLACED_EXIT_CODES),
+                        },
+                    },
+                ]
+            },
+            "template": build_pod_template(job, template, launcher.digest, attempt=attempt, nodes=nodes),
+        },
+    }
+
+
+def _metadata(
+    job: DDPTrainingJob, name: str, *, attempt: int | None = None, extra: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": dict(extra or {}) | names.child_labels(job.name, attempt),
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def _kueue_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Kueue queues the child Job, so its labels go there."""
+    return {k: v for k, v in labels.items() if k.startswith(constants.KUEUE_LABEL_PREFIX)}

@@ -1,0 +1,177 @@
+"""The pod template of the Job: the user's, with the launcher in front of the training command.
+
+Where the user's template already says something (a /dev/shm, a security context, a NCCL variable), the user's value
+stays. Only what makes the pods find each other is the operator's alone, and ``template.py`` refuses clashes with that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_operator import constants, names
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.manifests import torchrun
+from ddp_operator.manifests.quantities import cpu_limit
+from ddp_operator.manifests.template import ResolvedTemplate
+
+_DEFAULT_GRACE_SECONDS = 30
+# The launcher needs this long after the workers' own grace to write its last words.
+_LAUNCHER_GRACE_SECONDS = 30
+
+
+def build_pod_template(
+    job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str, *, attempt: int, nodes: int
+) -> dict[str, Any]:
+    """Return ``Job.spec.template`` for one attempt."""
+    pod: dict[str, Any] = copy.deepcopy(dict(template.pod))
+    metadata = copy.deepcopy(dict(job.spec.template.get("metadata") or {}))
+    metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
+    # A proxy in front of every port breaks rendezvous, and a proxy that never exits keeps the Job running.
+    metadata["annotations"] = {"sidecar.istio.io/inject": "false", **(metadata.get("annotations") or {})}
+
+    pod["restartPolicy"] = "Never"
+    pod["subdomain"] = names.service_name(job.name)
+    if pod.get("hostNetwork"):
+        # Else such a pod asks the node's resolver, which knows no Service, for the master.
+        pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+    pod.setdefault("enableServiceLinks", False)
+    pod.setdefault("automountServiceAccountToken", False)
+    pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
+    _secure_pod(pod, job.spec.security_profile)
+
+    trainer = pod["containers"][template.trainer_index]
+    _build_trainer(trainer, job, template, attempt=attempt, nodes=nodes, pod=pod)
+    for container in [*pod["containers"], *(pod.get("initContainers") or [])]:
+        _secure_container(container, job.spec.security_profile)
+    _add_volumes(pod, trainer, job, launcher_digest)
+    return {"metadata": metadata, "spec": pod}
+
+
+def _build_trainer(
+    trainer: dict[str, Any],
+    job: DDPTrainingJob,
+    template: ResolvedTemplate,
+    *,
+    attempt: int,
+    nodes: int,
+    pod: Mapping[str, Any],
+) -> None:
+    spec = job.spec
+    launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
+    plan = torchrun.Plan(
+        nodes=nodes,
+        nproc_per_node=template.nproc,
+        backend=spec.rendezvous.backend,
+        master_addr=names.pod_host(job.name, attempt, 0),
+        master_port=spec.rendezvous.port,
+        local_addr=names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
+        run_id=f"{job.uid}-{attempt}",
+        max_restarts=job.in_place_restarts,
+        join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
+    )
+    trainer["command"] = [template.command.interpreter, launcher, "run"]
+    trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]
+    ours = _environment(job, template, attempt=attempt, nodes=nodes, pod=pod) | torchrun.build_env(plan)
+    defaults = _default_environment(trainer, template.nproc)
+    user = list(trainer.get("env") or [])
+    taken = {item["name"] for item in user}
+    # The user's variables come last but for ours: `$(MASTER_ADDR)` in them then works.
+    trainer["env"] = [
+        *({"name": name, "value": value} for name, value in ours.items()),
+        *({"name": name, "value": value} for name, value in defaults.items() if name not in taken),
+        *user,
+    ]
+    trainer["ports"] = [
+        *(trainer.get("ports") or []),
+        {"name": "rendezvous", "containerPort": spec.rendezvous.port},
+        {"name": "metrics", "containerPort": spec.metrics.port},
+    ]
+    trainer.setdefault("terminationMessagePath", "/dev/termination-log")
+
+
+def _environment(
+    job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int, nodes: int, pod: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the operator's variables of docs/pod-contract.md."""
+    spec = job.spec
+    env = {
+        constants.ENV_JOB_NAME: job.name,
+        constants.ENV_JOB_NAMESPACE: job.namespace,
+        constants.ENV_RUN_ID: f"{job.uid}-{attempt}",
+        constants.ENV_ATTEMPT: str(attempt),
+        constants.ENV_NODES: str(nodes),
+        constants.ENV_NPROC_PER_NODE: str(template.nproc),
+        constants.ENV_METRICS_PORT: str(spec.metrics.port),
+        constants.ENV_GRACE_SECONDS: str(_workers_grace(job, pod)),
+        constants.ENV_JOIN_TIMEOUT: str(spec.rendezvous.join_timeout_seconds),
+        constants.ENV_NON_RETRYABLE: ",".join(map(str, spec.recovery.non_retryable_exit_codes)),
+        constants.ENV_TERMINATION_LOG: template.trainer.get("terminationMessagePath") or "/dev/termination-log",
+    }
+    if spec.checkpoint:
+        env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
+    return env
+
+
+def _default_environment(trainer: Mapping[str, Any], nproc: int) -> dict[str, str]:
+    """Return variables that the user may override."""
+    env = {"PYTHONUNBUFFERED": "1"}
+    cpus = cpu_limit(trainer.get("resources") or {})
+    if cpus is not None:
+        # More threads than CPUs is 2.5 to 12 times slower on CPU; torchrun's own default of 1 wastes cores.
+        env[constants.ENV_OMP_NUM_THREADS] = str(max(1, int(cpus / nproc)))
+    return env
+
+
+def _grace_seconds(job: DDPTrainingJob) -> int:
+    return job.spec.checkpoint.grace_seconds if job.spec.checkpoint else _DEFAULT_GRACE_SECONDS
+
+
+def _workers_grace(job: DDPTrainingJob, pod: Mapping[str, Any]) -> int:
+    """Return what is left for the workers when the user's own terminationGracePeriodSeconds is short."""
+    total = pod.get("terminationGracePeriodSeconds")
+    if not isinstance(total, int):
+        return _grace_seconds(job)
+    return max(0, min(_grace_seconds(job), total - min(_LAUNCHER_GRACE_SECONDS, total // 4)))
+
+
+def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> None:
+    volumes = list(pod.get("volumes") or [])
+    mounts = list(trainer.get("volumeMounts") or [])
+    mounted = {mount["mountPath"].rstrip("/") for mount in mounts}
+
+    config_map = {"name": names.launcher_config_map_name(job.name, launcher_digest), "defaultMode": 0o444}
+    volumes.append({"name": constants.LAUNCHER_VOLUME, "configMap": config_map})
+    mounts.append({"name": constants.LAUNCHER_VOLUME, "mountPath": constants.LAUNCHER_MOUNT_PATH, "readOnly": True})
+    if "/dev/shm" not in mounted:
+        limit = job.spec.shm.size_limit
+        volumes.append(
+            {"name": constants.SHM_VOLUME, "emptyDir": {"medium": "Memory"} | ({"sizeLimit": limit} if limit else {})}
+        )
+        mounts.append({"name": constants.SHM_VOLUME, "mountPath": "/dev/shm"})
+    checkpoint = job.spec.checkpoint
+    if checkpoint and checkpoint.path.rstrip("/") not in mounted:
+        claim = checkpoint.claim_name
+        source = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+        volumes.append({"name": constants.CHECKPOINT_VOLUME, **source})
+        mounts.append({"name": constants.CHECKPOINT_VOLUME, "mountPath": checkpoint.path})
+    pod["volumes"] = volumes
+    trainer["volumeMounts"] = mounts
+
+
+def _secure_pod(pod: dict[str, Any], profile: str) -> None:
+    context = dict(pod.get("securityContext") or {})
+    context.setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    if profile == "Restricted":
+        context.setdefault("runAsNonRoot", True)
+    pod["securityContext"] = context
+
+
+def _secure_container(container: dict[str, Any], profile: str) -> None:
+    context = dict(container.get("securityContext") or {})
+    if not context.get("privileged") and "SYS_ADMIN" not in ((context.get("capabilities") or {}).get("add") or []):
+        context.setdefault("allowPrivilegeEscalation", False)
+    if profile == "Restricted":
+        context.setdefault("capabilities", {"drop": ["ALL"]})
+    container["securityContext"] = context

@@ -1,0 +1,42 @@
+"""Kubernetes quantities, as far as the operator reads them: CPUs and whole devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+_SUFFIX = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal("1e3"), "M": Decimal("1e6"), "G": Decimal("1e9"), "T": Decimal("1e12"),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+}  # fmt: skip
+_QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGT]|[KMGT]i)?(?:[eE]([+-]?[0-9]{1,2}))?")
+# Device plugins that hand out GPUs; one worker process a device.
+_GPU_RESOURCES = re.compile(r"(nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe))")
+
+
+def parse_quantity(value: Any) -> Decimal | None:
+    """Return a quantity as a number, or None where it is not one."""
+    match = _QUANTITY.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None
+    if match is None or isinstance(value, bool):
+        return None
+    return Decimal(match[1]) * _SUFFIX[match[2] or ""] * Decimal(10) ** int(match[3] or 0)
+
+
+def count_gpus(resources: Mapping[str, Any]) -> int:
+    """Return how many GPUs a container's ``resources`` ask for (limits; requests where there are no limits)."""
+    asked = dict(_mapping(resources.get("requests"))) | dict(_mapping(resources.get("limits")))
+    return sum(
+        max(0, int(parse_quantity(value) or 0)) for name, value in asked.items() if _GPU_RESOURCES.fullmatch(str(name))
+    )
+
+
+def cpu_limit(resources: Mapping[str, Any]) -> Decimal | None:
+    """Return the CPU limit in cores, or None where there is none."""
+    return parse_quantity(_mapping(resources.get("limits")).get("cpu"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

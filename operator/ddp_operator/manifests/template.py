@@ -1,0 +1,258 @@
+"""What CEL cannot see: the pod template. Checked once, and resolved into what the builders need.
+
+The checks are those whose failure would otherwise show late or not at all (a sidecar that keeps the Job from ending, a
+rank variable that torchrun would overwrite). Everything else about a pod is left to the API server's dry-run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_operator import constants
+from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.spec import Spec
+from ddp_operator.manifests.quantities import count_gpus, cpu_limit
+from ddp_operator.manifests.torchrun import CommandError, UserCommand, split_user_command
+
+_POD = "spec.template.spec"
+_NATIVE_SIDECAR = "move it to initContainers with restartPolicy: Always (a native sidecar)"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedTemplate:
+    """The pod template, understood."""
+
+    pod: Mapping[str, Any]
+    trainer_index: int
+    command: UserCommand
+    nproc: int
+
+    @property
+    def trainer(self) -> Mapping[str, Any]:
+        """The container that runs the training script."""
+        container: Mapping[str, Any] = self.pod["containers"][self.trainer_index]
+        return container
+
+
+def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
+    """Return the resolved template. Raises: InvalidManifest with every problem found."""
+    spec = job.spec
+    errors = list(_check_metadata(spec.template))
+    pod = spec.template.get("spec")
+    if not isinstance(pod, Mapping):
+        raise InvalidManifest([*errors, FieldError(_POD, "Required value: the pods need containers; add it")])
+    shape = list(_check_shape(pod))
+    if shape:
+        raise InvalidManifest(errors + shape)
+    index = _find_trainer(pod["containers"])
+    if isinstance(index, FieldError):
+        raise InvalidManifest([*errors, index])
+    trainer = pod["containers"][index]
+    path = f"{_POD}.containers[{index}]"
+    errors += _check_pod(pod, spec)
+    errors += _check_trainer(trainer, path, spec)
+    nproc = _resolve_nproc(trainer, path, spec)
+    if isinstance(nproc, FieldError):
+        errors.append(nproc)
+    command: UserCommand | None = None
+    try:
+        command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
+    except CommandError as error:
+        errors.append(FieldError(f"{path}.command", str(error)))
+    if errors:
+        raise InvalidManifest(errors)
+    assert command is not None
+    assert isinstance(nproc, int)
+    return ResolvedTemplate(pod, index, command, nproc)
+
+
+def _check_metadata(template: Mapping[str, Any]) -> Iterator[FieldError]:
+    for name in template:
+        if name not in ("metadata", "spec"):
+            yield unknown_member(str(name), "spec.template", ("metadata", "spec"))
+    metadata = template.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        yield FieldError("spec.template.metadata", "must be an object with labels and annotations")
+        return
+    for part in ("labels", "annotations"):
+        pairs = metadata.get(part) or {}
+        if not isinstance(pairs, Mapping) or not all(
+            isinstance(k, str) and isinstance(v, str) for k, v in pairs.items()
+        ):
+            path = f"spec.template.metadata.{part}"
+            yield FieldError(path, "must map strings to strings; quote numbers and booleans")
+            continue
+        for key in pairs:
+            if part == "labels" and (key.startswith(f"{constants.GROUP}/") or key == constants.LABEL_MANAGED_BY):
+                yield FieldError(f"spec.template.metadata.labels[{key}]", "is set by the operator; remove it")
+
+
+def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check the types of what is read below, so that reading cannot trip over them."""
+    containers = pod.get("containers")
+    if not isinstance(containers, list) or not containers:
+        yield FieldError(
+            f"{_POD}.containers",
+            "Required value: needs one container, named trainer, whose command runs the training script; add it",
+        )
+        return
+    for part in ("containers", "initContainers"):
+        if not isinstance(pod.get(part) or [], list):
+            yield FieldError(f"{_POD}.{part}", "must be a list")
+            continue
+        for index, container in enumerate(pod.get(part) or []):
+            yield from _check_container_shape(container, f"{_POD}.{part}[{index}]")
+    for index, volume in enumerate(pod.get("volumes") or []) if _is_list_of_objects(pod.get("volumes")) else ():
+        if not isinstance(volume.get("name"), str):
+            yield FieldError(f"{_POD}.volumes[{index}].name", "Required value: every volume needs a name; add it")
+    for part in ("volumes", "tolerations", "imagePullSecrets"):
+        if not _is_list_of_objects(pod.get(part)):
+            yield FieldError(f"{_POD}.{part}", "must be a list of objects")
+    for part in ("securityContext", "affinity", "nodeSelector"):
+        if not isinstance(pod.get(part) or {}, Mapping):
+            yield FieldError(f"{_POD}.{part}", "must be an object")
+
+
+def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
+    if not isinstance(container, Mapping):
+        yield FieldError(path, "must be an object with name and image")
+        return
+    if not isinstance(container.get("name"), str) or not container.get("name"):
+        yield FieldError(f"{path}.name", "Required value: every container needs a name; add it")
+    for part in ("command", "args"):
+        value = container.get(part)
+        if value is not None and (not isinstance(value, list) or not all(isinstance(v, str) for v in value)):
+            words = "must be a list of strings; split it and quote numbers and booleans, for example"
+            yield FieldError(f"{path}.{part}", f'{words} [python, train.py, --lr, "0.1"]')
+    for part in ("env", "envFrom", "ports", "volumeMounts"):
+        if not _is_list_of_objects(container.get(part)):
+            yield FieldError(f"{path}.{part}", "must be a list of objects")
+    for part, members in (("resources", ("limits", "requests")), ("securityContext", ("capabilities",))):
+        value = container.get(part) or {}
+        if not isinstance(value, Mapping):
+            yield FieldError(f"{path}.{part}", "must be an object")
+            continue
+        for member in members:
+            if not isinstance(value.get(member) or {}, Mapping):
+                yield FieldError(f"{path}.{part}.{member}", "must be an object")
+            elif member == "capabilities" and not isinstance((value.get(member) or {}).get("add") or [], list):
+                yield FieldError(f"{path}.{part}.{member}.add", "must be a list of strings")
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(item, Mapping) for item in value))
+
+
+def _find_trainer(containers: list[Mapping[str, Any]]) -> int | FieldError:
+    named = [i for i, c in enumerate(containers) if c["name"] == constants.TRAINER_CONTAINER]
+    if len(containers) == 1:
+        return 0
+    if not named:
+        return FieldError(
+            f"{_POD}.containers",
+            f"holds {len(containers)} containers and none is named {constants.TRAINER_CONTAINER}; "
+            "give the one that trains that name",
+        )
+    other = next(i for i, c in enumerate(containers) if i != named[0])
+    return FieldError(
+        f"{_POD}.containers[{other}]",
+        f'container "{containers[other]["name"]}" beside the trainer would keep the job from ending; {_NATIVE_SIDECAR}',
+    )
+
+
+def _check_pod(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
+    for name, remedy in (
+        ("subdomain", "the operator's Service needs it; remove it"),
+        ("hostname", "the Job controller sets it; remove it"),
+        ("activeDeadlineSeconds", "set spec.activeDeadlineSeconds instead"),
+    ):
+        if pod.get(name) is not None:
+            yield FieldError(f"{_POD}.{name}", remedy, pod[name])
+    if pod.get("restartPolicy") not in (None, "Never"):
+        yield FieldError(
+            f"{_POD}.restartPolicy", "must be Never: restarts are spec.recovery's; remove it", pod["restartPolicy"]
+        )
+    names = [volume["name"] for volume in pod.get("volumes") or []]
+    for reserved in (constants.LAUNCHER_VOLUME, constants.SHM_VOLUME, constants.CHECKPOINT_VOLUME):
+        if reserved in names:
+            yield FieldError(
+                f"{_POD}.volumes[{names.index(reserved)}].name", "is the operator's; choose another", reserved
+            )
+    ours = {spec.rendezvous.port: "spec.rendezvous.port", spec.metrics.port: "spec.metrics.port"}
+    for part in ("containers", "initContainers"):
+        for i, container in enumerate(pod.get(part) or []):
+            for j, port in enumerate(container.get("ports") or []):
+                number = port.get("containerPort")
+                if isinstance(number, int) and number in ours:
+                    yield FieldError(
+                        f"{_POD}.{part}[{i}].ports[{j}].containerPort",
+                        f"is taken by {ours[number]}, which the operator declares itself; remove it or change one",
+                        number,
+                    )
+
+
+def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterator[FieldError]:
+    for index, port in enumerate(trainer.get("ports") or []):
+        if port.get("name") in constants.PORT_NAMES:
+            yield FieldError(
+                f"{path}.ports[{index}].name",
+                "is the name of a port that the operator declares; rename it",
+                port["name"],
+            )
+    if not isinstance(trainer.get("image"), str) or not trainer["image"]:
+        yield FieldError(f"{path}.image", "Required value: needs an image with Python and torch; add it")
+    for index, env in enumerate(trainer.get("env") or []):
+        name = env.get("name")
+        if not isinstance(name, str):
+            yield FieldError(f"{path}.env[{index}].name", "Required value: every variable needs a name; add it")
+        elif name in constants.RESERVED_ENV or name.startswith(constants.RESERVED_ENV_PREFIXES):
+            yield FieldError(
+                f"{path}.env[{index}].name", "is reserved: torchrun and the operator set it; remove it", name
+            )
+    for index, mount in enumerate(trainer.get("volumeMounts") or []):
+        where = mount.get("mountPath")
+        if not isinstance(where, str):
+            yield FieldError(
+                f"{path}.volumeMounts[{index}].mountPath", "Required value: every mount needs a path; add it"
+            )
+        elif where.rstrip("/") == constants.LAUNCHER_MOUNT_PATH:
+            yield FieldError(f"{path}.volumeMounts[{index}].mountPath", "is the operator's; choose another", where)
+        elif spec.checkpoint and spec.checkpoint.claim_name and where.rstrip("/") == spec.checkpoint.path.rstrip("/"):
+            yield FieldError(
+                f"{path}.volumeMounts[{index}].mountPath",
+                "spec.checkpoint.claimName is mounted there; remove this mount or the claimName",
+                where,
+            )
+
+
+def _resolve_nproc(trainer: Mapping[str, Any], path: str, spec: Spec) -> int | FieldError:
+    """Return the worker processes of one pod, from procPerNode and the container's limits."""
+    resources = trainer.get("resources") or {}
+    gpus, cpus, asked = count_gpus(resources), cpu_limit(resources), spec.proc_per_node
+    if asked == "auto":
+        return gpus or 1
+    if asked == "gpu":
+        return gpus or FieldError(
+            "spec.procPerNode", f"needs a GPU in {path}.resources.limits; add nvidia.com/gpu or use auto", asked
+        )
+    if asked == "cpu":
+        if gpus:
+            return FieldError(
+                "spec.procPerNode", f"{gpus} GPUs in {path}.resources would idle; use gpu or remove them", asked
+            )
+        if cpus is None or cpus < 1:
+            return FieldError(
+                "spec.procPerNode", f"needs at least one CPU in {path}.resources.limits; add cpu or use a number", asked
+            )
+        return int(cpus)
+    assert isinstance(asked, int)
+    if gpus and asked > gpus:
+        return FieldError(
+            "spec.procPerNode",
+            f"is more than the {gpus} GPUs in {path}.resources; ask for {asked} there or use gpu",
+            asked,
+        )
+    return asked

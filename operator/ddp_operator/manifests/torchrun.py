@@ -1,0 +1,232 @@
+"""The one module that knows torchrun's argv and environment, and how a user may write a training command.
+
+Pure functions on plain values. What only a running pod knows (its index, its address, the worker command) is added by
+the launcher, so that the same argv is right in every pod of a Job.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ddp_operator import constants
+from ddp_operator.launcher import split_python_line
+
+DEFAULT_INTERPRETER: Final = "python3"
+# An agent that misses this many heartbeats is dead; a pod that takes its place is let in only afterwards.
+_HEARTBEAT_SECONDS: Final = 2
+_HEARTBEATS_MISSED: Final = 5
+# Under an elastic size: how long a complete rendezvous waits for more nodes (torchrun's default is 30).
+_LAST_CALL_SECONDS: Final = 3
+
+_INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
+_TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
+_COMMAND_LINE: Final = "write the script itself as the command: [python, train.py] or [-m, package.module]"
+# torchrun's flags that the operator sets itself, each with what the user should write instead.
+_OWNED: Final = {
+    "nnodes": "set spec.nodes instead",
+    "nproc-per-node": "set spec.procPerNode instead",
+    "rdzv-backend": "set spec.rendezvous.backend instead",
+    "rdzv-endpoint": "set spec.rendezvous.port instead; the address is pod 0's",
+    "rdzv-id": "remove it; the operator gives every attempt an id of its own",
+    "rdzv-conf": "set spec.rendezvous.joinTimeoutSeconds instead",
+    "standalone": "set spec.nodes to 1 instead",
+    "max-restarts": "set spec.recovery.inPlaceRestarts instead",
+    "node-rank": "remove it; the completion index of the pod is its node rank",
+    "master-addr": "remove it; it is pod 0's address",
+    "master-port": "set spec.rendezvous.port instead",
+    "local-addr": "remove it; it is the pod's own address",
+    "no-python": "write the program itself as the command instead",
+    "run-path": _COMMAND_LINE,
+    "shutdown-timeout": "set spec.checkpoint.graceSeconds instead",
+    "signals-to-handle": "remove it; SIGTERM reaches the script, with spec.checkpoint.graceSeconds to obey it",
+}
+# Flags that are the user's own, and whether each takes a value.
+_PASSED: Final = {
+    "monitor-interval": True,
+    "start-method": True,
+    "event-log-handler": True,
+    "role": True,
+    "log-dir": True,
+    "redirects": True,
+    "tee": True,
+    "local-ranks-filter": True,
+    "duplicate-stdout-filters": True,
+    "duplicate-stderr-filters": True,
+    "logs-specs": True,
+    "numa-binding": True,
+    "virtual-local-rank": False,
+}
+_FORM: Final = {"module": False, "use-env": False, "help": False}
+_SHORT: Final = {"r": "redirects", "t": "tee", "m": "module", "h": "help"}
+
+
+class CommandError(ValueError):
+    """A training command that cannot be run; the text names the flag and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserCommand:
+    """What the user wants every rank to run.
+
+    ``argv`` is what would follow ``python`` on its own command line (``["-O", "train.py", "--lr", "1"]``), or a whole
+    program's command line where ``program`` is true.
+    """
+
+    interpreter: str
+    argv: tuple[str, ...]
+    program: bool = False
+    torchrun_flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One attempt's torchrun nodes. ``local_addr`` may hold ``$(JOB_COMPLETION_INDEX)``, which Kubernetes expands.
+
+    c10d gives ranks in the lexical order of the nodes' ``local_addr``; ``<job>-<index>.<service>`` puts pod 0 first.
+    With ``max_nodes`` the job is elastic and ``nodes`` is its least size.
+    """
+
+    nodes: int
+    nproc_per_node: int
+    backend: str
+    master_addr: str
+    master_port: int
+    local_addr: str
+    run_id: str
+    max_restarts: int = 0
+    join_timeout_seconds: int = 600
+    max_nodes: int | None = None
+
+
+def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserCommand:
+    """Understand a container's ``command`` and ``args``. Raises: CommandError."""
+    line = [*command, *args]
+    if not line:
+        raise CommandError(
+            "neither command nor args: an image's entrypoint cannot be known; write the training command, "
+            "for example [python, train.py]"
+        )
+    if not line[0].strip():
+        raise CommandError("the first word is empty; write the training command, for example [python, train.py]")
+    first, rest = line[0], line[1:]
+    name = posixpath.basename(first)
+    if _INTERPRETER.fullmatch(name):
+        return _split_python(first, rest)
+    if name == "torchrun":
+        folder = posixpath.dirname(first)
+        return _split_torchrun(posixpath.join(folder, DEFAULT_INTERPRETER) if folder else DEFAULT_INTERPRETER, rest)
+    if name.endswith(".py") or first == "-m" or (first.startswith("-m") and not first.startswith("--")):
+        return _split_python(DEFAULT_INTERPRETER, line)
+    if first.startswith("-"):
+        raise CommandError(f"begins with the flag {first}, not with a program; {_COMMAND_LINE}")
+    return UserCommand(DEFAULT_INTERPRETER, tuple(line), program=True)
+
+
+def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
+    """Return what stands between ``launcher.py run`` and ``--``: torchrun's flags, the same in every pod.
+
+    The launcher adds the endpoint (from MASTER_ADDR and MASTER_PORT), the node rank and the worker command.
+    """
+    elastic = plan.max_nodes is not None and plan.max_nodes != plan.nodes
+    size = f"{plan.nodes}:{plan.max_nodes}" if elastic else str(plan.nodes)
+    if plan.backend == "static":
+        conf = [f"timeout={plan.join_timeout_seconds}"]
+    else:
+        # The store has a process of its own on pod 0, so that no agent hosts it; a lone pod's agent hosts its own.
+        conf = [
+            f"is_host={int(size == '1')}",
+            f"join_timeout={plan.join_timeout_seconds}",
+            f"last_call_timeout={_LAST_CALL_SECONDS}",
+            f"keep_alive_interval={_HEARTBEAT_SECONDS}",
+            f"keep_alive_max_attempt={_HEARTBEATS_MISSED}",
+        ]
+    return [
+        f"--nnodes={size}",
+        f"--nproc-per-node={plan.nproc_per_node}",
+        f"--rdzv-backend={plan.backend}",
+        f"--rdzv-id={plan.run_id}",
+        f"--rdzv-conf={','.join(conf)}",
+        f"--local-addr={plan.local_addr}",
+        f"--max-restarts={plan.max_restarts}",
+        *command.torchrun_flags,
+        *(["--no-python"] if command.program else []),
+    ]
+
+
+def build_env(plan: Plan) -> dict[str, str]:
+    """Return the part of the environment that belongs to the rendezvous."""
+    return {constants.ENV_MASTER_ADDR: plan.master_addr, constants.ENV_MASTER_PORT: str(plan.master_port)}
+
+
+def _split_python(interpreter: str, words: Sequence[str]) -> UserCommand:
+    try:
+        line = split_python_line(words)
+    except ValueError as error:
+        raise CommandError(f"{posixpath.basename(interpreter)}: {error}; {_COMMAND_LINE}") from None
+    if line.kind != "module" or line.target not in _TORCHRUN_MODULES:
+        return UserCommand(interpreter, tuple(words))
+    legacy = line.target == "torch.distributed.launch"
+    return _split_torchrun(interpreter, line.args, flags=line.flags, legacy=legacy)
+
+
+def _split_torchrun(
+    interpreter: str, words: Sequence[str], flags: Sequence[str] = (), legacy: bool = False
+) -> UserCommand:
+    """Split ``torchrun [flags] script …``. The ``legacy`` launch hands --local-rank to scripts unless --use-env."""
+    rest = list(words)
+    passed: list[str] = []
+    module = False
+    use_env = not legacy
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        name, value = _read_flag(rest.pop(0), legacy)
+        if name in _OWNED:
+            raise CommandError(f"--{name}: {_OWNED[name]}")
+        if name == "help":
+            raise CommandError("--help: runs nothing; remove it")
+        if name == "use-env":
+            use_env = True
+        elif name == "module":
+            module = True
+            if value is not None:
+                rest.insert(0, value)
+        elif not _PASSED[name]:
+            passed.append(f"--{name}")
+        else:
+            if value is None:
+                if not rest:
+                    raise CommandError(f"--{name}: needs a value")
+                value = rest.pop(0)
+            passed.append(f"--{name}={value}")
+    if rest and rest[0] == "--":
+        rest.pop(0)
+    if not rest:
+        raise CommandError("torchrun without a script; write for example [torchrun, train.py]")
+    script = ["-m", rest[0]] if module else [rest[0]]
+    local_rank = [] if use_env else ["--local-rank=${local_rank}"]
+    return UserCommand(interpreter, (*flags, *script, *local_rank, *rest[1:]), torchrun_flags=tuple(passed))
+
+
+def _read_flag(word: str, legacy: bool) -> tuple[str, str | None]:
+    """Return the flag's full name with dashes, and its value where that is attached. Abbreviations as in argparse."""
+    if not word.startswith("--"):
+        if word[1:2] not in _SHORT:
+            raise CommandError(f"{word}: is no flag of torchrun")
+        return _SHORT[word[1]], word[2:].removeprefix("=") or None
+    name, equals, value = word[2:].partition("=")
+    name = name.replace("_", "-")
+    known = [*_OWNED, *_PASSED, *(flag for flag in _FORM if legacy or flag != "use-env")]
+    matches = [name] if name in known else [flag for flag in known if flag.startswith(name)]
+    if len(matches) == 1:
+        return matches[0], value if equals else None
+    owned = [flag for flag in matches if flag in _OWNED]
+    if owned:  # ambiguous, but the operator owns what it may mean
+        return owned[0], None
+    raise CommandError(
+        f"--{name}: is ambiguous in torchrun: " + ", ".join(f"--{flag}" for flag in matches)
+        if matches
+        else f"--{name}: is no flag of torchrun; the script's own flags come after the script"
+    )

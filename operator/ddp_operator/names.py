@@ -1,0 +1,51 @@
+"""Names and labels of the children: functions of the resource and the attempt, so that no pass invents one."""
+
+from __future__ import annotations
+
+import re
+
+from ddp_operator import constants
+
+
+def service_name(name: str) -> str:
+    """Return the headless Service's name: the resource's own, which makes pod DNS names short."""
+    return name
+
+
+def job_name(name: str, attempt: int) -> str:
+    """Return the Job's name for an attempt (1, 2, …)."""
+    return f"{name}-{attempt}"
+
+
+def is_job_name(job: str, name: str) -> bool:
+    """Tell whether ``job`` could be the Job of an attempt of the resource ``name``."""
+    return re.fullmatch(rf"{re.escape(name)}-[1-9][0-9]*", job) is not None
+
+
+def launcher_config_map_name(name: str, digest: str) -> str:
+    """Return the ConfigMap's name for a launcher of this SHA-256 (hex): a new launcher is a new object."""
+    return f"{name}-launcher-{digest[:10]}"
+
+
+def pod_host(name: str, attempt: int, index: int | str) -> str:
+    """Return the DNS name of one pod, relative to the namespace so that any cluster domain works."""
+    return f"{job_name(name, attempt)}-{index}.{service_name(name)}"
+
+
+def child_labels(name: str, attempt: int | None = None) -> dict[str, str]:
+    """Return the labels that every child carries."""
+    labels = {constants.LABEL_MANAGED_BY: constants.MANAGED_BY, constants.LABEL_JOB_NAME: name}
+    return labels if attempt is None else labels | {constants.LABEL_ATTEMPT: str(attempt)}
+
+
+def pod_selector(name: str) -> str:
+    """Return the label selector of a resource's pods, as text for the scale subresource."""
+    return f"{constants.LABEL_JOB_NAME}={name}"
+
+
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def is_service_name(name: str) -> bool:
+    """Tell whether a name is an RFC 1035 label, which a Service needs."""
+    return _DNS_LABEL.fullmatch(name) is not None

@@ -1,0 +1,64 @@
+"""What an API server with the operator would say about a file, said without one.
+
+``ddp render`` and ``ddp run`` both begin here: the CRD's schema, defaults and CEL rules, then the operator's own checks
+of the pod template, then Kubernetes' schemas of the objects to be created where kubernetes-validate is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_field
+from ddp_operator.api.parse import Manifest, parse_manifest
+from ddp_operator.manifests.children import build_children
+
+# The oldest Kubernetes that the operator supports; what it takes, newer ones take too.
+_KUBERNETES = "1.31"
+# A resource that no API server has stored has no UID yet.
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedManifest:
+    """A manifest that passed, and the children of its first attempt in the order of creation."""
+
+    manifest: Manifest
+    children: tuple[Mapping[str, Any], ...]
+
+
+def check_manifest(text: str) -> CheckedManifest:
+    """Return the manifest in ``text`` and what the operator would create for it. Raises: InvalidManifest."""
+    manifest = parse_manifest(text)
+    job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
+    children = build_children(job, attempt=1, nodes=job.spec.nodes)
+    errors = list(_check_schemas(children))
+    if errors:
+        raise InvalidManifest(errors)
+    return CheckedManifest(manifest, tuple(children))
+
+
+def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError]:
+    try:
+        import kubernetes_validate
+    except ImportError:
+        return
+    for child in children:
+        try:
+            kubernetes_validate.validate(dict(child), _KUBERNETES, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield _explain(error)
+
+
+def _explain(error: Any) -> FieldError:
+    """Name the field as the API server does. A Job's ``spec.template`` lies where the resource's own does."""
+    path = ""
+    for step in error.path:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    unknown = re.search(r"\('(.*?)' was unexpected\)", error.message)
+    if unknown:
+        return unknown_field(f"{path}.{unknown[1]}")
+    return FieldError(path, f"{error.message.splitlines()[0][:300]}; see `kubectl explain` for this field")

@@ -1,0 +1,240 @@
+"""One idempotent, level-triggered pass: observe, decide, act, and at most one status patch.
+
+Every event calls the same ``reconcile``; it reads what is and moves it towards what the ledger in status says. It knows
+only the ``Cluster`` protocol, so the same code runs jobs on an API server and on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ddp_operator import constants
+from ddp_operator.api.errors import InvalidManifest, explain_refusal
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import AlreadyExists, ChildKind, Cluster, ClusterError, Conflict, Key, Refused, Snapshot
+from ddp_operator.manifests.children import build_children
+from ddp_operator.progress import Page, parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decision import (
+    Decision,
+    DeleteJob,
+    DeleteResource,
+    EnsureChildren,
+    Refusal,
+    SuspendJob,
+)
+from ddp_operator.status.events import transition_events
+from ddp_operator.status.machine import decide, is_finished, scrape_interval
+from ddp_operator.status.observation import Observation, observe_children
+
+_WAIT_FOR_COLLECTOR = 1.0
+# Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
+_AFTER_CONFLICT = 0.5
+
+
+def utc_now() -> datetime:
+    """Return the time, aware and in UTC."""
+    return datetime.now(UTC)
+
+
+class Reconciler:
+    """Reconciles resources of one cluster. Holds no state that a restart would miss: only when a page was last read."""
+
+    def __init__(
+        self, cluster: Cluster, *, clock: Callable[[], datetime] = utc_now, progress_interval: float = 10.0
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._progress_interval = progress_interval
+        self._scraped: dict[Key, datetime] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Make one pass.
+
+        Returns seconds until the next pass is wanted without an event: None for never, 0 for at once.
+        Raises: ClusterError where a call failed that may succeed later; call again after a back-off.
+        """
+        snapshot = await self._cluster.observe(key)
+        if snapshot is None:
+            self._scraped.pop(key, None)
+            return None
+        try:
+            job = parse_resource(snapshot.resource)
+        except InvalidManifest as error:
+            await self._report_unreadable(key, snapshot, error)
+            return None
+        if job.deleting:
+            return None  # owner references take the children away
+        refusal = await self._check(job, snapshot)
+        asked, page = await self._scrape(key, job, snapshot)
+        service = any(_owned(job, raw) for raw in snapshot.services)
+        observation = observe_children(job, snapshot.jobs, snapshot.pods, page, asked=asked, service=service)
+        decision = self._decide(job, observation, refusal)
+        wait: float | None = None
+        for action in decision.actions:
+            match action:
+                case EnsureChildren():
+                    outcome = await self._ensure_children(job, snapshot, action)
+                    if isinstance(outcome, Refusal):
+                        return await self._write(key, snapshot, job, self._decide(job, observation, outcome))
+                    wait = outcome
+                case DeleteJob(name, uid):
+                    await self._cluster.delete("Job", job.namespace, name, uid=uid)
+                case SuspendJob(name, suspend):
+                    try:
+                        await self._cluster.patch_job(job.namespace, name, {"spec": {"suspend": suspend}})
+                    except Refused as error:
+                        return await self._write(key, snapshot, job, self._decide(job, observation, _refusal(error)))
+                case DeleteResource():
+                    await self._cluster.delete_resource(key, uid=job.uid)
+                    return None
+        requeue = await self._write(key, snapshot, job, decision)
+        return requeue if wait is None else wait if requeue is None else min(wait, requeue)
+
+    def _decide(self, job: DDPTrainingJob, observation: Observation, refusal: Refusal | None) -> Decision:
+        return decide(job, observation, self._clock(), refusal=refusal, progress_interval=self._progress_interval)
+
+    async def _check(self, job: DDPTrainingJob, snapshot: Snapshot) -> Refusal | None:
+        """Return why the spec cannot be carried out: by our rules, and before attempt 1 by the API server's."""
+        if is_finished(job.status):
+            return None
+        try:
+            children = build_children(job, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
+        except InvalidManifest as error:
+            return Refusal("InvalidSpec", str(error))
+        if job.status.attempt > 0:
+            return None
+        for child in children:
+            if child["kind"] == "ConfigMap":
+                continue  # nothing in it comes from the user
+            try:
+                await self._cluster.create(child, dry_run=True)
+            except Refused as error:
+                return _refusal(error)
+            except AlreadyExists as error:
+                conflict = _foreign(job, error.existing)
+                if conflict is not None:
+                    return conflict
+        return None
+
+    async def _ensure_children(
+        self, job: DDPTrainingJob, snapshot: Snapshot, action: EnsureChildren
+    ) -> Refusal | float | None:
+        """Create what is missing. Returns a refusal, or seconds to wait for a garbage collector, or None."""
+        present = {
+            (raw["kind"], raw["metadata"]["name"])
+            for raw in (*snapshot.services, *snapshot.config_maps, *snapshot.jobs)
+            if _owned(job, raw)
+        }
+        for child in build_children(job, attempt=action.attempt, nodes=action.nodes):
+            if (child["kind"], child["metadata"]["name"]) in present:
+                continue
+            try:
+                await self._cluster.create(child)
+            except Refused as error:
+                return _refusal(error)
+            except AlreadyExists as error:
+                existing = error.existing
+                if _owned(job, existing) and "deletionTimestamp" not in (existing.get("metadata") or {}):
+                    continue  # created by a pass whose event has not come back yet
+                conflict = _foreign(job, existing)
+                if conflict is not None:
+                    return conflict
+                return _WAIT_FOR_COLLECTOR
+        return None
+
+    async def _scrape(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> tuple[bool, Page | None]:
+        """Read pod 0's page when it is due. Returns whether it was asked for, and what it said."""
+        now = self._clock()
+        interval = scrape_interval(job.status, now, self._progress_interval)
+        last = self._scraped.get(key)
+        # A clock that was set back must not silence the page until it has caught up.
+        if is_finished(job.status) or (last is not None and abs((now - last).total_seconds()) < interval * 0.9):
+            return False, None
+        pods = observe_children(job, snapshot.jobs, snapshot.pods).pods_of(job.status.attempt)
+        master = next((p for p in pods if p.index == 0 and p.phase == "Running" and not p.deleting), None)
+        if master is None:
+            return False, None
+        self._scraped[key] = now
+        text = await self._cluster.scrape(master.raw, job.spec.metrics.port)
+        return True, None if text is None else parse_page(text)
+
+    async def _write(self, key: Key, snapshot: Snapshot, job: DDPTrainingJob, decision: Decision) -> float | None:
+        """Patch the status where it differs, then tell what changed."""
+        if decision.status != job.status:
+            try:
+                await self._patch_status(key, snapshot, decision.status)
+            except Conflict:
+                return _AFTER_CONFLICT
+            await self._tell(snapshot, job.status, decision.status)
+        if is_finished(decision.status):
+            self._scraped.pop(key, None)
+        return decision.requeue_after
+
+    async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> None:
+        """Say Accepted=False about a spec that this version cannot read (an older or newer CRD let it in)."""
+        metadata = snapshot.resource.get("metadata") or {}
+        raw_status = snapshot.resource.get("status") or {}
+        try:
+            status = msgspec.convert(raw_status, Status)
+        except msgspec.ValidationError:
+            status = Status()
+        fact = c.Fact(c.ACCEPTED, "False", c.INVALID_SPEC, str(error))
+        generation = metadata.get("generation") or 0
+        merged = c.merge_conditions(status.conditions, [fact], self._clock(), generation)
+        new = msgspec.structs.replace(
+            status,
+            phase=status.phase if status.attempt else "Rejected",
+            observed_generation=generation,
+            conditions=merged,
+        )
+        if new != status:
+            await self._patch_status(key, snapshot, new)
+            await self._tell(snapshot, status, new)
+
+    async def _tell(self, snapshot: Snapshot, old: Status, new: Status) -> None:
+        """Emit what changed. The status is written, so an event that is lost now is lost; nothing else may be."""
+        with suppress(ClusterError):
+            for event in transition_events(old, new):
+                await self._cluster.emit(snapshot.resource, event)
+
+    async def _patch_status(self, key: Key, snapshot: Snapshot, status: Status) -> None:
+        version = snapshot.resource["metadata"]["resourceVersion"]
+        body: dict[str, Any] = msgspec.to_builtins(status)
+        await self._cluster.patch_status(key, body, resource_version=version)
+
+
+def _refusal(error: Refused) -> Refusal:
+    return Refusal("InvalidSpec" if error.reason == "Invalid" else "Forbidden", explain_refusal(error.message))
+
+
+def _owner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    references = (raw.get("metadata") or {}).get("ownerReferences") or []
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def _owned(job: DDPTrainingJob, raw: Mapping[str, Any]) -> bool:
+    return _owner(raw).get("uid") == job.uid
+
+
+def _foreign(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | None:
+    """Return a refusal where an object is neither ours nor left by a deleted resource of the same name."""
+    owner = _owner(raw)
+    group = str(owner.get("apiVersion")).partition("/")[0]
+    same_name = (group, owner.get("kind"), owner.get("name")) == (constants.GROUP, constants.KIND, job.name)
+    if same_name or _owned(job, raw):
+        return None
+    kind: ChildKind = raw.get("kind") or "Service"
+    name = (raw.get("metadata") or {}).get("name")
+    return Refusal(
+        "NameConflict",
+        f"metadata.name: a {kind} named {name} that is not ours exists in namespace {job.namespace}; "
+        "rename the job or remove that object",
+    )

@@ -1,0 +1,106 @@
+"""The running operator: client, store, queue and reconcile wired together, apart from how events come in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import kopf
+
+from ddp_operator.cluster import Key
+from ddp_operator.health import HealthServer, Metrics
+from ddp_operator.kube import ApiClient, KubeCluster, login
+from ddp_operator.kube.checks import check_cluster
+from ddp_operator.kube.store import Store
+from ddp_operator.kube.sync import Synchroniser
+from ddp_operator.reconcile import Reconciler
+from ddp_operator.settings import Settings
+from ddp_operator.workqueue import WorkQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Operator:
+    """Everything that lives as long as the process. Create, start and stop it inside one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.store = Store()
+        self.metrics = Metrics(lambda: float(len(self.queue)))
+        self.client = ApiClient(
+            self.login,
+            qps=settings.qps,
+            burst=settings.burst,
+            timeout=settings.call_timeout,
+            on_call=self.metrics.on_call,
+        )
+        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)
+        self.reconciler = Reconciler(self.cluster, progress_interval=settings.progress_interval)
+        self.queue: WorkQueue[Key] = WorkQueue(
+            self.reconciler.reconcile, workers=settings.workers, on_result=self.metrics.on_reconcile
+        )
+        self.sync = Synchroniser(
+            self.client,
+            self.store,
+            namespaces=settings.namespaces,
+            interval=settings.resync_interval,
+            on_change=self._on_change,
+        )
+        self.health = HealthServer(self.metrics, port=settings.health_port, alive=self._alive, ready=self._ready)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def login(self) -> kopf.ConnectionInfo:
+        """Read the credentials anew (for the own client and for Kopf's)."""
+        return await login(self.settings.kubeconfig)
+
+    async def start(self) -> None:
+        """Check what must be there, then start to work. Raises: StartupError."""
+        await self.health.start()
+        await check_cluster(self.client, self.settings.namespaces)
+        # Leadership goes here: nothing above writes to the cluster, everything below may.
+        self._tasks = [
+            asyncio.create_task(self.sync.run(), name="synchroniser"),
+            asyncio.create_task(self._work(), name="start of the workers"),
+        ]
+
+    async def stop(self) -> None:
+        """End all own tasks and connections. Kopf waits five seconds for whatever is left behind here."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.queue.stop()
+        await self.cluster.close()
+        await self.client.close()
+        await self.health.stop()
+
+    def on_event(self, kind: str, event_type: str | None, obj: Any) -> None:
+        """Take in one watch event; ``event_type`` is None for an object of a listing."""
+        if event_type == "DELETED":
+            key = self.store.remove(kind, obj)
+        else:
+            meta = obj["metadata"]
+            if event_type is None and self.store.entry(kind, meta.get("namespace", ""), meta["name"]) is not None:
+                self.sync.nudge()  # listed though known: a watch began anew, and may have missed deletions
+            key = self.store.apply(kind, obj)
+        if key is not None:
+            self._on_change(key)
+
+    def _on_change(self, key: Key) -> None:
+        self.queue.add(key)
+
+    async def _work(self) -> None:
+        await self.sync.synced.wait()
+        logger.info("ready: serving %s", ", ".join(self.settings.namespaces) or "all namespaces")
+        self.queue.start()
+
+    def _alive(self) -> str | None:
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                return f"{task.get_name()} ended: {task.exception()}"
+        if self.sync.synced.is_set() and not self.queue.alive and self._tasks and self._tasks[1].done():
+            return "a worker ended"
+        return None
+
+    def _ready(self) -> str | None:
+        return None if self.sync.synced.is_set() else "the caches are not filled yet"

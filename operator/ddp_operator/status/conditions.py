@@ -1,0 +1,189 @@
+"""Conditions: what is true of a job now, with the reason and the cluster's own words. Reasons are constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.status import Condition, ConditionStatus
+from ddp_operator.status.observation import Observation, PodView
+from ddp_operator.status.termination import format_time
+
+ACCEPTED: Final = "Accepted"
+SUSPENDED: Final = "Suspended"
+SCHEDULED: Final = "Scheduled"
+RENDEZVOUSED: Final = "Rendezvoused"
+PROGRESSING: Final = "Progressing"
+RESTARTING: Final = "Restarting"
+SUCCEEDED: Final = "Succeeded"
+FAILED: Final = "Failed"
+TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, SUCCEEDED, FAILED)
+
+# Accepted
+VALID: Final = "Valid"
+INVALID_SPEC: Final = "InvalidSpec"
+NAME_CONFLICT: Final = "NameConflict"
+FORBIDDEN: Final = "Forbidden"
+# Suspended
+SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
+STOPPING: Final = "Stopping"
+NOT_SUSPENDED: Final = "NotSuspended"
+# Scheduled
+ALL_PODS_SCHEDULED: Final = "AllPodsScheduled"
+WAITING_FOR_PODS: Final = "WaitingForPods"
+WAITING_FOR_FORMER_PODS: Final = "WaitingForFormerPods"
+UNSCHEDULABLE: Final = "Unschedulable"
+IMAGE_PULL: Final = "ImagePull"
+PODS_NOT_STARTING: Final = "PodsNotStarting"
+# Rendezvoused
+ALL_RANKS_JOINED: Final = "AllRanksJoined"
+WAITING_FOR_RANKS: Final = "WaitingForRanks"
+WAITING_FOR_WORKERS: Final = "WaitingForWorkers"
+NO_METRICS_PAGE: Final = "NoMetricsPage"
+# Progressing
+TRAINING: Final = "Training"
+NO_STEP_YET: Final = "NoStepYet"
+NOT_RUNNING: Final = "NotRunning"
+# Restarting
+GROUP_RESTART: Final = "GroupRestart"
+POD_REPLACEMENT: Final = "PodReplacement"
+RESIZED: Final = "Resized"
+NOT_RESTARTING: Final = "NotRestarting"
+# Succeeded and Failed
+ALL_NODES_SUCCEEDED: Final = "AllNodesSucceeded"
+NOT_FINISHED: Final = "NotFinished"
+RESTART_BUDGET_EXHAUSTED: Final = "RestartBudgetExhausted"
+DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+FINISHED: Final = "Finished"
+
+
+# A launcher serves its page within a second of its start; so long a silence has another cause.
+_PAGE_PATIENCE = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A condition before it has a time."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+
+
+def merge_conditions(
+    previous: Iterable[Condition], facts: Iterable[Fact], now: datetime, generation: int
+) -> tuple[Condition, ...]:
+    """Return the conditions in the order of TYPES. A transition time changes only with the status."""
+    old = {condition.type: condition for condition in previous}
+    new = {fact.type: fact for fact in facts}
+    merged = []
+    for kind in TYPES:
+        fact, before = new.get(kind), old.get(kind)
+        if fact is None:
+            if before is not None:
+                merged.append(before)
+            continue
+        unchanged = before is not None and before.status == fact.status
+        merged.append(
+            Condition(
+                type=kind,
+                status=fact.status,
+                reason=fact.reason,
+                message=fact.message[:1024],
+                last_transition_time=before.last_transition_time if before and unchanged else format_time(now),
+                observed_generation=generation,
+            )
+        )
+    return tuple(merged)
+
+
+def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
+    """Return the condition of a type."""
+    return next((c for c in conditions if c.type == kind), None)
+
+
+def is_true(conditions: Iterable[Condition], kind: str) -> bool:
+    """Tell whether a condition is there and True."""
+    found = find(conditions, kind)
+    return found is not None and found.status == "True"
+
+
+def describe_scheduling(pods: tuple[PodView, ...], nodes: int, former_alive: int) -> Fact:
+    """Return Scheduled: which pods wait for what, in the words of who makes them wait."""
+    if former_alive:
+        return Fact(SCHEDULED, "False", WAITING_FOR_FORMER_PODS, f"{former_alive} pods of the former attempt still run")
+    current = newest_by_index(pods)
+    scheduled = [pod for pod in current.values() if pod.scheduled or not pod.alive]
+    waiting = [pod for pod in current.values() if pod.alive and pod.waiting_reason]
+    if waiting:
+        pod = waiting[0]
+        known = {UNSCHEDULABLE: UNSCHEDULABLE, IMAGE_PULL: IMAGE_PULL}
+        others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
+        reason = known.get(pod.waiting_reason, PODS_NOT_STARTING)
+        prefix = "" if reason == pod.waiting_reason else f"{pod.waiting_reason}: "
+        return Fact(SCHEDULED, "False", reason, f"{pod.name}{others}: {prefix}{pod.waiting_message}")
+    if len(scheduled) >= nodes:
+        return Fact(SCHEDULED, "True", ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed")
+    return Fact(SCHEDULED, "False", WAITING_FOR_PODS, f"{len(scheduled)} of {nodes} pods are placed")
+
+
+def describe_rendezvous(
+    pods: tuple[PodView, ...], nodes: int, observation: Observation, before: Condition | None, now: datetime
+) -> Fact:
+    """Return Rendezvoused. ``before``: what it was at the last look of this attempt.
+
+    The launcher on pod 0 knows when torchrun has started the workers; a page with a step proves it too.
+    """
+    newest = newest_by_index(pods)
+    running = {index for index, pod in newest.items() if pod.phase in ("Running", "Succeeded")}
+    missing = [str(index) for index in range(nodes) if index not in running]
+    if missing:
+        shown = ", ".join(missing[:10]) + (", …" if len(missing) > 10 else "")
+        return Fact(
+            RENDEZVOUSED, "False", WAITING_FOR_RANKS, f"{len(running)} of {nodes} pods run; not yet: pods {shown}"
+        )
+    page = observation.page
+    if page is None:
+        if before is not None and (before.status == "True" or (not observation.asked and _is_news_of_page(before))):
+            return Fact(RENDEZVOUSED, before.status, before.reason, before.message)
+    elif page.training or page.launcher_phase in ("Running", "Stopping", "Done"):
+        return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"all {nodes} pods have joined")
+    elif not page.launcher_phase and before is not None and before.status == "True":
+        return Fact(RENDEZVOUSED, "True", before.reason, before.message)
+    if page is None and observation.asked and all(_is_old(pod, now) for pod in newest.values()):
+        words = "the metrics page of pod 0 does not answer; a NetworkPolicy may keep the operator from it"
+        return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, words)
+    phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
+    words = f"all {nodes} pods run; workers have not started yet{phase}"
+    return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, words)
+
+
+def _is_news_of_page(condition: Condition) -> bool:
+    """Tell whether only a page can have said it, so that it stands until the next page is read."""
+    return condition.reason in (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
+
+
+def _is_old(pod: PodView, now: datetime) -> bool:
+    return pod.started is not None and now - pod.started > _PAGE_PATIENCE
+
+
+def newest_by_index(pods: tuple[PodView, ...]) -> Mapping[int, PodView]:
+    """Return one pod for each index, ascending: of a replaced pod and its successors the one that counts now."""
+    chosen: dict[int, PodView] = {}
+    for pod in sorted(pods, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name)):
+        chosen[pod.index] = pod
+    return chosen
+
+
+def count_pods(pods: tuple[PodView, ...]) -> tuple[int, int, int, int]:
+    """Return (running, ready, succeeded, failed) over the newest pod of each index."""
+    newest = newest_by_index(pods).values()
+    return (
+        sum(pod.phase == "Running" and not pod.deleting for pod in newest),
+        sum(pod.phase == "Running" and pod.ready and not pod.deleting for pod in newest),
+        sum(pod.phase == "Succeeded" for pod in newest),
+        sum(pod.phase == "Failed" for pod in newest),
+    )

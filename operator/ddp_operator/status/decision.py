@@ -1,0 +1,65 @@
+"""What a pass decided: a new status, actions on children, and when to look again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ddp_operator.api.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureChildren:
+    """Create what is missing of an attempt's Service, ConfigMap and Job."""
+
+    attempt: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete one of our Jobs and its pods."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendJob:
+    """Set ``Job.spec.suspend``."""
+
+    name: str
+    suspend: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResource:
+    """Delete the training job itself: its time to live is over."""
+
+
+Action = EnsureChildren | DeleteJob | SuspendJob | DeleteResource
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The resource cannot be carried out as it is. ``reason`` is a reason of the condition Accepted."""
+
+    reason: Literal["InvalidSpec", "NameConflict", "Forbidden"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome of ``decide``.
+
+    ``requeue_after`` is in seconds; None: look again only when something changes; 0: at once. Where the ledger changes
+    (attempt, restarts, lastFailure, the end), ``actions`` is empty: the ledger is written first, a later pass acts on
+    it, and a crash in between loses nothing.
+    """
+
+    status: Status
+    actions: tuple[Action, ...] = ()
+    requeue_after: float | None = None
+
+
+AT_ONCE: Final = 0.0

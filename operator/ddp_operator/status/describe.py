@@ -1,0 +1,141 @@
+"""The status of a job that has not ended: counts, conditions, progress and the phase that sums them up. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Nodes, Phase, Progress, Status
+from ddp_operator.progress import Page, build_checkpoint, build_progress
+from ddp_operator.status import conditions as c
+from ddp_operator.status.conditions import Fact
+from ddp_operator.status.decision import Refusal
+from ddp_operator.status.observation import Observation, PodView
+
+
+def describe(
+    job: DDPTrainingJob,
+    status: Status,
+    observation: Observation,
+    pods: tuple[PodView, ...],
+    refusal: Refusal | None,
+    now: datetime,
+    restart: Fact | None = None,
+) -> Status:
+    """Return ``status`` (whose ledger stands) with everything that is seen of its attempt.
+
+    ``pods`` are the attempt's; ``restart`` says why the attempt begins where it replaces a former one.
+    """
+    nodes = status.attempt_nodes
+    same_attempt = status.attempt == job.status.attempt
+    former_alive = observation.former_alive(status.attempt)
+    alive = sum(pod.alive for pod in pods)
+    running, _, succeeded, _ = c.count_pods(pods)
+    all_run = running + succeeded >= nodes
+    if observation.page is not None:
+        status = _take_page(status, observation.page)
+    joined_before = c.find(job.status.conditions, c.RENDEZVOUSED) if same_attempt else None
+    rendezvous = c.describe_rendezvous(pods, nodes, observation, joined_before, now)
+    restarting = restart or _restarting(job, rendezvous, was_joined=_is(joined_before), all_run=all_run)
+    facts = [
+        _accepted(refusal, status.attempt, observation),
+        _suspended(job, alive + former_alive),
+        c.describe_scheduling(pods, nodes, former_alive),
+        rendezvous,
+        _progressing(job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run),
+        restarting,
+        Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
+        Fact(c.FAILED, "False", c.NOT_FINISHED),
+    ]
+    phase: Phase
+    if job.spec.suspend and not alive + former_alive:
+        phase = "Suspended"
+    elif job.spec.suspend:  # the pods are stopping: what they were is the better word until they are gone
+        phase = job.status.phase if job.status.phase in ("Running", "Restarting") else "Pending"
+    elif restarting.status == "True":
+        phase = "Restarting"
+    else:
+        phase = "Running" if all_run else "Pending"
+    return replace(
+        status,
+        phase=phase,
+        observed_generation=job.generation,
+        nodes=count_nodes(nodes, pods),
+        progress=status.progress if phase == "Running" else without_eta(status.progress),
+        conditions=c.merge_conditions(job.status.conditions, facts, now, job.generation),
+    )
+
+
+def count_nodes(desired: int, pods: tuple[PodView, ...]) -> Nodes:
+    """Return ``status.nodes``."""
+    _, ready, succeeded, failed = c.count_pods(pods)
+    return Nodes(desired=desired, ready=ready, succeeded=succeeded, failed=failed)
+
+
+def without_eta(progress: Progress | None) -> Progress | None:
+    """Return the progress of a job that makes none for now: nothing is left to wait for."""
+    return None if progress is None else replace(progress, eta=None, eta_seconds=None)
+
+
+def take_final_progress(status: Status, pods: tuple[PodView, ...]) -> Status:
+    """Return the status with the values that pod 0's launcher left in its last words."""
+    ends = [pod.termination for pod in c.newest_by_index(pods).values() if pod.termination]
+    values = next((end.progress for end in ends if end.progress), {})
+    return replace(
+        status,
+        progress=build_progress(values, status.progress) or status.progress,
+        checkpoint=build_checkpoint(values) or status.checkpoint,
+        restarts=replace(status.restarts, in_place=max([status.restarts.in_place, *(e.restarts for e in ends)])),
+    )
+
+
+def _take_page(status: Status, page: Page) -> Status:
+    return replace(
+        status,
+        progress=build_progress(page.values, status.progress) or status.progress,
+        checkpoint=build_checkpoint(page.values) or status.checkpoint,
+        restarts=replace(status.restarts, in_place=page.in_place_restarts),
+    )
+
+
+def _accepted(refusal: Refusal | None, attempt: int, observation: Observation) -> Fact:
+    if refusal is None:
+        return Fact(c.ACCEPTED, "True", c.VALID)
+    goes_on = observation.job(attempt) is not None
+    what = "the running attempt goes on with the former spec" if goes_on else f"attempt {attempt} cannot start"
+    return Fact(c.ACCEPTED, "False", refusal.reason, f"{what}: {refusal.message}")
+
+
+def _suspended(job: DDPTrainingJob, alive: int) -> Fact:
+    if not job.spec.suspend:
+        return Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED)
+    if alive:
+        return Fact(c.SUSPENDED, "False", c.STOPPING, f"{alive} pods are saving and stopping")
+    return Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true; set it to false to go on")
+
+
+def _restarting(job: DDPTrainingJob, rendezvous: Fact, *, was_joined: bool, all_run: bool) -> Fact:
+    """A restart ends when the workers have met again."""
+    before = c.find(job.status.conditions, c.RESTARTING)
+    if was_joined and not all_run and not job.spec.suspend:
+        return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, "a pod was lost and is being replaced")
+    if before is not None and before.status == "True" and rendezvous.status == "False":
+        return Fact(c.RESTARTING, "True", before.reason, before.message)
+    return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)
+
+
+def _progressing(job: DDPTrainingJob, page: Page | None, rendezvous: Fact, *, was_joined: bool, all_run: bool) -> Fact:
+    before = c.find(job.status.conditions, c.PROGRESSING)
+    if not all_run:
+        return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods run")
+    stepping = page is not None and page.training
+    if stepping or (was_joined and before is not None and before.status == "True"):
+        return Fact(c.PROGRESSING, "True", c.TRAINING, "steps are being made")
+    words = "no step has been reported on the metrics page of pod 0"
+    return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, words)
+
+
+def _is(condition: object) -> bool:
+    return getattr(condition, "status", None) == "True"

@@ -1,0 +1,40 @@
+"""Which transitions are worth a line in ``kubectl describe``. Two statuses are compared: a repeated pass is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import Event
+from ddp_operator.status import conditions as c
+
+
+def transition_events(old: Status, new: Status) -> tuple[Event, ...]:
+    """Return the events for the step from one status to the next, in the order in which things happened."""
+    return tuple(_events(old, new))
+
+
+def _events(old: Status, new: Status) -> Iterator[Event]:
+    accepted = c.find(new.conditions, c.ACCEPTED)
+    before = c.find(old.conditions, c.ACCEPTED)
+    if accepted and accepted.status == "False" and (before is None or before.message != accepted.message):
+        yield Event("Warning", accepted.reason, accepted.message)
+    if new.last_failure is not None and new.last_failure != old.last_failure:
+        failure = new.last_failure
+        yield Event("Warning", f"Failure{failure.category}", f"attempt {failure.attempt}: {failure.message}"[:1000])
+    if new.attempt != old.attempt:
+        restarting = c.find(new.conditions, c.RESTARTING)
+        if old.attempt == 0:
+            yield Event("Normal", "Started", f"attempt 1 with {new.attempt_nodes} nodes as Job {new.job_name}")
+        elif restarting is not None:
+            yield Event("Normal", restarting.reason, restarting.message)
+    for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.SUCCEEDED, c.FAILED):
+        now, then = c.find(new.conditions, kind), c.find(old.conditions, kind)
+        if now is None or (then is not None and (then.status, then.reason) == (now.status, now.reason)):
+            continue
+        if now.status == "True":
+            yield Event("Warning" if kind == c.FAILED else "Normal", kind, now.message or now.reason)
+        elif kind == c.SCHEDULED and now.reason in (c.UNSCHEDULABLE, c.IMAGE_PULL, c.PODS_NOT_STARTING):
+            yield Event("Warning", now.reason, now.message)
+        elif kind == c.SUSPENDED and then is not None and then.status == "True":
+            yield Event("Normal", "Resumed", "spec.suspend is false")

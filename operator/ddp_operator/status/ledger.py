@@ -1,0 +1,148 @@
+"""The decisions that count: attempts, budgets, the cause of a failure, the end. Written first, acted on later.
+
+Each returns a Decision without actions that asks for another pass at once: that pass finds the ledger in status and
+makes the children follow it, so that a crash in between loses nothing and counts nothing twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as replace_fields
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from ddp_operator import names
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import LastFailure, Phase, Restarts, Status
+from ddp_operator.status import conditions as c
+from ddp_operator.status.conditions import Fact
+from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
+from ddp_operator.status.describe import count_nodes, describe, take_final_progress, without_eta
+from ddp_operator.status.observation import JobView, Observation, PodView
+from ddp_operator.status.termination import format_time
+
+
+def start(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+    """Begin attempt 1."""
+    status = replace(
+        job.status,
+        attempt=1,
+        attempt_nodes=job.spec.nodes,
+        job_name=names.job_name(job.name, 1),
+        start_time=format_time(now),
+        selector=names.pod_selector(job.name),
+    )
+    return _begin(job, status, observation, None, now)
+
+
+def recover(job: DDPTrainingJob, observation: Observation, newest: JobView, now: datetime) -> Decision:
+    """Take up the attempt of the newest Job: the status says less, so it was lost or written over by somebody.
+
+    Past restarts count as failures, as far as the status does not know better: a crash loop shall not begin anew.
+    """
+    restarts, past = job.status.restarts, newest.attempt - 1
+    status = replace(
+        job.status,
+        attempt=newest.attempt,
+        attempt_nodes=newest.nodes,
+        job_name=newest.name,
+        start_time=job.status.start_time or format_time(now),
+        selector=names.pod_selector(job.name),
+        restarts=replace(restarts, total=past, counted=max(restarts.counted, past - restarts.free)),
+    )
+    return _begin(job, status, observation, None, now)
+
+
+def restart(
+    job: DDPTrainingJob, observation: Observation, cause: LastFailure, refusal: Refusal | None, now: datetime
+) -> Decision:
+    """Begin the next attempt after a failure; it uses up one of recovery.maxRestarts."""
+    status = _next_attempt(job, counted=True, failure=cause)
+    words = f"attempt {status.attempt} after: {say(cause)}"
+    return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
+
+
+def resize(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+    """Begin the next attempt with another number of nodes."""
+    status = _next_attempt(job, counted=False, failure=None)
+    words = f"attempt {status.attempt} with {job.spec.nodes} instead of {job.status.attempt_nodes} nodes"
+    return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
+
+
+def succeed(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> Decision:
+    """End well."""
+    nodes = job.status.attempt_nodes
+    facts = [
+        Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed"),
+        Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"all {nodes} pods have joined"),
+        Fact(c.SUCCEEDED, "True", c.ALL_NODES_SUCCEEDED, f"all {nodes} pods succeeded"),
+        Fact(c.FAILED, "False", c.FINISHED),
+    ]
+    return _end(job, job.status, "Succeeded", facts, pods, now)
+
+
+def fail(
+    job: DDPTrainingJob, pods: tuple[PodView, ...], cause: LastFailure | None, reason: str, message: str, now: datetime
+) -> Decision:
+    """End badly."""
+    status = replace(job.status, last_failure=cause or job.status.last_failure)
+    facts = [Fact(c.SUCCEEDED, "False", c.FINISHED), Fact(c.FAILED, "True", reason, message)]
+    return _end(job, status, "Failed", facts, pods, now)
+
+
+def say(cause: LastFailure) -> str:
+    """Return a failure in one line."""
+    who = f"rank {cause.rank} on pod {cause.node}" if cause.rank is not None else f"pod {cause.node}"
+    where = f"{who}: " if cause.node is not None else ""
+    return f"{cause.category}: {where}{cause.message or 'no message'}"
+
+
+def _next_attempt(job: DDPTrainingJob, *, counted: bool, failure: LastFailure | None) -> Status:
+    status, before = job.status, job.status.restarts
+    return replace(
+        status,
+        attempt=status.attempt + 1,
+        attempt_nodes=job.spec.nodes,
+        job_name=names.job_name(job.name, status.attempt + 1),
+        restarts=Restarts(
+            total=before.total + 1,
+            counted=before.counted + (1 if counted else 0),
+            free=before.free + (0 if counted else 1),
+            in_place=0,
+        ),
+        last_failure=failure or status.last_failure,
+    )
+
+
+def _begin(
+    job: DDPTrainingJob,
+    status: Status,
+    observation: Observation,
+    refusal: Refusal | None,
+    now: datetime,
+    restart: Fact | None = None,
+) -> Decision:
+    seen = replace_fields(observation, page=None, asked=False)  # the page was the former attempt's
+    pods = observation.pods_of(status.attempt)
+    return Decision(describe(job, status, seen, pods, refusal, now, restart), requeue_after=AT_ONCE)
+
+
+def _end(
+    job: DDPTrainingJob, status: Status, phase: Phase, facts: list[Fact], pods: tuple[PodView, ...], now: datetime
+) -> Decision:
+    status = take_final_progress(status, pods)
+    facts += [
+        Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED),
+        Fact(c.PROGRESSING, "False", c.FINISHED, "training has ended"),
+        Fact(c.RESTARTING, "False", c.NOT_RESTARTING),
+    ]
+    ended = replace(
+        status,
+        phase=phase,
+        observed_generation=job.generation,
+        completion_time=format_time(now),
+        nodes=count_nodes(status.attempt_nodes, pods),
+        progress=without_eta(status.progress),
+        conditions=c.merge_conditions(status.conditions, facts, now, job.generation),
+    )
+    return Decision(ended, requeue_after=AT_ONCE)

@@ -1,0 +1,238 @@
+"""The state machine: (resource, observation, now) -> Decision. Pure, idempotent, level-triggered.
+
+The ledger in status (attempt, attemptNodes, restarts, lastFailure, the terminal conditions) says what shall be;
+children are made to follow it. Nothing about the past is kept elsewhere, so a restarted operator goes on from what it
+reads.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from msgspec.structs import replace
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Status
+from ddp_operator.constants import KUEUE_LABEL_PREFIX
+from ddp_operator.status import conditions as c
+from ddp_operator.status import ledger
+from ddp_operator.status.conditions import Fact
+from ddp_operator.status.decision import (
+    Action,
+    Decision,
+    DeleteJob,
+    DeleteResource,
+    EnsureChildren,
+    Refusal,
+    SuspendJob,
+)
+from ddp_operator.status.describe import describe
+from ddp_operator.status.failure import Verdict, judge, will_fail_job
+from ddp_operator.status.observation import JobView, Observation, PodView
+from ddp_operator.status.termination import format_time, parse_time
+
+# While something is awaited that sends no event: a page, a witness.
+_SOON = 1.0
+# While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
+_LATER = 10.0
+_RECHECK_REFUSAL = 30.0
+_FIRST_STEP = timedelta(minutes=2)
+# The Job controller needs about a second to fail a Job by its podFailurePolicy.
+_FAIL_JOB_PATIENCE = timedelta(seconds=60)
+
+
+def decide(
+    job: DDPTrainingJob,
+    observation: Observation,
+    now: datetime,
+    *,
+    refusal: Refusal | None = None,
+    progress_interval: float = 10.0,
+) -> Decision:
+    """Return what to write and what to do. ``refusal``: the spec as it stands cannot be carried out."""
+    status = job.status
+    if is_finished(status):
+        return _after_the_end(job, observation, now)
+    newest = max(observation.jobs, key=lambda view: view.attempt, default=None)
+    if newest is not None and newest.attempt > status.attempt:
+        return ledger.recover(job, observation, newest, now)
+    if refusal is not None and status.attempt == 0:
+        return _reject(job, refusal, now)
+    if status.attempt == 0:
+        return ledger.start(job, observation, now)
+    attempt_job = observation.job(status.attempt)
+    pods = observation.pods_of(status.attempt)
+    if attempt_job is not None and attempt_job.complete:
+        return ledger.succeed(job, pods, now)
+    if not job.spec.suspend:
+        verdict = judge(status.attempt, attempt_job, pods, now)
+        if verdict is not None:
+            return _answer_failure(job, observation, verdict, pods, now, refusal)
+        deadline = _deadline(job, now)
+        if deadline is not None and now >= deadline:
+            words = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
+            return ledger.fail(job, pods, None, c.DEADLINE_EXCEEDED, words, now)
+    if job.spec.nodes != status.attempt_nodes and refusal is None:
+        return ledger.resize(job, observation, now)
+    return _follow(job, observation, attempt_job, pods, now, refusal, progress_interval)
+
+
+def is_finished(status: Status) -> bool:
+    """Tell whether the job has ended for good. Terminal states absorb: nothing observed later changes them."""
+    return c.is_true(status.conditions, c.SUCCEEDED) or c.is_true(status.conditions, c.FAILED)
+
+
+def scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:
+    """Return how often pod 0's page is read, in seconds: often until the first step, at most two minutes long."""
+    joined = c.find(status.conditions, c.RENDEZVOUSED)
+    if joined is None or joined.status == "False":
+        return min(_SOON, progress_interval)
+    since = parse_time(joined.last_transition_time)
+    waiting = not c.is_true(status.conditions, c.PROGRESSING) and since is not None and now - since < _FIRST_STEP
+    return min(_SOON, progress_interval) if waiting else progress_interval
+
+
+def _answer_failure(
+    job: DDPTrainingJob,
+    observation: Observation,
+    verdict: Verdict,
+    pods: tuple[PodView, ...],
+    now: datetime,
+    refusal: Refusal | None,
+) -> Decision:
+    cause = verdict.cause
+    if cause is None:
+        # Something failed but only victims have spoken: change nothing, look again soon.
+        return Decision(job.status, requeue_after=_SOON)
+    if verdict.permanent:
+        return ledger.fail(job, pods, cause, cause.category, ledger.say(cause), now)
+    limit, used = job.spec.recovery.max_restarts, job.status.restarts.counted
+    if used >= limit:
+        words = f"failed {used + 1} times, recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
+        return ledger.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
+    return ledger.restart(job, observation, cause, refusal, now)
+
+
+def _reject(job: DDPTrainingJob, refusal: Refusal, now: datetime) -> Decision:
+    facts = [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)]
+    status = replace(
+        job.status,
+        phase="Rejected",
+        observed_generation=job.generation,
+        conditions=c.merge_conditions(job.status.conditions, facts, now, job.generation),
+    )
+    # A spec stays bad until it is edited, which sends an event; a conflict or a missing permission may pass.
+    return Decision(status, requeue_after=None if refusal.reason == c.INVALID_SPEC else _RECHECK_REFUSAL)
+
+
+def _follow(
+    job: DDPTrainingJob,
+    observation: Observation,
+    attempt_job: JobView | None,
+    pods: tuple[PodView, ...],
+    now: datetime,
+    refusal: Refusal | None,
+    progress_interval: float,
+) -> Decision:
+    """Make the children follow the ledger, and describe what is."""
+    attempt = job.status.attempt
+    actions: list[Action] = [
+        DeleteJob(view.name, view.uid) for view in observation.jobs if _is_obsolete(view, job, observation, now)
+    ]
+    waits: list[float] = []
+    if attempt_job is None:
+        if _former_may_run(observation, attempt):
+            waits.append(_LATER)
+        elif refusal is not None:
+            waits.append(_RECHECK_REFUSAL)
+        else:
+            actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
+    elif attempt_job.deleting:
+        waits.append(_LATER)  # somebody deletes it: it is made anew once it and its pods are gone
+    else:
+        actions += _suspend_actions(job, attempt_job)
+        if not observation.service and not attempt_job.finished and refusal is None:
+            actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
+    described = describe(job, _note_resumption(job, now), observation, pods, refusal, now)
+    if described.phase == "Running" or (described.phase == "Restarting" and pods):
+        waits.append(scrape_interval(described, now, progress_interval))
+    deadline = _deadline(job, now)
+    if deadline is not None and not job.spec.suspend:
+        waits.append(max(0.1, (deadline - now).total_seconds()))
+    return Decision(described, tuple(actions), min(waits, default=None))
+
+
+def _former_may_run(observation: Observation, attempt: int) -> bool:
+    """Tell whether a pod of another attempt runs, or may still be made by a Job that has not finished."""
+    unfinished = any(view.attempt != attempt and not view.finished for view in observation.jobs)
+    return unfinished or observation.former_alive(attempt) > 0
+
+
+def _is_obsolete(former: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
+    """Tell whether a former attempt's Job has to go.
+
+    The last failed one stays, for its pods' logs; also while its end is certain but the Job controller has not said so
+    yet. One that would run on (a resize, an OOM kill) and older ones are deleted.
+    """
+    age = job.status.attempt - former.attempt
+    if age < 1 or former.deleting:
+        return False
+    if age > 1:
+        return True
+    return not former.failed and not _will_fail(former, job, observation, now)
+
+
+def _will_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
+    """Tell whether the Job controller is about to end a Job whose failure is in the ledger."""
+    failure = job.status.last_failure
+    seen = parse_time(failure.time) if failure and failure.attempt == view.attempt else None
+    patient = seen is not None and now - seen < _FAIL_JOB_PATIENCE
+    return patient and will_fail_job(observation.pods_of(view.attempt))
+
+
+def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
+    queued = any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
+    if attempt_job.finished:
+        return []
+    if job.spec.suspend and not attempt_job.suspended:
+        return [SuspendJob(attempt_job.name, True)]
+    if not job.spec.suspend and attempt_job.suspended and not queued:  # Kueue itself admits what it has queued
+        return [SuspendJob(attempt_job.name, False)]
+    return []
+
+
+def _after_the_end(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+    """Stop what still runs of a job that has ended by its deadline or its budget; later, delete the resource."""
+    actions: list[Action] = []
+    waits: list[float] = []
+    for view in observation.jobs:
+        if view.finished or view.deleting:
+            continue
+        if _will_fail(view, job, observation, now):
+            waits.append(_LATER)
+        else:
+            actions.append(DeleteJob(view.name, view.uid))
+    ttl, ended = job.spec.ttl_seconds_after_finished, parse_time(job.status.completion_time)
+    if ttl is not None and ended is not None:
+        left = (ended + timedelta(seconds=ttl) - now).total_seconds()
+        if left <= 0:
+            actions.append(DeleteResource())
+        else:
+            waits.append(left)
+    return Decision(job.status, tuple(actions), min(waits, default=None))
+
+
+def _note_resumption(job: DDPTrainingJob, now: datetime) -> Status:
+    return replace(job.status, start_time=format_time(now)) if _resumes(job) else job.status
+
+
+def _resumes(job: DDPTrainingJob) -> bool:
+    return not job.spec.suspend and c.is_true(job.status.conditions, c.SUSPENDED)
+
+
+def _deadline(job: DDPTrainingJob, now: datetime) -> datetime | None:
+    """Return the end of the active time, which counts from the latest resumption."""
+    start, seconds = parse_time(job.status.start_time), job.spec.active_deadline_seconds
+    if _resumes(job):
+        start = now
+    return None if start is None or seconds is None else start + timedelta(seconds=seconds)

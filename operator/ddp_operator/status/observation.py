@@ -1,0 +1,246 @@
+"""From raw children to the few facts that decisions rest on. Whatever is not this resource's own is left out here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from ddp_operator import constants, names
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.progress import Page
+from ddp_operator.status.termination import Termination, parse_termination, parse_time
+
+_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One child Job."""
+
+    name: str
+    uid: str
+    attempt: int
+    nodes: int
+    suspended: bool
+    complete: bool
+    failed: bool
+    failed_message: str
+    failed_at: datetime | None
+    deleting: bool
+
+    @property
+    def finished(self) -> bool:
+        """True once the Job controller starts no more pods for it."""
+        return self.complete or self.failed
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod of an attempt."""
+
+    name: str
+    attempt: int
+    index: int
+    created: str
+    phase: str
+    ready: bool
+    deleting: bool
+    node_name: str
+    scheduled: bool
+    started: datetime | None
+    disrupted: bool
+    waiting_reason: str
+    waiting_message: str
+    termination: Termination | None
+    trained: bool
+    raw: Mapping[str, Any]
+
+    @property
+    def alive(self) -> bool:
+        """True while a process of it may run."""
+        return self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def fails_job(self) -> bool:
+        """True where the Job's podFailurePolicy answers its end by failing the Job: see ``manifests.children``."""
+        code = self.termination.container_exit_code if self.termination else constants.EXIT_OK
+        replaced = code == constants.EXIT_OK or code in constants.REPLACED_EXIT_CODES
+        return self.trained and not replaced and not self.disrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything ``decide`` looks at beside the resource itself.
+
+    ``strays`` are pods whose Job is gone: of a former attempt, or of a deleted resource of the same name. While one
+    is alive it holds its GPUs and may still write checkpoints. ``asked`` tells a page that did not answer from one
+    that was not asked for. ``service``: the Service is there, without which a replaced pod finds nobody.
+    """
+
+    jobs: tuple[JobView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    strays: tuple[PodView, ...] = ()
+    page: Page | None = None
+    asked: bool = False
+    service: bool = True
+
+    def job(self, attempt: int) -> JobView | None:
+        """Return the Job of an attempt."""
+        return next((job for job in self.jobs if job.attempt == attempt), None)
+
+    def pods_of(self, attempt: int) -> tuple[PodView, ...]:
+        """Return the pods of an attempt by index; of a replaced pod's predecessors too."""
+        return tuple(sorted((p for p in self.pods if p.attempt == attempt), key=lambda p: (p.index, p.created, p.name)))
+
+    def former_alive(self, attempt: int) -> int:
+        """Return how many pods beside those of an attempt may still run a process."""
+        return sum(p.alive for p in self.strays) + sum(p.alive and p.attempt < attempt for p in self.pods)
+
+
+def observe_children(
+    job: DDPTrainingJob,
+    jobs: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    page: Page | None = None,
+    *,
+    asked: bool = False,
+    service: bool = True,
+) -> Observation:
+    """Return the observation. Jobs of another owner (a deleted resource of the same name) are left out."""
+    own_jobs = tuple(view_job(raw) for raw in jobs if _owner(raw).get("uid") == job.uid)
+    uids = {view.uid for view in own_jobs}
+    own_pods, strays = [], []
+    for raw in pods:
+        owner = _owner(raw)
+        if owner.get("uid") in uids:
+            own_pods.append(view_pod(raw))
+        elif owner.get("kind") == "Job" and names.is_job_name(str(owner.get("name")), job.name):
+            strays.append(view_pod(raw))
+    return Observation(own_jobs, tuple(own_pods), tuple(strays), page, asked or page is not None, service)
+
+
+def view_job(raw: Mapping[str, Any]) -> JobView:
+    """Return a Job's view."""
+    metadata, spec = raw.get("metadata") or {}, raw.get("spec") or {}
+    conditions = {
+        c.get("type"): c for c in (raw.get("status") or {}).get("conditions") or [] if c.get("status") == "True"
+    }
+    # FailureTarget and SuccessCriteriaMet say that the Job controller has decided; Failed and Complete follow only
+    # when the last pod is gone, which may take a whole grace time.
+    failed = conditions.get("Failed") or conditions.get("FailureTarget")
+    return JobView(
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        attempt=_int(_labels(raw).get(constants.LABEL_ATTEMPT)),
+        nodes=_int(spec.get("completions")),
+        suspended=bool(spec.get("suspend")),
+        complete="Complete" in conditions,
+        failed=failed is not None,
+        failed_message=str((failed or {}).get("message") or ""),
+        failed_at=parse_time((failed or {}).get("lastTransitionTime")),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def view_pod(raw: Mapping[str, Any]) -> PodView:
+    """Return a pod's view."""
+    metadata, status = raw.get("metadata") or {}, raw.get("status") or {}
+    conditions = {c.get("type"): c for c in status.get("conditions") or []}
+    scheduled = conditions.get("PodScheduled") or {}
+    waiting_reason, waiting_message = _waiting(status, scheduled)
+    index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
+    trainer_end = _trainer_end(raw)
+    return PodView(
+        name=metadata.get("name", ""),
+        attempt=_int(_labels(raw).get(constants.LABEL_ATTEMPT)),
+        index=_int(index),
+        created=str(metadata.get("creationTimestamp") or ""),
+        phase=status.get("phase") or "Pending",
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        node_name=(raw.get("spec") or {}).get("nodeName") or "",
+        scheduled=scheduled.get("status") == "True" or bool((raw.get("spec") or {}).get("nodeName")),
+        started=parse_time(status.get("startTime")),
+        disrupted=(conditions.get("DisruptionTarget") or {}).get("status") == "True",
+        waiting_reason=waiting_reason,
+        waiting_message=waiting_message,
+        termination=trainer_end or _other_end(raw),
+        trained=trainer_end is not None,
+        raw=raw,
+    )
+
+
+def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why a pod does not start, in the scheduler's or the kubelet's own words."""
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = str(waiting.get("reason") or "")
+        if reason in _PULL_REASONS:
+            return "ImagePull", str(waiting.get("message") or reason)
+        if reason and reason not in ("ContainerCreating", "PodInitializing"):
+            return reason, str(waiting.get("message") or "")
+    return "", ""
+
+
+def _trainer_end(raw: Mapping[str, Any]) -> Termination | None:
+    """Return what ended the training container."""
+    containers = (raw.get("spec") or {}).get("containers") or []
+    names = [c.get("name") for c in containers]
+    trainer = constants.TRAINER_CONTAINER if constants.TRAINER_CONTAINER in names else (names[0] if names else None)
+    for container in (raw.get("status") or {}).get("containerStatuses") or []:
+        ended = (container.get("state") or {}).get("terminated")
+        if ended and container.get("name") == trainer:
+            return _end(ended)
+    return None
+
+
+def _other_end(raw: Mapping[str, Any]) -> Termination | None:
+    """Return what ended a pod whose training container has not said anything."""
+    status = raw.get("status") or {}
+    if status.get("phase") != "Failed":
+        return None
+    sidecars = {
+        container.get("name")
+        for container in (raw.get("spec") or {}).get("initContainers") or []
+        if container.get("restartPolicy") == "Always"
+    }
+    for container in status.get("initContainerStatuses") or []:
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode") and container.get("name") not in sidecars:
+            # The Job controller would start the pod anew for ever, as backoffLimit has no end.
+            end = _end(ended)
+            return msgspec.structs.replace(end, message=f"init container {container.get('name')}: {end.message}")
+    # Evicted or lost with its node: the kubelet reports no container.
+    words = " ".join(str(status[k]) for k in ("reason", "message") if status.get(k))
+    return parse_termination(137, "", words)
+
+
+def _end(terminated: Mapping[str, Any]) -> Termination:
+    return parse_termination(
+        _int(terminated.get("exitCode")),
+        str(terminated.get("reason") or ""),
+        str(terminated.get("message") or ""),
+        parse_time(terminated.get("finishedAt")),
+    )
+
+
+def _owner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    references = (raw.get("metadata") or {}).get("ownerReferences") or []
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+def _labels(raw: Mapping[str, Any]) -> Mapping[str, str]:
+    return (raw.get("metadata") or {}).get("labels") or {}
+
+
+def _int(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return 0

@@ -1,0 +1,157 @@
+"""The launcher's last words, as they stand in a pod's termination message (docs/pod-contract.md).
+
+The text comes from inside a training pod, so nothing in it is trusted: a message of a wrong shape counts as mere text,
+strings are cut, and numbers that no API server would store are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ddp_operator import constants
+
+_CATEGORY_OF_EXIT_CODE = {
+    constants.EXIT_USER_ERROR: constants.CATEGORY_USER_ERROR,
+    constants.EXIT_HANG: constants.CATEGORY_HANG,
+    constants.EXIT_OOM: constants.CATEGORY_OOM,
+    constants.EXIT_PREEMPTED: constants.CATEGORY_PREEMPTED,
+    constants.EXIT_PEER_LOST: constants.CATEGORY_NCCL,
+}
+_MAX_TEXT = 2048
+# The kubelet cuts at 4,096 bytes; whoever hands over much more is not one.
+_MAX_MESSAGE = 65536
+_MAX_INT = 2**31 - 1
+_MAX_TIME = 4e9  # the year 2096
+
+
+class Termination(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One pod's end. ``container_exit_code`` is the launcher's own code, ``exit_code`` the failing worker's."""
+
+    container_exit_code: int
+    category: str = constants.CATEGORY_UNKNOWN
+    exit_code: int | None = None
+    rank: int | None = None
+    node: int | None = None
+    message: str = ""
+    traceback: str = ""
+    hint: str = ""
+    time: float | None = None
+    restarts: int = 0
+    victim: bool = False
+    progress: dict[str, float] = {}
+
+
+class _Message(msgspec.Struct, frozen=True, rename="camel"):
+    category: str = ""
+    exit_code: int | None = None
+    rank: int | None = None
+    node: int | None = None
+    message: str = ""
+    traceback: str = ""
+    hint: str = ""
+    time: float | None = None
+    restarts: int = 0
+    victim: bool = False
+    progress: dict[str, float] = {}
+
+
+def parse_termination(
+    exit_code: int, reason: str = "", text: str = "", finished_at: datetime | None = None
+) -> Termination:
+    """Return what ended a container, from its exit code, the kubelet's reason and the termination message."""
+    finished = finished_at.timestamp() if finished_at else None
+    if finished is not None and not 0 < finished < _MAX_TIME:
+        finished = None
+    if reason == "OOMKilled":
+        return Termination(
+            container_exit_code=exit_code,
+            category=constants.CATEGORY_OOM,
+            exit_code=exit_code,
+            message="the container was killed because it used more memory than its limit",
+            hint="raise resources.limits.memory, or use a smaller batch or fewer DataLoader workers",
+            time=finished,
+        )
+    message = _decode(text)
+    if message is None:
+        return Termination(
+            container_exit_code=exit_code,
+            category=_category(exit_code),
+            exit_code=exit_code,
+            message=_describe(exit_code, reason, text),
+            time=finished,
+            victim=exit_code == constants.EXIT_PEER_LOST,
+        )
+    return Termination(
+        container_exit_code=exit_code,
+        category=message.category if message.category in constants.CATEGORIES else _category(exit_code),
+        exit_code=_sane_int(message.exit_code),
+        rank=_sane_int(message.rank),
+        node=_sane_int(message.node),
+        message=_clean(message.message[:_MAX_TEXT]),
+        traceback=_clean(message.traceback[-_MAX_TEXT:]),
+        hint=_clean(message.hint[:_MAX_TEXT]),
+        time=_sane_time(message.time, finished),
+        restarts=min(max(0, message.restarts), _MAX_INT),
+        victim=message.victim or exit_code == constants.EXIT_PEER_LOST,
+        progress={k: v for k, v in message.progress.items() if math.isfinite(v)},
+    )
+
+
+def _decode(text: str) -> _Message | None:
+    if len(text) > _MAX_MESSAGE:
+        return None
+    try:
+        return msgspec.json.decode(text, type=_Message)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def _category(exit_code: int) -> str:
+    return _CATEGORY_OF_EXIT_CODE.get(exit_code, constants.CATEGORY_UNKNOWN)
+
+
+def _describe(exit_code: int, reason: str, text: str) -> str:
+    tail = _clean(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:])
+    if tail:
+        return tail
+    if exit_code > 128:
+        return f"the pod was killed by signal {exit_code - 128}"
+    return f"the container ended with exit code {exit_code}" + (f" ({reason})" if reason else "")
+
+
+def _clean(text: str) -> str:
+    """Replace what UTF-8 cannot hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _sane_int(value: int | None) -> int | None:
+    return value if value is not None and abs(value) <= _MAX_INT else None
+
+
+def _sane_time(said: float | None, finished: float | None) -> float | None:
+    """Trust the launcher's clock only where it agrees with the kubelet's to within an hour."""
+    if said is None or not 0 < said < _MAX_TIME:
+        return finished
+    if finished is not None and not -3600 <= finished - said <= 3600:
+        return finished
+    return said
+
+
+def parse_time(value: Any) -> datetime | None:
+    """Return an RFC 3339 time as an aware datetime, or None."""
+    if not isinstance(value, str):
+        return None
+    try:
+        parsed = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+
+
+def format_time(moment: datetime) -> str:
+    """Return a time as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
+    return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
