@@ -1,0 +1,213 @@
+"""From a configuration to the parts of a run: data, model, optimiser, folder of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddp_trainer.checkpoint import Checkpointer
+from ddp_trainer.config import RunConfig
+from ddp_trainer.data import DataConfig, download, load_datasets
+from ddp_trainer.data.arrays import Datasets
+from ddp_trainer.data.loader import TrainLoader, ValidationLoader
+from ddp_trainer.data.random import derive_seed
+from ddp_trainer.distributed import World
+from ddp_trainer.engine import Engine, seed_generator
+from ddp_trainer.errors import Superseded, UserError
+from ddp_trainer.fence import Fence
+from ddp_trainer.files import write_atomically
+from ddp_trainer.memory import keep_freed_memory
+from ddp_trainer.models import build_model
+from ddp_trainer.models.sync_batchnorm import convert
+from ddp_trainer.optim import build_optimizer
+from ddp_trainer.options import to_dict
+from ddp_trainer.precision import Precision
+from ddp_trainer.replicas import check
+from ddp_trainer.tasks import Task, build_task
+
+# Apart from the streams of augmentation (1) and dropout (2).
+_STREAM_WEIGHTS = 3
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the training loop works with. ``checkpointer`` is on rank 0 only, and only where there is a folder."""
+
+    loader: TrainLoader
+    validation: ValidationLoader
+    task: Task
+    engine: Engine
+    checkpointer: Checkpointer | None
+
+
+def assemble(config: RunConfig, world: World) -> Parts:
+    """Build everything, the same on every rank.
+
+    Raises :class:`UserError` on all ranks when any finds a mistake, :class:`Superseded` where a later attempt at the
+    same job has begun.
+    """
+    checkpointer: Checkpointer | None = None
+    if world.device.type == "cpu":
+        keep_freed_memory()
+    with world.agreed():
+        precision = Precision(config.precision, world.device)
+        check(config.distributed, world.device)
+        if world.is_main and precision.warning:
+            print(f"ddp_trainer: warning: {precision.warning}", file=sys.stderr, flush=True)
+        if world.is_main and config.precision.name == "auto":
+            print(f"precision: {precision.name}", flush=True)
+    datasets = fetch_datasets(config.data, world)
+    with world.agreed():
+        place: dict[str, Any] = {
+            "rank": world.rank,
+            "world_size": world.size,
+            "device": world.device,
+            "memory_format": precision.memory_format,
+            "processes": world.env.local_world_size,
+        }
+        samples = config.data.batch_size * config.optim.accumulate
+        loader = TrainLoader(datasets, config.data, samples_per_step=samples, seed=config.seed, **place)
+        validation = ValidationLoader(datasets, config.data, **place)
+        seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
+        model = build_model(config.model, datasets.in_channels, datasets.num_classes)
+        if config.checkpoint.dir is not None and world.is_main:
+            folder = Path(config.checkpoint.dir)
+            checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(folder))
+            checkpointer.prepare()
+            _refuse_old(config, checkpointer)
+    _enter(checkpointer, world)
+    with world.agreed():
+        _save_config(config, world)
+    model.to(world.device)
+    task = build_task(datasets, config.optim.label_smoothing)
+    with world.agreed():
+        _try_out(model, task, datasets, precision, world.device)
+    if world.device.type == "cuda":
+        # Afterwards: lazy layers have no shape before they have met an image. On a CPU images alone decide the layout of
+        # what is computed, and weights stay as fused optimisers want them.
+        model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
+    if config.model.sync_batchnorm and world.is_distributed:
+        model = convert(model, world.device)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    engine = Engine(
+        model,
+        task,
+        optimizer,
+        precision,
+        world,
+        config.optim,
+        config.distributed,
+        config.seed,
+        compile_mode=config.precision.compile_mode if config.precision.compile else None,
+        count_correct=config.train_accuracy,
+    )
+    return Parts(loader, validation, task, engine, checkpointer)
+
+
+def fetch_datasets(config: DataConfig, world: World) -> Datasets:
+    """The data on every rank, downloaded first where asked, by one process a node while the others wait.
+
+    Raises :class:`UserError` on all ranks where any of them can't have them.
+    """
+    with world.agreed():
+        if config.download and world.env.local_rank == 0:
+            download(config)
+    with world.agreed():
+        return load_datasets(config)
+
+
+def _try_out(model: nn.Module, task: Task, datasets: Datasets, precision: Precision, device: torch.device) -> None:
+    """Show the model a black image; raises :class:`UserError` where it takes or gives other shapes than the data's."""
+    channels, height, width = datasets.train.image_shape
+    image = torch.zeros(1, channels, height, width, device=device)
+    target = torch.zeros((1, height, width) if datasets.train.masks else (1,), dtype=torch.int64, device=device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), precision.autocast():
+            outputs = model(image.contiguous(memory_format=precision.memory_format))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            "model.name",
+            f"the model can't take images of shape (B, {channels}, {height}, {width}): {reason}",
+            "choose a model and data that fit each other",
+        ) from error
+    task.check(outputs, target)
+    model.train(training)
+
+
+def output_dir(config: RunConfig, world: World) -> Path | None:
+    """Where rank 0 leaves the configuration and the model; None on other ranks and where no folder is given."""
+    folder = config.output_dir or config.checkpoint.dir
+    return Path(folder) if folder and world.is_main else None
+
+
+def _refuse_old(config: RunConfig, checkpointer: Checkpointer) -> None:
+    if config.checkpoint.resume == "never" and checkpointer.list():
+        raise UserError(
+            "checkpoint.dir",
+            f"{config.checkpoint.dir} already holds checkpoints",
+            "give another folder, or --resume auto to go on from them",
+        )
+
+
+def _enter(checkpointer: Checkpointer | None, world: World) -> None:
+    """Take the folder for this attempt; raises :class:`Superseded` on all ranks where a later one has it."""
+    message: bytes | None = None
+    with world.agreed():
+        if checkpointer is not None:
+            try:
+                checkpointer.enter()
+            except Superseded as error:
+                message = str(error).encode()
+            except OSError as error:
+                raise UserError(
+                    "checkpoint.dir",
+                    f"{checkpointer.folder} can't be claimed for this attempt: {error.strerror or error}",
+                    "give --checkpoint-dir a folder that can be written to",
+                ) from error
+    message = world.broadcast_bytes(message)
+    if message is not None:
+        raise Superseded(message.decode())
+
+
+def _save_config(config: RunConfig, world: World) -> None:
+    folder = output_dir(config, world)
+    if folder is None:
+        return
+    try:
+        write_atomically(folder / "config.json", json.dumps(to_dict(config), indent=2).encode() + b"\n")
+    except OSError as error:
+        raise UserError(
+            "output_dir",
+            f"{folder} can't be written to: {error.strerror or error}",
+            "give --output-dir a folder that can",
+        ) from error
+
+
+def save_model(model: nn.Module, config: RunConfig, world: World) -> str:
+    """Write the trained weights as ``model.pt`` (a state dict); returns where, as the end of a sentence.
+
+    A failure is a warning: the run is complete, and its checkpoint holds the same weights.
+    """
+    folder = output_dir(config, world)
+    if folder is None:
+        return ""
+    path = folder / "model.pt"
+    temporary = folder / ".model.pt.tmp"
+    try:
+        torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, temporary)
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        print(f"ddp_trainer: warning: {path} can't be written: {error}", file=sys.stderr, flush=True)
+        return ""
+    return f", weights in {path}"

@@ -1,0 +1,199 @@
+"""What takes part in a measurement: the documents' loop, the trainer's, and the bare step that bounds both."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.assembly import assemble
+from ddp_trainer.config import RunConfig, resolve
+from ddp_trainer.data.random import derive_seed
+from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.engine import seed_generator
+from ddp_trainer.exporter import Exporter
+from ddp_trainer.options import merge
+from ddp_trainer.trainer import Trainer
+
+# Name of a variant -> what it changes in a preset.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "preset": {},
+    "fp32": {"precision": {"name": "fp32"}},
+    "nchw": {"precision": {"name": "fp32", "channels_last": False}},
+    "tf32": {"precision": {"name": "tf32"}},
+    "bf16": {"precision": {"name": "bf16"}},
+    "fp16": {"precision": {"name": "fp16"}},
+    "compile": {"precision": {"name": "auto", "compile": True}},
+    "compile-graphs": {"precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead"}},
+    # For slow links: DDP as it comes, gradients sent as bf16, and that with bf16 arithmetic.
+    "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
+    "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},
+    "bf16-all": {"precision": {"name": "bf16"}, "distributed": {"compression": "bf16"}},
+}
+
+
+class Switches:
+    """torch's global switches, of which each contender has its own positions."""
+
+    def __init__(self) -> None:
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        self._values = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+
+    def set(self) -> None:
+        """Put them as they were when this was made."""
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = self._values
+
+
+class Contender(Protocol):
+    """Takes steps of ``batch_size`` images a rank when asked to."""
+
+    batch_size: int
+
+    def steps(self) -> Iterator[float]:
+        """Take a step for each item; it is the seconds the host waited for the batch."""
+        ...
+
+
+def build_config(preset: str, *changes: Mapping[str, Any], as_published: bool = False) -> RunConfig:
+    """The preset's configuration for measuring: nothing written, nothing checked, no end, every step a whole batch."""
+    values: dict[str, Any] = {
+        "epochs": 10_000,
+        "csv_dir": None,
+        "output_dir": None,
+        "data": {"verify": False, "download": False, "drop_last": True},
+        "early_stop": {"target_accuracy": None},
+        "metrics": {"port": 0},
+    }
+    for change in changes:
+        values = merge(values, change)
+    return resolve(preset, None, values, as_published=as_published)
+
+
+class Ours:
+    """The trainer's own loop, as ``python -m ddp_trainer`` runs it, with its exporter and its log."""
+
+    def __init__(self, config: RunConfig, world: World, exporter: Exporter) -> None:
+        self.batch_size = config.data.batch_size * config.optim.accumulate
+        self.trainer = Trainer(config, world, exporter)
+        self.trainer.report.begin(self.trainer.plan)
+        self._waited = 0.0
+        report = self.trainer.report.step
+
+        def note(*arguments: Any, **named: Any) -> None:
+            self._waited = named["waited"]
+            report(*arguments, **named)
+
+        self.trainer.report.step = note  # type: ignore[method-assign]
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of decoded images that are held on the device."""
+        tensors = [getattr(self.trainer.loader.source, name, None) for name in ("cache", "labels")]
+        tensors += [getattr(self.trainer.validation.source, name, None) for name in ("cache", "labels")]
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+
+    def steps(self) -> Iterator[float]:
+        """See :class:`Contender`."""
+        while True:
+            for _ in self.trainer.steps():
+                yield self._waited
+
+    def silence(self) -> None:
+        """Leave out exporter and log."""
+        self.trainer.report.step = lambda *arguments, **named: None  # type: ignore[method-assign]
+
+    def loading_seconds(self, batches: int) -> float:
+        """Time of a batch from the loader alone, on an idle device."""
+        device, taken = self.trainer.world.device, 0
+        source = iter(self.trainer.loader.epoch(0))
+        _synchronize(device)
+        started = time.perf_counter()
+        for _ in source:
+            taken += 1
+            if taken == batches:
+                break
+        _synchronize(device)
+        return (time.perf_counter() - started) / taken
+
+    def report_seconds(self, steps: int) -> float:
+        """What exporter and log cost the host a step, measured by ``steps`` of them with nothing between."""
+        loss = torch.zeros((), device=self.trainer.world.device)
+        position, report = self.trainer.position, self.trainer.report
+        started = time.perf_counter()
+        for _ in range(steps):
+            position.step += 1
+            report.step(position, loss, None, self.batch_size, 0.1, seconds=0.1, waited=0.0, computed=0.1)
+        return (time.perf_counter() - started) / steps
+
+    def save_seconds(self, folder: str) -> tuple[float, float]:
+        """How long saving holds up the step loop, and how long until it is on the disk."""
+        from ddp_trainer.checkpoint import CheckpointConfig, Checkpointer
+
+        checkpointer = Checkpointer(CheckpointConfig(dir=folder))
+        checkpointer.prepare()
+        held, whole = [], []
+        for step in range(3):
+            _synchronize(self.trainer.world.device)
+            started = time.perf_counter()
+            checkpointer.save({"engine": self.trainer.engine.state_dict()}, step, None, {})
+            held.append(time.perf_counter() - started)
+            checkpointer.wait()
+            whole.append(time.perf_counter() - started)
+        return min(held), min(whole)
+
+
+class Bare:
+    """Forward, backward and update of the same model in the same format, on tensors that are there already.
+
+    Without ``talk`` no gradient is sent: what is missing from the time then is communication that was waited for.
+    """
+
+    def __init__(self, config: RunConfig, world: World, *, talk: bool = True) -> None:
+        self.batch_size = config.data.batch_size * config.optim.accumulate
+        self.parts = assemble(config, world)
+        self.talk = talk
+        seed_generator(derive_seed(config.seed, 99), world.device)
+        batch = next(iter(self.parts.loader.epoch(0)))
+        self.images, self.labels = batch.images.clone(), batch.labels.clone()
+        for name in ("cache", "labels"):
+            for loader in (self.parts.loader, self.parts.validation):
+                if hasattr(loader.source, name):
+                    setattr(loader.source, name, None)  # the memory is the cache's, not the step's
+
+    def steps(self) -> Iterator[float]:
+        """See :class:`Contender`."""
+        engine, precision, task = self.parts.engine, self.parts.engine.precision, self.parts.task
+        engine.replica.train()
+        forward: Callable[[Tensor], Tensor] = engine._forward
+        quiet = contextlib.nullcontext
+        if not self.talk and isinstance(engine.replica, nn.parallel.DistributedDataParallel):
+            quiet = engine.replica.no_sync  # type: ignore[assignment]
+        while True:
+            with quiet():
+                with precision.autocast():
+                    loss = task.loss(forward(self.images), self.labels)
+                precision.backward(loss)
+            precision.step(engine.optimizer, engine._parameters, engine.clip_norm)
+            engine.optimizer.zero_grad(set_to_none=True)
+            yield 0.0
+
+
+def gradient_bytes(contender: Bare | Ours) -> int:
+    """Bytes that an all-reduce of this model's gradients moves."""
+    engine = contender.parts.engine if isinstance(contender, Bare) else contender.trainer.engine
+    return sum(parameter.numel() * parameter.element_size() for parameter in engine._parameters)
+
+
+def quiet_exporter(env: RankEnv) -> Exporter:
+    """An exporter that answers on any free port, as under the launcher."""
+    return Exporter.start(port=0, env=env)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,96 @@
+"""Starts the ranks of a measurement as processes of their own, and sees to it that none is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_trainer.distributed import available_cpus
+
+if TYPE_CHECKING:
+    from ddp_trainer.benchmark.worker import Spec
+
+
+class Failed(Exception):
+    """A measurement ended without a result; the text says why."""
+
+
+def run(
+    spec: Spec,
+    ranks: int,
+    folder: Path,
+    timeout: float,
+    *,
+    prefixes: Sequence[Sequence[str]] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Measure ``spec`` on ``ranks`` processes of this machine; ``folder`` takes their output.
+
+    ``prefixes`` are words before each rank's command, ``environ`` is added to all ranks' environment.
+    Raises :class:`Failed`.
+    """
+    path = folder / "spec.json"
+    path.write_text(json.dumps(asdict(spec)))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    try:
+        for rank in range(ranks):
+            with (folder / f"rank-{rank}.log").open("w") as log:
+                processes.append(
+                    subprocess.Popen(
+                        [
+                            *(prefixes[rank] if prefixes else ()),
+                            sys.executable,
+                            "-m",
+                            "ddp_trainer.benchmark.worker",
+                            str(path),
+                        ],
+                        env=_environment(rank, ranks, port) | dict(environ or {}),
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        _wait(processes, timeout)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    for rank, process in enumerate(processes):
+        if process.returncode:
+            tail = (folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()[-1:]
+            raise Failed(f"rank {rank} ended with {process.returncode}: {' '.join(tail)[:300]}")
+    result: dict[str, Any] = json.loads(Path(spec.result).read_text())
+    return result
+
+
+def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "DDP_RUNTIME_DIR", "DDP_CHECKPOINT_DIR")
+    env = {name: value for name, value in os.environ.items() if name not in ours}
+    env.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // ranks)))
+    if ranks > 1:
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return env
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
+    """Until all have ended, or one has failed, which the others can't go on without."""
+    deadline = time.monotonic() + timeout
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):
+            time.sleep(0.5)  # the others may have something to say
+            return
+        if time.monotonic() > deadline:
+            raise Failed(f"not done after {timeout:.0f} s")
+        time.sleep(0.05)

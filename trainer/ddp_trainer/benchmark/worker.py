@@ -1,0 +1,195 @@
+"""One rank of a measurement: builds the contenders and lets them take steps in turn. Started by :mod:`.launch`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddp_trainer.benchmark.contenders import (
+    VARIANTS,
+    Bare,
+    Ours,
+    Switches,
+    build_config,
+    gradient_bytes,
+    quiet_exporter,
+)
+from ddp_trainer.benchmark.documents import DocumentsLoop
+from ddp_trainer.benchmark.memory import PeakMemory
+from ddp_trainer.benchmark.network import probe
+from ddp_trainer.distributed import DistributedConfig, RankEnv, World
+from ddp_trainer.options import merge
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to measure. ``contenders`` are ``documents``, ``ours:VARIANT``, ``silent:…``, ``bare:…`` and ``mute:…``.
+
+    ``silent`` is ours without exporter and log, ``mute`` the bare step without all-reduce.
+    """
+
+    preset: str
+    changes: dict[str, Any]
+    contenders: list[str]
+    device: str
+    rounds: int
+    seconds: float
+    result: str
+    half: bool = False
+    data_parallel: bool = False
+    # Steps at most in a turn, and before the first one that counts.
+    max_steps: int = 2000
+    warm_up: int = 3
+
+
+class _Runner:
+    """A contender with its place in the stream of its steps."""
+
+    def __init__(self, name: str, spec: Spec, world: World, defaults: Switches) -> None:
+        memory = PeakMemory(world.device)
+        defaults.set()
+        self.name, self.contender = name, _build(name, spec, world)
+        self.switches = Switches()
+        self.batch_size: int = self.contender.batch_size
+        self._steps: Iterator[float] = self.contender.steps()
+        started = time.perf_counter()
+        self.take(1, world)
+        self.first_seconds = time.perf_counter() - started
+        self.take(spec.warm_up, world)
+        self.cache_bytes = self.contender.cache_bytes if isinstance(self.contender, Ours) else 0
+        memory.reset()
+        seconds, _ = self.take(3, world)
+        alone = world.device.type == "cuda" or len(spec.contenders) == 1
+        self.peak_bytes = memory.read() if alone else None
+        self.turn = _agree_on_steps(seconds / 3, spec, world)
+        self.windows: list[tuple[float, float]] = []
+
+    def take(self, steps: int, world: World) -> tuple[float, float]:
+        """Take ``steps`` steps; returns seconds a rank needed for them, and how many of these for data."""
+        self.switches.set()
+        _meet(world)
+        started, waited = time.perf_counter(), 0.0
+        for _ in range(steps):
+            waited += next(self._steps)
+        _meet(world)
+        return time.perf_counter() - started, waited
+
+    def summary(self, world: World) -> dict[str, Any]:
+        """Medians over the turns, images a second of all ranks together."""
+        rates = [self.turn * self.batch_size * world.size / seconds for seconds, _ in self.windows]
+        return {
+            "images_per_second": statistics.median(rates),
+            "rates": rates,
+            "lowest": min(rates),
+            "highest": max(rates),
+            "step_seconds": statistics.median(seconds / self.turn for seconds, _ in self.windows),
+            "data_seconds": statistics.median(waited / self.turn for _, waited in self.windows),
+            "steps_a_turn": self.turn,
+            "turns": len(self.windows),
+            "batch_size": self.batch_size,
+            "first_step_seconds": self.first_seconds,
+            "peak_bytes": self.peak_bytes,
+            "cache_bytes": self.cache_bytes,
+        }
+
+
+def _build(name: str, spec: Spec, world: World) -> Any:
+    kind, _, variant = name.partition(":")
+    if kind == "documents":
+        published = build_config(spec.preset, spec.changes, as_published=True)
+        return DocumentsLoop(published, world, half=spec.half, data_parallel=spec.data_parallel)
+    changes = dict(VARIANTS[variant])
+    if spec.half and variant == "preset":
+        changes = merge(changes, VARIANTS["fp16"])
+    config = build_config(spec.preset, {"distributed": {"device": spec.device}}, spec.changes, changes)
+    if kind in ("bare", "mute"):
+        return Bare(config, world, talk=kind == "bare")
+    ours = Ours(config, world, quiet_exporter(world.env))
+    if kind == "silent":
+        ours.silence()
+    return ours
+
+
+def _meet(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    if world.is_distributed:
+        world.sum([0.0])
+
+
+def _agree_on_steps(step_seconds: float, spec: Spec, world: World) -> int:
+    mean = world.sum([step_seconds])[0] / world.size
+    return max(1, min(spec.max_steps, round(spec.seconds / mean)))
+
+
+def measure(spec: Spec, world: World) -> dict[str, Any]:
+    """Build all contenders, let them take turns, and return what came out; the same on every rank but for times."""
+    runners: list[_Runner] = []
+    defaults = Switches()
+    results: dict[str, Any] = {}
+    for name in spec.contenders:
+        problem = ""
+        try:
+            runner = _Runner(name, spec, world, defaults)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        # A rank that fails alone leaves the others in a collective; the launcher's time limit ends them.
+        if problem:
+            results[name] = {"failed": problem}
+        else:
+            runners.append(runner)
+    for number in range(spec.rounds):
+        # Each begins once, so that nobody always comes after the same one.
+        for runner in runners[number % len(runners) :] + runners[: number % len(runners)]:
+            runner.windows.append(runner.take(runner.turn, world))
+    results |= {runner.name: runner.summary(world) for runner in runners}
+    about: dict[str, Any] = {"results": results, "ranks": world.size, "threads": torch.get_num_threads()}
+    if world.is_distributed:
+        about["link"] = _link(world)
+    for runner in runners:
+        if isinstance(runner.contender, Ours | Bare):
+            about.setdefault("gradient_bytes", gradient_bytes(runner.contender))
+        if runner.name.startswith("ours:") and len(runners) > 1:
+            results[runner.name] |= _look_closer(runner.contender, world)
+    return about
+
+
+def _look_closer(ours: Ours, world: World) -> dict[str, Any]:
+    """Costs that are too small to see between two turns."""
+    loading = ours.loading_seconds(10)
+    closer = {"report_seconds": ours.report_seconds(2000), "loading_seconds": loading}
+    if world.is_main:
+        with tempfile.TemporaryDirectory() as folder:
+            closer["save_held_seconds"], closer["save_seconds"] = ours.save_seconds(folder)
+    return closer
+
+
+def _link(world: World) -> dict[str, Any] | None:
+    measured = probe(world.device)
+    if measured is None:
+        return None
+    what = "nccl between two GPUs" if world.device.type == "cuda" else "gloo between two processes of this machine"
+    return {"bandwidth": measured[0], "latency": measured[1], "what": what}
+
+
+def main(path: str) -> None:
+    """Measure what the file ``path`` says; rank 0 writes the result."""
+    spec = Spec(**json.loads(Path(path).read_text()))
+    world = World.start(DistributedConfig(device=spec.device, timeout_seconds=300.0), RankEnv.from_environ())
+    about = measure(spec, world) if spec.contenders else {"link": _link(world)}
+    if world.is_main:
+        Path(spec.result).write_text(json.dumps({**about, "spec": asdict(spec)}))
+    world.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,294 @@
+"""Checkpoints that are either whole or not there.
+
+A checkpoint is a data file ``step-000000120.pt`` (a plain ``torch.load`` file) and a manifest
+``step-000000120.json`` with its length and SHA-256. Both are written to a temporary name, synced and renamed, the
+manifest last: without one a data file does not count. Only rank 0 reads and writes; the others get the bytes from it,
+so that the folder need not be shared and all ranks surely resume from the same one.
+
+Where attempts are counted (``DDP_ATTEMPT``), names end in ``-attempt-2`` and so on, and an attempt removes no file of
+a later one: what an attempt that should be dead writes can't harm another's. See :mod:`ddp_trainer.fence`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from ddp_trainer.errors import Superseded, UserError, require
+from ddp_trainer.fence import Fence
+from ddp_trainer.files import fsync_folder, write_atomically
+from ddp_trainer.options import option
+
+if TYPE_CHECKING:
+    from ddp_trainer.distributed import World
+    from ddp_trainer.snapshot import Snapshot
+
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where and how often the run is saved."""
+
+    dir: str | None = option(
+        None, "folder for checkpoints (default: DDP_CHECKPOINT_DIR; none: no checkpoints)", flag="--checkpoint-dir"
+    )
+    every_epochs: int = option(
+        1, "save after every so many epochs; 0: only at the end", flag="--checkpoint-every-epochs"
+    )
+    every_steps: int = option(0, "also save after every so many steps; 0: not", flag="--checkpoint-every-steps")
+    keep: int = option(
+        3, "how many of the newest to keep; the best by validation accuracy is kept besides", flag="--checkpoint-keep"
+    )
+    resume: str = option(
+        "auto", "auto goes on from the newest good checkpoint; never wants an empty folder", choices=("auto", "never")
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("every_epochs", 0), ("every_steps", 0), ("keep", 1)):
+            value = getattr(self, name)
+            require(value >= least, f"checkpoint.{name}", f"{value} is too small", f"give {least} or more")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What the manifest says of one checkpoint."""
+
+    step: int
+    accuracy: float | None
+    data: Path
+    manifest: Path
+    sha256: str
+    size: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A snapshot on its way to the disk."""
+
+    snapshot: Snapshot
+    step: int
+    accuracy: float | None
+    run: dict[str, Any]
+    started: float
+    on_saved: Callable[[int, float], None] | None
+
+
+class Checkpointer:
+    """Rank 0's folder of checkpoints. Saving returns when the state is copied; a thread writes it.
+
+    One checkpoint is written at a time. One more may wait; where the disk is so slow that a third comes, the waiting
+    one gives way to it: the step loop never stands still for the disk, and at most two copies are in memory.
+    """
+
+    def __init__(self, config: CheckpointConfig, fence: Fence | None = None) -> None:
+        assert config.dir is not None
+        self.folder = Path(config.dir)
+        self.keep = config.keep
+        self.fence = fence
+        # Set by the writing thread when a later attempt has taken the folder over; nothing is written from then on.
+        self.superseded: Superseded | None = None
+        # Called then, from that thread.
+        self.on_superseded: Callable[[], None] = lambda: None
+        self._lock = threading.Lock()
+        self._waiting: _Job | None = None
+        self._thread: threading.Thread | None = None
+
+    def prepare(self) -> None:
+        """Make the folder; raises :class:`UserError` where it can't be written to."""
+        try:
+            write_atomically(self.folder / ".writable", b"")
+            (self.folder / ".writable").unlink()
+        except OSError as error:
+            raise UserError(
+                "checkpoint.dir",
+                f"{self.folder} can't be written to: {error.strerror or error}",
+                "give --checkpoint-dir a folder that can",
+            ) from error
+
+    def enter(self) -> None:
+        """Take the folder for this attempt and clear away what dead writers left half-written.
+
+        Raises :class:`Superseded` where a later attempt has begun.
+        """
+        if self.fence is not None:
+            self.fence.enter()
+        for temporary in self.folder.glob(".step-*.tmp"):
+            temporary.unlink(missing_ok=True)
+
+    def check_fence(self) -> None:
+        """Raise :class:`Superseded` unless this attempt may still write here."""
+        if self.superseded is not None:
+            raise self.superseded
+        if self.fence is not None:
+            self.fence.check()
+
+    def list(self) -> list[Saved]:
+        """All checkpoints with a readable manifest, the newest first."""
+        found = []
+        for path in self.folder.glob("step-*.json"):
+            try:
+                manifest = json.loads(path.read_text())
+                found.append(
+                    Saved(
+                        int(manifest["step"]),
+                        manifest["accuracy"],
+                        self.folder / manifest["file"],
+                        path,
+                        manifest["sha256"],
+                        int(manifest["bytes"]),
+                        int(manifest.get("attempt", 0)),
+                    )
+                )
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                _warn(f"manifest {path} can't be read ({error}); skipped")
+        return sorted(found, key=lambda saved: (saved.step, saved.attempt), reverse=True)
+
+    def read_newest(self) -> bytes | None:
+        """The bytes of the newest checkpoint whose checksum is right; damaged ones are skipped with a warning."""
+        for saved in self.list():
+            try:
+                data = saved.data.read_bytes()
+            except OSError as error:
+                _warn(f"checkpoint {saved.data} can't be read ({error.strerror or error}); trying an older one")
+                continue
+            if len(data) != saved.size or hashlib.sha256(data).hexdigest() != saved.sha256:
+                _warn(f"checkpoint {saved.data} is damaged (its checksum is wrong); trying an older one")
+                continue
+            return data
+        return None
+
+    def save(
+        self,
+        state: dict[str, Any],
+        step: int,
+        accuracy: float | None,
+        run: dict[str, Any],
+        on_saved: Callable[[int, float], None] | None = None,
+    ) -> None:
+        """Copy ``state`` and write it as the checkpoint of ``step`` in the background; ``run`` goes into the manifest.
+
+        ``on_saved`` is called from the writing thread with the step and the seconds it took. A write that fails is a
+        warning: what was saved before stays, and the run goes on.
+        """
+        from ddp_trainer.snapshot import Snapshot
+
+        if self.superseded is not None:
+            return
+        started = time.perf_counter()
+        job = _Job(Snapshot(state), step, accuracy, run, started, on_saved)
+        with self._lock:
+            left_out, self._waiting = self._waiting, job
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="ddp-checkpoint")
+                self._thread.start()
+        if left_out is not None:
+            _warn(f"checkpoint of step {left_out.step} is left out: the disk is slower than checkpoints are due")
+
+    def wait(self) -> None:
+        """Wait until nothing is being written and nothing waits."""
+        while (thread := self._thread) is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                job, self._waiting = self._waiting, None
+                if job is None:
+                    self._thread = None
+                    return
+            self._write(job)
+            del job  # with its snapshot, before the wait for the next one
+
+    def _write(self, job: _Job) -> None:
+        step = job.step
+        try:
+            self.check_fence()
+            self._write_files(job)
+        except Superseded as error:
+            self.superseded = error
+            self.on_superseded()
+            return
+        except Exception as error:  # a full disk, no memory, a state that can't be pickled: training goes on
+            _warn(f"checkpoint of step {step} was not saved ({error}); older ones stay")
+            return
+        if job.on_saved is not None:
+            job.on_saved(step, time.perf_counter() - job.started)
+
+    def _write_files(self, job: _Job) -> None:
+        import torch
+
+        from ddp_trainer.snapshot import HashingFile
+
+        attempt = 0 if self.fence is None else self.fence.attempt
+        stem = f"step-{job.step:09d}" + (f"-attempt-{attempt}" if attempt else "")
+        data, temporary = self.folder / f"{stem}.pt", self.folder / f".{stem}.pt.{os.getpid()}.tmp"
+        manifest_path = data.with_suffix(".json")
+        try:
+            with open(temporary, "wb") as file:
+                hashing = HashingFile(file)
+                try:
+                    torch.save(job.snapshot.to_cpu(), cast("IO[bytes]", hashing))
+                except RuntimeError as error:
+                    raise hashing.failure or error from None
+                file.flush()
+                os.fsync(file.fileno())
+            self.check_fence()
+            os.replace(temporary, data)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        manifest = {
+            "version": MANIFEST_VERSION,
+            "step": job.step,
+            "accuracy": job.accuracy,
+            "attempt": attempt,
+            "file": data.name,
+            "sha256": hashing.digest.hexdigest(),
+            "bytes": hashing.size,
+            "time": time.time(),
+            "run": job.run,
+        }
+        try:
+            write_atomically(manifest_path, json.dumps(manifest, indent=2).encode(), durable=True)
+        except OSError:
+            if not manifest_path.exists():
+                data.unlink(missing_ok=True)  # It would never count, and take the place of one that does.
+            raise
+        self._prune(attempt)
+
+    def _prune(self, attempt: int) -> None:
+        """Remove all but the newest ``keep`` and the best; the manifest goes first, so that no half one is left."""
+        saved = self.list()
+        rated = [one for one in saved if one.accuracy is not None]
+        best = max(rated, key=lambda one: (one.accuracy, one.step)) if rated else None
+        for old in saved[self.keep :]:
+            if old is not best and old.attempt <= attempt:
+                old.manifest.unlink(missing_ok=True)
+                old.data.unlink(missing_ok=True)
+        fsync_folder(self.folder)
+
+
+def load_newest(checkpointer: Checkpointer | None, world: World) -> dict[str, Any] | None:
+    """The newest good checkpoint's state on every rank, on the CPU; only rank 0's ``checkpointer`` is asked."""
+    import torch
+
+    data = world.broadcast_bytes(checkpointer.read_newest() if checkpointer is not None and world.is_main else None)
+    if data is None:
+        return None
+    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return state
+
+
+def _warn(message: str) -> None:
+    print(f"ddp_trainer: warning: {message}", file=sys.stderr, flush=True)

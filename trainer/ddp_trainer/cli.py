@@ -1,0 +1,147 @@
+"""The command line: flags made from the configuration, and exit codes that say what kind of end it was."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddp_trainer import contract
+from ddp_trainer.config import RunConfig, read_file, resolve
+from ddp_trainer.distributed import RankEnv
+from ddp_trainer.errors import Preempted, Superseded, UserError
+from ddp_trainer.files import write_atomically
+from ddp_trainer.options import merge, options
+from ddp_trainer.preemption import ignore_sigterm
+from ddp_trainer.presets import PRESETS
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # argparse would print its usage on every rank and exit with 2.
+        raise UserError("command line", message, "see python -m ddp_trainer --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser: --preset, --config, --as-published and one flag a setting."""
+    width = max(map(len, PRESETS)) + 2
+    presets = "\n".join(f"  {preset.name:<{width}}{preset.summary}" for preset in PRESETS.values())
+    parser = _Parser(
+        prog="python -m ddp_trainer",
+        usage="python -m ddp_trainer --preset NAME [--config FILE] [flags]",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Train on one process, or on many: torchrun -m ddp_trainer --preset NAME ...",
+        epilog=f"presets:\n{presets}\n\nA flag wins over --config, which wins over the preset.",
+    )
+    parser.add_argument("--preset", help="start from this configuration, listed below")
+    parser.add_argument("--config", help="YAML or JSON file with settings, nested by group: {data: {batch_size: 64}}")
+    parser.add_argument(
+        "--as-published", action="store_true", help="the preset as its document wrote it, mistakes included"
+    )
+    groups: dict[str, Any] = {"": parser.add_argument_group("run")}
+    for one in options(RunConfig):
+        name = one.path[0] if len(one.path) > 1 else ""
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        extra: dict[str, Any] = {"nargs": "?", "const": "true"} if one.type is bool else {}
+        choices = f" ({', '.join(one.choices)})" if one.choices else ""
+        groups[name].add_argument(
+            one.flag,
+            dest=one.key,
+            default=argparse.SUPPRESS,
+            metavar=_metavar(one.type),
+            help=(one.help + choices).replace("%", "%%"),
+            **extra,
+        )
+    return parser
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "N", float: "X", bool: "BOOL", str: "NAME"}.get(kind, "A,B")
+
+
+def parse(arguments: Sequence[str]) -> RunConfig:
+    """The configuration that the command line asks for; raises :class:`UserError` where it can't be had."""
+    given = vars(build_parser().parse_args(arguments))
+    flags: dict[str, Any] = {}
+    for one in options(RunConfig):
+        if one.key in given:
+            value = one.parse(given[one.key])
+            for name in reversed(one.path):
+                value = {name: value}
+            flags = merge(flags, value)
+    file = read_file(given["config"]) if given["config"] else None
+    if given["preset"] is None and "preset" not in (file or {}) and "data.name" not in given:
+        raise UserError("preset", "nothing says what to train", f"give --preset, one of {', '.join(PRESETS)}")
+    config = resolve(given["preset"], file, flags, as_published=given["as_published"])
+    return _with_environment(config)
+
+
+def _with_environment(config: RunConfig) -> RunConfig:
+    import dataclasses
+
+    folder = os.environ.get(contract.ENV_CHECKPOINT_DIR)
+    if config.checkpoint.dir is None and folder:
+        config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, dir=folder))
+    return config
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trainer; returns its exit code. Failures that have none of their own raise.
+
+    0 is success, 81 the user's error, 85 preemption, 86 that a later attempt has taken the checkpoint folder over.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    env = RankEnv()
+    try:
+        env = RankEnv.from_environ()
+        if env.rank != 0 and ("--help" in arguments or "-h" in arguments):
+            return contract.EXIT_OK
+        config = parse(arguments)
+        # torch is first imported here: a bad flag has been answered by now.
+        from ddp_trainer.trainer import run
+
+        run(config, env)
+    except UserError as error:
+        return _end_by_error(error, contract.EXIT_USER_ERROR, env)
+    except Superseded as error:
+        return _end_by_error(error, contract.EXIT_PEER_LOST, env)
+    except Preempted as end:
+        ignore_sigterm()
+        if env.rank == 0:
+            where = "the checkpoint is saved" if end.saved else "nothing is saved: there is no --checkpoint-dir"
+            print(f"preempted: {end}; {where}", flush=True)
+        return contract.EXIT_PREEMPTED
+    return contract.EXIT_OK
+
+
+def _end_by_error(error: UserError | Superseded, code: int, env: RankEnv) -> int:
+    """Say what is wrong, once on rank 0 and in every rank's record for the launcher; returns ``code``."""
+    ignore_sigterm()
+    if env.rank == 0:
+        print(f"ddp_trainer: error: {error}", file=sys.stderr, flush=True)
+    runtime_dir = os.environ.get(contract.ENV_RUNTIME_DIR)
+    if runtime_dir:
+        # The launcher makes the termination message of it; there is no traceback to take it from.
+        record = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": "",
+            "exitCode": code,
+            "rank": env.rank,
+            "localRank": env.local_rank,
+            "restart": env.restart,
+            "time": time.time(),
+        }
+        try:
+            path = Path(runtime_dir) / contract.RUNTIME_ERROR_FILE.format(local_rank=env.local_rank)
+            write_atomically(path, json.dumps(record).encode())
+        except OSError as failure:
+            print(f"ddp_trainer: warning: rank {env.rank}: {failure}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,130 @@
+"""The configuration of a run: the groups of settings that stand beside their owners, put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.checkpoint import CheckpointConfig
+from ddp_trainer.data import DataConfig
+from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.early_stopping import EarlyStopConfig
+from ddp_trainer.errors import UserError, require
+from ddp_trainer.models import ModelConfig
+from ddp_trainer.optim import OptimConfig
+from ddp_trainer.optim.schedule import ScheduleConfig
+from ddp_trainer.options import build, merge, option, to_dict
+from ddp_trainer.precision import PrecisionConfig
+from ddp_trainer.presets import get_preset
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """The Prometheus endpoint."""
+
+    port: int | None = option(
+        None, "port of local rank 0 (default: DDP_METRICS_PORT or 9400; 0: any free one)", flag="--metrics-port"
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            self.port is None or 0 <= self.port < 65536, "metrics.port", f"{self.port} is not a port", "give 0 to 65535"
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that determines a run."""
+
+    preset: str = ""
+    epochs: int = option(1, "passes over the training data")
+    max_steps: int | None = option(None, "stop after so many steps, though epochs are left")
+    seed: int = option(0, "seed of initial weights, order, augmentation and dropout")
+    log_every: int = option(10, "steps between progress lines")
+    nonfinite: str = option(
+        "count",
+        "where a loss is not a finite number: count it and go on, or stop all ranks and name step and rank",
+        choices=("count", "stop"),
+    )
+    train_accuracy: bool = option(False, "also print the accuracy on every epoch's training batches")
+    csv_dir: str | None = option(None, "folder for a CSV of training time and validation accuracy an epoch")
+    output_dir: str | None = option(None, "folder for config.json and model.pt (default: the checkpoint folder)")
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, "epochs", f"{self.epochs} is less than one", "give 1 or more")
+        require(
+            self.max_steps is None or self.max_steps >= 1,
+            "max_steps",
+            f"{self.max_steps} is less than one",
+            "give 1 or more, or none",
+        )
+        require(self.seed >= 0, "seed", f"{self.seed} is negative", "give 0 or more")
+        require(self.log_every >= 1, "log_every", f"{self.log_every} is less than one", "give 1 or more")
+
+
+def resolve(
+    preset: str | None, file: Mapping[str, Any] | None, flags: Mapping[str, Any], *, as_published: bool = False
+) -> RunConfig:
+    """The configuration that a preset, a file and flags make up, each laid over the one before.
+
+    ``file`` may name the preset itself. Raises :class:`UserError` for anything that does not fit.
+    """
+    file = dict(file or {})
+    named = file.pop("preset", None)
+    name = preset or named
+    values: dict[str, Any] = {}
+    if name:
+        chosen = get_preset(str(name))
+        values = merge(chosen.values, chosen.as_published) if as_published else dict(chosen.values)
+        values["preset"] = chosen.name
+    return build(RunConfig, merge(merge(values, file), flags))
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """Settings from a JSON or YAML file; raises :class:`UserError` where it can't be read or is not a mapping."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("--config", f"{path} can't be read: {error}", "give the path of a YAML or JSON file") from error
+    loaded: Any
+    try:
+        if path.endswith(".json"):
+            loaded = json.loads(text)
+        else:
+            import yaml
+
+            loaded = yaml.safe_load(text)
+    except ImportError as error:
+        raise UserError("--config", "reading YAML needs PyYAML", "pip install PyYAML, or give a .json file") from error
+    except Exception as error:  # yaml.YAMLError is not at hand where yaml isn't, and JSON's is a ValueError
+        raise UserError("--config", f"{path} is not valid: {' '.join(str(error).split())}", "mend the file") from error
+    if not isinstance(loaded, dict):
+        raise UserError("--config", f"{path} holds no mapping", "give for example 'epochs: 3'")
+    return loaded
+
+
+def describe(config: RunConfig) -> str:
+    """The resolved configuration for the log: one line a group."""
+    plain = to_dict(config)
+    top = {name: value for name, value in plain.items() if not isinstance(value, dict)}
+    lines = ["config: " + _line(top)]
+    lines += [f"  {name}: {_line(group)}" for name, group in plain.items() if isinstance(group, dict)]
+    return "\n".join(lines)
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in values.items()
+    )

@@ -1,0 +1,51 @@
+"""The trainer's half of the pod contract: environment variables, exit codes, ports and metric names.
+
+The same names stand in ``ddp_operator.constants``; the trainer must not import the operator, so they are written again
+and ``tests/contract`` keeps the two equal. ``docs/pod-contract.md`` explains them.
+"""
+
+from typing import Final
+
+# Set by the operator in the training container, by the local backend for a process, or by nobody.
+ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
+ENV_CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
+ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
+ENV_ATTEMPT: Final = "DDP_ATTEMPT"
+ENV_RUN_ID: Final = "DDP_RUN_ID"
+ENV_JOB_NAME: Final = "DDP_JOB_NAME"
+# Set by the launcher for every worker process.
+ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
+
+# Files of a worker in the runtime directory, by local rank.
+RUNTIME_PORT_FILE: Final = "metrics/{local_rank}.port"
+RUNTIME_FINAL_PAGE: Final = "metrics/{local_rank}.prom"
+RUNTIME_ERROR_FILE: Final = "errors/{local_rank}.json"
+
+# Exit codes by which a worker says its own category.
+EXIT_OK: Final = 0
+EXIT_USER_ERROR: Final = 81  # trying again cannot help: a bad flag, unreadable data
+EXIT_RETRYABLE: Final = 82
+EXIT_HANG: Final = 83
+EXIT_OOM: Final = 84
+EXIT_PREEMPTED: Final = 85  # SIGTERM was obeyed: a checkpoint was saved where there is a place for it
+EXIT_PEER_LOST: Final = 86
+
+DEFAULT_METRICS_PORT: Final = 9400
+
+# Series that the operator reads. All of the trainer's series, with help and formulas, are in ``metrics_table``.
+METRIC_SAMPLES: Final = "ddp_samples_total"
+METRIC_STEPS: Final = "ddp_steps_total"
+METRIC_LOSS: Final = "ddp_loss"
+METRIC_EPOCH: Final = "ddp_epoch"
+METRIC_EPOCHS: Final = "ddp_epochs"
+METRIC_TOTAL_STEPS: Final = "ddp_total_steps"
+METRIC_PROGRESS: Final = "ddp_progress_ratio"
+METRIC_VAL_ACCURACY: Final = "ddp_validation_accuracy"
+METRIC_VAL_LOSS: Final = "ddp_validation_loss"
+METRIC_LEARNING_RATE: Final = "ddp_learning_rate"
+METRIC_WORLD_SIZE: Final = "ddp_world_size"
+METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
+METRIC_LAST_STEP: Final = "ddp_last_step_timestamp_seconds"
+METRIC_CHECKPOINT_STEP: Final = "ddp_checkpoint_step"
+METRIC_GLOBAL_STEP: Final = "ddp_step"
+METRIC_NONFINITE: Final = "ddp_nonfinite_loss_total"

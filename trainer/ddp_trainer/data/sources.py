@@ -1,0 +1,194 @@
+"""Where batches come from: a cache on the computing device, or a reader that works ahead of the training step."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.util import Finalize
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ddp_trainer.data.arrays import Datasets, FileData, ImageData
+from ddp_trainer.data.augment import Augmentation
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Normalised images, float32 (B, C, H, W), and labels on the device, int64 (B,), or (B, H, W) from masks."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Source(Protocol):
+    """A dataset ready to be cut into batches."""
+
+    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
+        """The samples ``order`` in batches of ``size``, augmented by the rows of ``draws``, or not at all."""
+        ...
+
+
+class Normalise:
+    """From raw pixel values to the network's input: (x - mean) / std as one multiplication and one addition."""
+
+    def __init__(self, datasets: Datasets, device: torch.device, memory_format: torch.memory_format) -> None:
+        mean = torch.tensor(datasets.mean, device=device).view(1, -1, 1, 1)
+        std = torch.tensor(datasets.std, device=device).view(1, -1, 1, 1)
+        self.scale, self.shift, self.memory_format = 1.0 / std, -mean / std, memory_format
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Takes uint8 or float32, which may be overwritten; gives float32."""
+        images = images.to(torch.float32, memory_format=self.memory_format)
+        return images.mul_(self.scale).add_(self.shift)
+
+
+class CachedSource:
+    """Everything is on the device; a batch is a gather there, and nothing is sent while training."""
+
+    def __init__(self, data: ImageData, augmentation: Augmentation, normalise: Normalise, device: torch.device) -> None:
+        self.augmentation, self.normalise, self.device = augmentation, normalise, device
+        self.cache = augmentation.prepare(data.images).to(device)
+        self.labels = data.labels.to(device)
+
+    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
+        """See :class:`Source`; what a batch needs is on the device before the first one."""
+        order = order.to(self.device)
+        numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
+        for start in range(0, len(order), size):
+            stop = start + size
+            part = None if numbers is None else numbers[start:stop]
+            images, labels = self.augmentation.batch(self.cache, self.labels, order[start:stop], part)
+            yield Batch(self.normalise(images), labels)
+
+
+class _Samples:
+    """A dataset for DataLoader that is asked for whole batches of indices."""
+
+    def __init__(self, data: ImageData | FileData) -> None:
+        self.data = data
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """Raw images and labels, stacked."""
+        if isinstance(self.data, ImageData):
+            chosen = torch.tensor(indices)
+            return self.data.images[chosen], self.data.labels[chosen]
+        images, labels = zip(*(self.data.reader[index] for index in indices), strict=True)
+        return torch.stack(images), torch.stack(labels)
+
+
+class _Indices:
+    """The batch sampler of a DataLoader that lives for many epochs: the batches of the next one are put into it."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _outlive_signals(rank_ends: Any, _: int) -> None:
+    """Set up a reader: it goes on when its rank is asked to stop, which may want more batches before it does.
+
+    When ``rank_ends`` it obeys, as it must: at the end of a process its children are asked once, and waited for. A
+    rank that is killed takes its readers along.
+    """
+
+    def obey(*_: object) -> None:
+        if rank_ends.value:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, obey)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform.startswith("linux"):
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    torch.set_num_threads(1)
+
+
+def _say_end(rank_ends: Any) -> None:
+    rank_ends.value = 1
+
+
+class StreamedSource:
+    """Samples are read by worker processes ahead of time, sent on a stream of their own and augmented on the device."""
+
+    def __init__(
+        self,
+        data: ImageData | FileData,
+        augmentation: Augmentation,
+        normalise: Normalise,
+        device: torch.device,
+        workers: int,
+    ) -> None:
+        self.augmentation, self.normalise, self.device = augmentation, normalise, device
+        self._indices = _Indices()
+        cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+        # A fork is there at once; another interpreter would first import torch for as long as an epoch may take.
+        context = get_context("fork" if "fork" in get_all_start_methods() else None)
+        rank_ends = context.Value("b", 0, lock=False)
+        # Finalizers with a priority run at the end of the process, before its children are asked to end.
+        Finalize(self, _say_end, args=(rank_ends,), exitpriority=10)
+        self._loader: DataLoader[Any] = DataLoader(
+            _Samples(data),  # type: ignore[arg-type]
+            batch_sampler=self._indices,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            pin_memory=cuda,
+            worker_init_fn=partial(_outlive_signals, rank_ends) if workers else None,
+            persistent_workers=workers > 0,
+            prefetch_factor=4 if workers else None,
+            multiprocessing_context=context if workers else None,
+        )
+
+    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
+        """See :class:`Source`."""
+        self._indices.batches = [part.tolist() for part in torch.split(order, size)] if len(order) else []
+        numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
+        start = 0
+        with warnings.catch_warnings():
+            # Python warns of forks beside threads. The readers touch nothing that a thread could hold a lock of.
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            raw = iter(self._loader)
+        for raw_images, raw_labels in raw:
+            images, labels = self._send(raw_images), self._send(raw_labels)
+            stop = start + len(labels)
+            part = None if numbers is None else numbers[start:stop]
+            start = stop
+            whole = torch.arange(len(labels), device=self.device)
+            images, labels = self.augmentation.batch(self.augmentation.prepare(images), labels, whole, part)
+            yield Batch(self.normalise(images), labels)
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        """Copy from pinned memory while the device still works on the step before."""
+        if self._stream is None:
+            return tensor
+        with torch.cuda.stream(self._stream):
+            sent = tensor.to(self.device, non_blocking=True)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self._stream)
+        # The memory was allocated on the other stream; it may be used again only when this one is done with it.
+        sent.record_stream(current)
+        return sent

@@ -1,0 +1,157 @@
+"""One optimiser step: forward, backward, all-reduce, update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.data.loader import Batch
+from ddp_trainer.data.random import derive_seed
+from ddp_trainer.distributed import DistributedConfig, World
+from ddp_trainer.meters import ComputeClock
+from ddp_trainer.optim import OptimConfig
+from ddp_trainer.optim.ema import Ema
+from ddp_trainer.precision import Precision
+from ddp_trainer.replicas import replicate
+from ddp_trainer.tasks import Task
+
+_STREAM = 2
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step leaves behind: tensors on the device, not yet waited for.
+
+    ``correct`` holds the batch's right answers and answers, float32 (2,), where the engine was asked to count them.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor | None
+    correct: Tensor | None = None
+
+
+class Engine:
+    """The model with everything that changes it. Its state dict holds all that a resumed run needs to go on.
+
+    ``compile_mode`` is torch.compile's mode for the training step; None: the step is not compiled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+        world: World,
+        optim: OptimConfig,
+        distributed: DistributedConfig,
+        seed: int,
+        *,
+        compile_mode: str | None = None,
+        count_correct: bool = False,
+    ) -> None:
+        self.model, self.task, self.optimizer, self.precision, self.world = model, task, optimizer, precision, world
+        self.accumulate, self.clip_norm, self.seed = optim.accumulate, optim.clip_norm, seed
+        self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.replica = replicate(model, distributed, world)
+        self._forward: Callable[[Tensor], Tensor] = self.replica
+        if compile_mode is not None:
+            # Apart from the module, so that validation, with other batch sizes, stays as it is.
+            self._forward = torch.compile(self.replica, mode=compile_mode, dynamic=False)
+        self.ema = Ema(model, optim.ema_decay) if optim.ema_decay is not None else None
+        self._count_correct = count_correct
+        self._correct: Tensor | None = None
+        # After DDP, so that it hears of a gradient when DDP has taken it.
+        self.clock = ComputeClock(model, world.device)
+
+    def step(self, batch: Batch, step: int, lr: float) -> StepResult:
+        """Take step ``step`` (from 0) with this rank's ``batch``, at learning rate ``lr``.
+
+        With accumulation the batch is cut into parts and only the last part's backward talks to other ranks.
+        """
+        if not (self.replica.training and self.model.training):
+            self.replica.train()
+        # Dropout and the like draw from the generator: seeded by step, it needs no saving.
+        seed_generator(derive_seed(self.seed, _STREAM, step, self.world.rank), self.world.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self._correct = None
+        self.clock.begin()
+        if self.accumulate == 1:
+            loss = self._backward(batch.images, batch.labels, 1.0)
+        else:
+            loss = self._backward_in_parts(batch)
+        norm = self.precision.step(self.optimizer, self._parameters, self.clip_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update()
+        return StepResult(loss, norm, self._correct)
+
+    def _backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+        with self.precision.autocast():
+            outputs = self._forward(images)
+            self.task.check(outputs, labels)
+            loss = self.task.loss(outputs, labels)
+            if weight != 1.0:
+                loss = loss * weight
+        if self._count_correct:
+            correct = self.task.correct(outputs, labels)
+            self._correct = correct if self._correct is None else self._correct + correct
+        self.precision.backward(loss)
+        return loss.detach()
+
+    def _backward_in_parts(self, batch: Batch) -> Tensor:
+        size = -(-len(batch) // self.accumulate)
+        parts = list(zip(torch.split(batch.images, size), torch.split(batch.labels, size), strict=True))
+        total: Tensor | None = None
+        for number, (images, labels) in enumerate(parts, start=1):
+            with self._no_sync() if number < len(parts) else contextlib.nullcontext():
+                # Weighted by its share, so that the sum is the mean over the whole batch.
+                loss = self._backward(images, labels, len(labels) / len(batch))
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total
+
+    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
+        if isinstance(self.replica, nn.parallel.DistributedDataParallel):
+            return self.replica.no_sync()
+        return contextlib.nullcontext()
+
+    def weights(self) -> contextlib.AbstractContextManager[None]:
+        """Inside the block the model has the weights it is judged and saved by: their average, if one is kept."""
+        return self.ema.applied() if self.ema is not None else contextlib.nullcontext()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Model, optimiser, scaler and average of the weights. The tensors are the live ones."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.precision.state_dict(),
+        }
+        return state if self.ema is None else state | {"ema": self.ema.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state; raises RuntimeError, KeyError or ValueError where shapes or names don't fit.
+
+        An average of the weights that was not saved begins at the weights.
+        """
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.precision.load_state_dict(state["precision"])
+        if self.ema is not None:
+            self.ema.restart()
+            if "ema" in state:
+                self.ema.load_state_dict(state["ema"])
+
+
+def seed_generator(seed: int, device: torch.device) -> None:
+    """Seed torch's default generator of the CPU, and of the device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        assert device.index is not None
+        torch.cuda.default_generators[device.index].manual_seed(seed)

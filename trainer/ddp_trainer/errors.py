@@ -1,0 +1,36 @@
+"""The one exception for what the user can put right: a wrong value, a missing file, an impossible combination."""
+
+from __future__ import annotations
+
+
+class UserError(ValueError):
+    """A mistake in the configuration or the data, which trying again cannot cure.
+
+    Its text is ``<field>: <problem>; <remedy>``. The command line prints it once, on rank 0, without a traceback, and
+    every rank exits with ``EXIT_USER_ERROR``.
+    """
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+class Preempted(Exception):
+    """All ranks agreed to stop after ``step`` because a signal asked at least one of them to."""
+
+    def __init__(self, step: int, saved: bool) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+        self.saved = saved
+
+
+class Superseded(Exception):
+    """A later attempt at the same job has begun: this one may write nothing any more, and ends."""
+
+
+def require(condition: bool, field: str, problem: str, remedy: str) -> None:
+    """Raise a :class:`UserError` unless ``condition`` holds."""
+    if not condition:
+        raise UserError(field, problem, remedy)

@@ -1,0 +1,32 @@
+"""torchvision's DeepLabV3, from scratch: one class a pixel."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ddp_trainer.errors import require
+from ddp_trainer.models import ModelConfig
+from ddp_trainer.torchvision_compat import import_torchvision
+
+
+class PixelLogits(nn.Module):
+    """A segmentation network of torchvision's that gives its main output instead of a dictionary."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, 3, H, W) to logits (N, num_classes, H, W)."""
+        logits: Tensor = self.network(x)["out"]
+        return logits
+
+
+def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
+    """torchvision's ``config.name`` with ``num_classes`` outputs a pixel, without an auxiliary classifier."""
+    require(in_channels == 3, "model.name", f"{config.name} takes colour, the data has {in_channels} channel(s)",
+            "choose another model")  # fmt: skip
+    import_torchvision()
+    from torchvision import models
+
+    return PixelLogits(models.get_model(config.name, weights=None, weights_backbone=None, num_classes=num_classes))

@@ -1,0 +1,96 @@
+"""Convolutions of images of a few pixels as matrix products, which CPUs do many times faster.
+
+ImageNet's networks shrink a 32x32 image to 2x2 pixels and then to one. There a padded 3x3 convolution multiplies most
+of its weights by zeros, and its kernel has none of the many pixels that it is good at. Three cases are products of
+matrices: one pixel comes out; the kernel is one pixel; every pixel that comes out sees every pixel that goes in. The
+result is the same, in another order of additions, and so are the gradients. Weights keep their names and shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+# Pixels an image may have for a kernel of one pixel to be a plain matrix product, and pairs of pixels, in and out.
+_PIXELS, _PAIRS = 64, 16
+
+
+class SmallMapConv2d(nn.Conv2d):
+    """A convolution that takes the short way on a CPU where there is one, and else is an ordinary one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (N, in_channels, H, W) to (N, out_channels, H', W')."""
+        if input.is_cuda:
+            return super().forward(input)
+        height, width = input.shape[2:]
+        kernel, stride, padding = self.kernel_size, self.stride, self.padding
+        assert not isinstance(padding, str)
+        out_height = (height + 2 * padding[0] - kernel[0]) // stride[0] + 1
+        out_width = (width + 2 * padding[1] - kernel[1]) // stride[1] + 1
+        if out_height == out_width == 1:
+            return self._one_pixel(input)
+        if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and height * width <= _PIXELS:
+            pixels = linear(input.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias)
+            return pixels.permute(0, 3, 1, 2)
+        if height * width * out_height * out_width <= _PAIRS:
+            pairs = _pairs(height, width, out_height, out_width, kernel, stride, padding)
+            if pairs is not None:
+                return self._every_pair(input, pairs, out_height, out_width)
+        return super().forward(input)
+
+    def _one_pixel(self, input: Tensor) -> Tensor:
+        """The weights that meet the image, and not its border, by the pixels that they meet."""
+        (top, left), (high, wide) = self._padding(), self.kernel_size
+        seen = input[:, :, : max(0, high - top), : max(0, wide - left)]
+        weight = self.weight[:, :, top : top + seen.shape[2], left : left + seen.shape[3]]
+        return linear(seen.flatten(1), weight.flatten(1), self.bias).view(len(input), -1, 1, 1)
+
+    def _padding(self) -> tuple[int, int]:
+        assert not isinstance(self.padding, str)
+        return self.padding[0], self.padding[1]
+
+    def _every_pair(self, input: Tensor, pairs: Tensor, height: int, width: int) -> Tensor:
+        """A matrix from all pixels and channels to all pixels and channels; each weight stands in it several times."""
+        pixels_out, pixels_in = height * width, input.shape[2] * input.shape[3]
+        # The weights are chosen by a product with zeros and ones: its gradient is one, too, and not a scattered sum.
+        chosen = (self.weight.flatten(2) @ pairs).view(self.out_channels, self.in_channels, pixels_out, pixels_in)
+        matrix = chosen.permute(2, 0, 3, 1).reshape(pixels_out * self.out_channels, pixels_in * self.in_channels)
+        bias = None if self.bias is None else self.bias.repeat(pixels_out)
+        pixels = linear(input.permute(0, 2, 3, 1).flatten(1), matrix, bias)
+        return pixels.view(len(input), height, width, -1).permute(0, 3, 1, 2)
+
+
+@functools.cache
+def _pairs(
+    height: int,
+    width: int,
+    out_height: int,
+    out_width: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+) -> Tensor | None:
+    """For each pair of a pixel out and a pixel in the weight between them, as a column of zeros and a one.
+
+    None where some pixels don't see each other. Shape (kernel pixels, pixels out * pixels in).
+    """
+    selection = torch.zeros(kernel[0] * kernel[1], out_height * out_width, height * width)
+    for out in range(out_height * out_width):
+        for into in range(height * width):
+            row = into // width + padding[0] - out // out_width * stride[0]
+            column = into % width + padding[1] - out % out_width * stride[1]
+            if not (0 <= row < kernel[0] and 0 <= column < kernel[1]):
+                return None
+            selection[row * kernel[1] + column, out, into] = 1.0
+    return selection.flatten(1)
+
+
+def use_matrix_products(model: nn.Module) -> None:
+    """Let the convolutions of ``model`` take the short way where they can; parameters stay the same objects."""
+    for module in model.modules():
+        plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
+        if plain and not isinstance(module.padding, str) and module.padding_mode == "zeros":
+            module.__class__ = SmallMapConv2d

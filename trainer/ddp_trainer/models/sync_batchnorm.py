@@ -1,0 +1,120 @@
+"""Batch norm over the batches of all ranks together.
+
+torch's SyncBatchNorm computes on GPUs only. For the CPU there is one of our own with the same parameters and buffers,
+so that a state dict moves between ``BatchNorm2d``, torch's and this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+
+
+def convert(model: nn.Module, device: torch.device) -> nn.Module:
+    """``model`` with all its batch norms synchronised over the ranks, for training on ``device``.
+
+    Needs a process group. Parameters and buffers stay the same objects.
+    """
+    if device.type == "cuda":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return converted
+    return _convert(model)
+
+
+def _convert(module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        return CpuSyncBatchNorm(module)
+    for name, child in module.named_children():
+        setattr(module, name, _convert(child))
+    return module
+
+
+class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Takes the place of a batch norm; normalises with mean and variance of all ranks' samples while training."""
+
+    def __init__(self, old: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
+        for name in ("weight", "bias"):
+            setattr(self, name, getattr(old, name))
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(self, name, getattr(old, name))
+        self.training = old.training
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"batch norm takes (N, C, ...), not {tuple(input.shape)}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (N, C, ...); every rank must call this equally often, with at least one value a channel."""
+        if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
+            return super().forward(input)
+        self._check_input_dim(input)
+        weight = self.weight if self.affine else torch.ones(self.num_features)
+        bias = self.bias if self.affine else torch.zeros(self.num_features)
+        output, mean, var, count = _Normalise.apply(input, weight, bias, self.eps)  # type: ignore[no-untyped-call]
+        if self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                assert self.num_batches_tracked is not None
+                self.num_batches_tracked.add_(1)
+                share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+                self.running_mean.lerp_(mean, share)
+                # The running variance is the unbiased one, as batch norm has it.
+                self.running_var.lerp_(var * (count / (count - 1.0).clamp(min=1.0)), share)
+        normalised: Tensor = output
+        return normalised
+
+
+class _Normalise(torch.autograd.Function):
+    """Ioffe and Szegedy, "Batch Normalization" (2015): forward and gradient, with the sums taken over all ranks."""
+
+    @staticmethod
+    def forward(
+        context: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dims = [0, *range(2, x.dim())]
+        own_var, own_mean = torch.var_mean(x.float(), dim=dims, correction=0)
+        own_count = torch.full((1,), float(x.numel() // x.shape[1]))
+        mine = torch.cat([own_mean, own_var, own_count])
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, mine)
+        gathered = torch.stack(everyone)
+        channels = x.shape[1]
+        means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
+        # Variances of parts are put together with the spread of their means: subtracting squares would cancel digits.
+        count = counts.sum()
+        shares = counts / count
+        mean = (shares * means).sum(0)
+        var = (shares * (variances + (means - mean).square())).sum(0)
+        # As in evaluation, mean and variance are given: torch's own kernel, in any memory layout.
+        output = batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+        context.save_for_backward(x, weight, mean, var, count)
+        context.eps = eps
+        context.mark_non_differentiable(mean, var, count)
+        return output, mean, var, count
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """With xhat = (x - mean) / sigma and sums over all ranks' N values of a channel::
+
+        dx = weight / sigma * (dy - sum(dy) / N - xhat * sum(dy * xhat) / N)
+
+        The parameters' gradients stay this rank's own; DDP averages them.
+        """
+        x, weight, mean, var, count = context.saved_tensors
+        dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+            gradients[0], x, weight, mean, var, None, None, False, context.eps, [True, True, True]
+        )
+        sums = torch.cat([dbias.float(), dweight.float()])
+        dist.all_reduce(sums)
+        sum_dy, sum_dy_xhat = sums.div_(count).view(2, -1).unbind(0)
+        inverse = torch.rsqrt(var + context.eps)
+        # dx holds weight / sigma * dy; what is left is linear in x: slope * x + offset.
+        slope = -weight.float() * inverse.square() * sum_dy_xhat
+        offset = -weight.float() * inverse * sum_dy - slope * mean
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        dx.add_(offset.view(shape).to(dx.dtype)).addcmul_(x, slope.view(shape).to(x.dtype))
+        return dx, dweight, dbias, None

@@ -1,0 +1,91 @@
+"""NovoGrad: SGD with momentum on gradients that are first divided by their layer's typical size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class NovoGrad(torch.optim.Optimizer):
+    """Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments" (2019), algorithm 1.
+
+    For every tensor w with gradient g, where v is one number a tensor (||g||^2 at the first step)::
+
+        v <- beta2 * v + (1 - beta2) * ||g||^2
+        m <- beta1 * m + s * (g / (sqrt(v) + eps) + weight_decay * w)      s = 1 - beta1 if grad_averaging else 1
+        w <- w - lr * m
+
+    ``grad_averaging`` makes m a mean of gradients instead of a sum of them. Nothing waits for the device: whether v has
+    a value yet is decided there. Takes part in a gradient scaler's step as torch's fused optimisers do, so that a step
+    with non-finite gradients changes nothing without the host having to know of it.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.95, 0.98),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        grad_averaging: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "grad_averaging": grad_averaging,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient; there is no closure."""
+        assert closure is None
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if weights:
+                self._update(group, weights)
+
+    def _update(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        (beta1, beta2), lr = group["betas"], group["lr"]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight]["exp_avg"] = torch.zeros_like(weight)
+                self.state[weight]["exp_avg_sq"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+        means = [self.state[weight]["exp_avg"] for weight in weights]
+        squares = [self.state[weight]["exp_avg_sq"] for weight in weights]
+        gradients, skip = self._gradients(weights)
+        before = [mean.clone() for mean in means] if skip is not None else []
+
+        old = torch.stack(squares)
+        norms = torch.stack(torch._foreach_norm(gradients)).float().square()
+        new = torch.where(old == 0, norms, old * beta2 + norms * (1.0 - beta2))
+        updates = torch._foreach_div(gradients, list((new.sqrt() + group["eps"]).unbind()))
+        if group["weight_decay"]:
+            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        torch._foreach_mul_(means, beta1)
+        torch._foreach_add_(means, updates, alpha=1.0 - beta1 if group["grad_averaging"] else 1.0)
+        if skip is not None:
+            new = torch.where(skip, old, new)
+            for mean, kept in zip(means, before, strict=True):
+                mean.copy_(torch.where(skip, kept, mean))
+            moves = [torch.where(skip, 0.0, mean) for mean in means]
+        else:
+            moves = means
+        torch._foreach_add_(weights, moves, alpha=-lr)
+        torch._foreach_copy_(squares, list(new.unbind()))
+
+    def _gradients(self, weights: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
+        """The gradients, unscaled, and a scaler's word on whether to leave this step out (None without a scaler)."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        found: Tensor | None = getattr(self, "found_inf", None)
+        if scale is not None:
+            gradients = list(torch._foreach_div(gradients, scale))
+        return gradients, None if found is None else found != 0

@@ -1,0 +1,166 @@
+"""Configuration dataclasses to command-line flags, YAML and back: one walk over the fields, no second list of options.
+
+A configuration is a tree of frozen dataclasses, each beside the code that uses it. Fields made by :func:`option` carry
+their help text and become flags. Flags are flat (``--batch-size``), files are nested (``data: {batch_size: 32}``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_trainer.errors import UserError
+
+
+def option(default: Any, help: str, *, flag: str | None = None, choices: tuple[str, ...] | None = None) -> Any:
+    """A dataclass field with the help text and flag of its command-line option.
+
+    ``flag`` defaults to the field's name with dashes. ``choices`` are checked by :func:`build`.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "flag": flag, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Option:
+    """One leaf of the configuration tree."""
+
+    path: tuple[str, ...]
+    flag: str
+    type: Any
+    optional: bool
+    help: str
+    choices: tuple[str, ...] | None
+
+    @property
+    def key(self) -> str:
+        """The dotted name used in files and messages, for example ``data.batch_size``."""
+        return ".".join(self.path)
+
+    def parse(self, text: str) -> Any:
+        """The value that ``text``, given on the command line, stands for.
+
+        Raises :class:`UserError` where the text is not of the option's type.
+        """
+        if self.optional and text.lower() in ("none", "null", ""):
+            return None
+        if typing.get_origin(self.type) is tuple:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if self.type is bool:
+            lowered = text.lower()
+            if lowered in ("true", "yes", "on", "1"):
+                return True
+            if lowered in ("false", "no", "off", "0"):
+                return False
+            raise UserError(self.flag, f"{text!r} is not a truth value", "give true or false")
+        try:
+            return self.type(text)
+        except ValueError:
+            raise UserError(
+                self.flag, f"{text!r} is not {_TYPE_NAMES[self.type]}", f"see --help: {self.help}"
+            ) from None
+
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", tuple: "a list"}
+
+
+def _strip_optional(annotation: Any) -> tuple[Any, bool]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        inner = [arg for arg in typing.get_args(annotation) if arg is not type(None)]
+        assert len(inner) == 1, annotation
+        return inner[0], True
+    return annotation, False
+
+
+def options(cls: type, prefix: tuple[str, ...] = ()) -> Iterator[Option]:
+    """All leaves of the configuration class ``cls``, in the order of their declaration."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from options(typing.cast(type, hints[field.name]), (*prefix, field.name))
+        elif "help" in field.metadata:
+            annotation, optional = _strip_optional(hints[field.name])
+            flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
+            yield Option(
+                (*prefix, field.name), flag, annotation, optional, field.metadata["help"], field.metadata["choices"]
+            )
+
+
+def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``overlay`` laid over it, nested mappings merged. Neither is changed."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def build(cls: type[T], values: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> T:
+    """An instance of the configuration class ``cls`` from nested mappings; absent values take their defaults.
+
+    Raises :class:`UserError` for an unknown name, a value of the wrong type, or whatever ``__post_init__`` refuses.
+    """
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls))}
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        dotted = ".".join((*prefix, str(name)))
+        if name not in fields:
+            close = difflib.get_close_matches(str(name), fields, n=1)
+            remedy = f"did you mean {'.'.join((*prefix, close[0]))!r}?" if close else f"known: {', '.join(fields)}"
+            raise UserError(dotted, "there is no such setting", remedy)
+        annotation, optional = _strip_optional(hints[name])
+        if dataclasses.is_dataclass(annotation):
+            if not isinstance(value, Mapping):
+                raise UserError(dotted, "is a group of settings", "give a mapping, for example {batch_size: 32}")
+            arguments[name] = build(typing.cast(type, annotation), value, (*prefix, name))
+        else:
+            arguments[name] = _coerce(dotted, value, annotation, optional)
+            choices = fields[name].metadata.get("choices")
+            if choices and arguments[name] is not None and arguments[name] not in choices:
+                raise UserError(dotted, f"{value!r} is not known", f"choose one of {', '.join(choices)}")
+    return cls(**arguments)
+
+
+T = typing.TypeVar("T")
+
+
+def _coerce(dotted: str, value: Any, annotation: Any, optional: bool) -> Any:
+    """``value`` as the type of its field; files give 1 for 1.0 and lists for tuples, which is as good."""
+    if value is None:
+        if optional:
+            return None
+        raise UserError(dotted, "must not be empty", "give a value or leave the name out")
+    if typing.get_origin(annotation) is tuple:
+        if isinstance(value, list | tuple):
+            return tuple(str(item) for item in value)
+    elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif annotation is float and isinstance(value, str):
+        # YAML 1.1 reads 1e-3 as text: it wants a dot in a number with an exponent.
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    elif isinstance(value, annotation) and not (annotation is int and isinstance(value, bool)):
+        return value
+    kind = _TYPE_NAMES[typing.get_origin(annotation) or annotation]
+    raise UserError(dotted, f"{value!r} is not {kind}", f"give {kind}")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The configuration as nested plain mappings, ready for JSON; :func:`build` reads it back."""
+    plain: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            plain[field.name] = to_dict(value)
+        else:
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+    return plain

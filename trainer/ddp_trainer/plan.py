@@ -1,0 +1,61 @@
+"""How far a run is and how far it has to go: pure arithmetic on samples, epochs and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Position:
+    """How far the run is: enough, with the configuration, to know every sample that comes next."""
+
+    step: int = 0
+    epoch: int = 0
+    # Samples of the current epoch that all ranks together have used.
+    consumed: int = 0
+    # Of the last validation, and the best of all so far.
+    accuracy: float | None = None
+    best_accuracy: float | None = None
+    # Validations in a row that have reached the target.
+    streak: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The length of a run at one world size.
+
+    ``samples`` is the length of the training data, ``samples_per_step`` counts all ranks, ``first`` is the position
+    from which this process starts: steps before it may have been taken by another number of ranks.
+    """
+
+    samples: int
+    samples_per_step: int
+    drop_last: bool
+    epochs: int
+    max_steps: int | None
+    first: Position
+
+    def steps_left(self, consumed: int) -> int:
+        """Steps of an epoch of which ``consumed`` samples are used."""
+        left = max(0, self.samples - consumed)
+        return left // self.samples_per_step if self.drop_last else -(-left // self.samples_per_step)
+
+    @property
+    def total_steps(self) -> int:
+        """Value of the step counter at the end of the run."""
+        epochs_left = self.epochs - self.first.epoch
+        if epochs_left <= 0:
+            return self.first.step
+        steps = self.first.step + self.steps_left(self.first.consumed) + (epochs_left - 1) * self.steps_left(0)
+        return steps if self.max_steps is None else max(self.first.step, min(steps, self.max_steps))
+
+    @property
+    def length(self) -> float:
+        """Epochs from the beginning to the end of the run; a part of one where ``max_steps`` cuts it short."""
+        if self.max_steps is None:
+            return float(self.epochs)
+        return min(float(self.epochs), self.max_steps / self.steps_left(0))
+
+    def fraction(self, position: Position) -> float:
+        """Epochs done at ``position``, the argument of the learning-rate schedule."""
+        return position.epoch + position.consumed / self.samples

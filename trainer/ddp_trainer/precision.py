@@ -1,0 +1,150 @@
+"""Number formats: autocast, the gradient scaler, and memory layout, and which combinations make sense."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_trainer.errors import require
+from ddp_trainer.options import option
+
+if TYPE_CHECKING:
+    import torch
+
+# What /proc/cpuinfo calls arithmetic on bf16: on x86 two sets of instructions, on Arm one.
+_CPU_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """How numbers are kept and multiplied."""
+
+    name: str = option(
+        "fp32",
+        "fp32, tf32 (fp32 with faster products, cuda), bf16, fp16 with a gradient scaler (cuda), "
+        "or auto (bf16 where the hardware computes in it, else fp32)",
+        flag="--precision",
+        choices=("auto", "fp32", "tf32", "bf16", "fp16"),
+    )
+    grad_scaler: bool | None = option(None, "scale the loss against underflow; none: with fp16, which needs it")
+    channels_last: bool = option(False, "keep images as (N, H, W, C) in memory")
+    deterministic: bool = option(False, "only kernels that give the same result every time (cuda: slower convolutions)")
+    compile: bool = option(
+        False, "compile the training step with torch.compile: minutes of warm-up, then faster on cuda"
+    )
+    compile_mode: str = option(
+        "default",
+        "torch.compile's mode; reduce-overhead replays whole steps as CUDA graphs",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    )
+
+    def __post_init__(self) -> None:
+        require(
+            self.grad_scaler is not True or self.name == "fp16",
+            "precision.grad_scaler",
+            f"a gradient scaler does nothing for {self.name}, whose range is fp32's",
+            "leave it out, or use --precision fp16",
+        )
+        require(
+            self.grad_scaler is not False or self.name != "fp16",
+            "precision.grad_scaler",
+            "without it small gradients become zero in fp16",
+            "leave it out, or use --precision bf16",
+        )
+
+
+class Precision:
+    """One format on one device; owns the order scale, unscale, clip, step, update.
+
+    Raises :class:`UserError` for what the device cannot do. ``name`` is the format in use, also where auto was given.
+    """
+
+    def __init__(self, config: PrecisionConfig, device: torch.device) -> None:
+        import torch
+
+        cuda = device.type == "cuda"
+        require(
+            cuda or config.name not in ("fp16", "tf32"),
+            "precision.name",
+            f"{config.name} needs a GPU",
+            "use fp32 or bf16 on the CPU",
+        )
+        fast_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu_has_bf16()
+        require(
+            not (cuda and config.name == "bf16") or fast_bf16,
+            "precision.name",
+            "this GPU has no bf16",
+            "use fp16 or fp32",
+        )
+        self.name = config.name
+        if config.name == "auto":
+            self.name = "bf16" if fast_bf16 else "fp32"
+        # Asked for by name it is done, if slowly: the same numbers as on a machine that is fast at it.
+        self.warning = ""
+        if self.name == "bf16" and not fast_bf16:
+            self.warning = "this CPU has neither avx512_bf16 nor AMX: bf16 will be slower than fp32"
+        self.device = device
+        self.memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+        if cuda:
+            torch.backends.cuda.matmul.allow_tf32 = self.name != "fp32"
+            torch.backends.cudnn.allow_tf32 = self.name != "fp32"
+            torch.backends.cudnn.deterministic = config.deterministic
+            torch.backends.cudnn.benchmark = not config.deterministic
+        self.scaler: Any = torch.amp.GradScaler(device.type) if self.name == "fp16" else None
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context for the forward pass and the loss."""
+        import torch
+
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients of ``loss`` to the parameters', scaled where the format needs it."""
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], clip_norm: float | None
+    ) -> torch.Tensor | None:
+        """Unscale, clip to ``clip_norm`` where given, and step; returns the norm before clipping, if clipped.
+
+        With a scaler a step with non-finite gradients is left out, as its next scale is smaller.
+        """
+        import torch
+
+        norm: torch.Tensor | None = None
+        if clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+        if self.scaler is not None:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            optimizer.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scaler's state; empty without one."""
+        return dict(self.scaler.state_dict()) if self.scaler is not None else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the scaler's state where both this run and the saved one have a scaler."""
+        if self.scaler is not None and state:
+            self.scaler.load_state_dict(state)
+
+
+def cpu_has_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this machine's processor multiplies bf16 itself; where it can't be known, no."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return not _CPU_FLAGS.isdisjoint(flags.partition(":")[2].split())

@@ -1,0 +1,92 @@
+"""One replica of the model on each rank: DistributedDataParallel, and how its gradients travel."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_trainer.distributed import DistributedConfig, World
+from ddp_trainer.errors import require
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def uses_gloo(config: DistributedConfig, device: torch.device) -> bool:
+    """Whether gradients travel through gloo."""
+    return device.type == "cpu" or config.backend == "gloo"
+
+
+def check(config: DistributedConfig, device: torch.device) -> None:
+    """Raise :class:`UserError` for a compression that the collectives cannot do."""
+    require(
+        config.compression != "powersgd" or not uses_gloo(config, device),
+        "distributed.compression",
+        "PowerSGD needs nccl, and these ranks talk through gloo",
+        "use --compression bf16, or run on GPUs",
+    )
+
+
+def replicate(model: nn.Module, config: DistributedConfig, world: World) -> nn.Module:
+    """``model`` itself on one rank, else wrapped so that backward averages gradients over all ranks."""
+    check(config, world.device)
+    if not world.is_distributed:
+        return model
+    replica = DistributedDataParallel(
+        model,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        **_no_buffer_sync(),
+        gradient_as_bucket_view=config.bucket_view,
+        bucket_cap_mb=config.bucket_mb,
+        static_graph=config.static_graph,
+    )
+    if config.compression != "none":
+        _compress(replica, config, world)
+    return replica
+
+
+def _compress(replica: DistributedDataParallel, config: DistributedConfig, world: World) -> None:
+    if config.compression == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+
+        state = powersgd.PowerSGDState(None, matrix_approximation_rank=config.powersgd_rank)
+        replica.register_comm_hook(state, powersgd.powerSGD_hook)
+    elif uses_gloo(config, world.device):
+        replica.register_comm_hook(_DTYPES[config.compression], _cast_and_average)
+    else:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        replica.register_comm_hook(None, hooks[config.compression])
+
+
+def _cast_and_average(dtype, bucket):  # type: ignore[no-untyped-def]
+    """Average a bucket over the ranks in ``dtype``: half the bytes on the wire.
+
+    What torch's own hooks do, which insist on nccl. Divided before the sum, which may then not overflow fp16. Without
+    annotations, because DDP refuses those that are text.
+    """
+    gradients: torch.Tensor = bucket.buffer()
+    small = gradients.to(dtype).div_(dist.get_world_size())
+    work = dist.all_reduce(small, async_op=True)
+    assert work is not None
+
+    def copy_back(_: torch.futures.Future[Any]) -> torch.Tensor:
+        gradients.copy_(small)
+        return gradients
+
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(copy_back)
+    return averaged
+
+
+def _no_buffer_sync() -> dict[str, Any]:
+    """Rank 0's statistics are sent before they are used (World.broadcast_buffers), so not before every forward.
+
+    torch 2.13 has a new name for this and warns at the old one.
+    """
+    known = inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}

@@ -1,0 +1,206 @@
+"""What a run says of itself: rank 0's lines on standard output, and the gauges of every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ddp_trainer import contract
+from ddp_trainer.distributed import World
+from ddp_trainer.exporter import Exporter
+from ddp_trainer.meters import LossWindow, OnTheWay, Rate
+from ddp_trainer.plan import Plan, Position
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A progress line that waits for its numbers."""
+
+    position: Position
+    # Losses of the steps since the line before, as far as they have been looked at already.
+    seen: list[float]
+    # The rest of them; after them the norm of the gradients, if there is one.
+    numbers: OnTheWay
+    has_norm: bool
+    lr: float
+    rate: float
+    eta: float
+
+
+class Reporter:
+    """Collects the steps' measurements and puts them out at log intervals, without ever waiting for the device.
+
+    ``on_bad_loss`` is called with the step (from 1) and the loss where this rank's loss was not finite, once it is
+    known: the first time only, on a CPU at the next log interval, on a GPU some steps later.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        exporter: Exporter,
+        log_every: int,
+        on_bad_loss: Callable[[int, float], None] | None = None,
+    ) -> None:
+        self._world, self._exporter, self._log_every = world, exporter, log_every
+        self._losses, self._rate = LossWindow(), Rate()
+        self._seen: list[float] = []
+        self._last_step = 0
+        self._lines: deque[_Line] = deque()
+        self._on_bad_loss = on_bad_loss
+
+    def say(self, message: str) -> None:
+        """Print on rank 0 only, at once: the output of a pod is a pipe."""
+        if self._world.is_main:
+            print(message, flush=True)
+
+    def begin(self, plan: Plan) -> None:
+        """Say what is about to be done and set the gauges that last for the run."""
+        self._plan, self._total = plan, plan.total_steps
+        device = self._world.device.type
+        threads = f" with {torch.get_num_threads()} thread(s) each" if device == "cpu" else ""
+        self.say(
+            f"training: {self._world.size} rank(s) on {device}{threads}, {plan.samples} samples, "
+            f"{self._total} steps in {plan.epochs} epoch(s)"
+        )
+        first, exporter = plan.first, self._exporter
+        exporter.set_total_steps(self._total)
+        exporter.set(contract.METRIC_GLOBAL_STEP, first.step)
+        exporter.set(contract.METRIC_PROGRESS, first.step / self._total if self._total else 1.0)
+        exporter.set(contract.METRIC_EPOCH, min(first.epoch + 1, plan.epochs))
+        self.started = time.perf_counter()
+        self._rate.restart()
+
+    def step(
+        self,
+        position: Position,
+        loss: Tensor,
+        grad_norm: Tensor | None,
+        samples: int,
+        lr: float,
+        *,
+        seconds: float,
+        waited: float,
+        computed: float,
+    ) -> None:
+        """Record a step that this rank has just finished with ``samples`` samples; ``position`` is after it.
+
+        ``seconds`` is the step's time, ``waited`` its part in the loader, ``computed`` the compute time that has become
+        known. ``loss`` and ``grad_norm`` stay on the device until a line is due.
+        """
+        self._losses.add(loss)
+        self._last_step = position.step
+        self._rate.add(samples)
+        self._exporter.step(
+            samples=samples,
+            step=position.step,
+            epoch=position.epoch + 1,
+            learning_rate=lr,
+            seconds=seconds,
+            data_wait=waited,
+            compute=computed,
+        )
+        done = position.step - self._plan.first.step
+        # The first step too: it shows that everything before training has gone well.
+        if done == 1 or position.step % self._log_every == 0 or position.step == self._total:
+            norms = [] if grad_norm is None else [grad_norm]
+            eta = (time.perf_counter() - self.started) / done * (self._total - position.step)
+            self._lines.append(
+                _Line(
+                    dataclasses.replace(position),
+                    self._seen,
+                    self._losses.take(*norms),
+                    bool(norms),
+                    lr,
+                    self._rate.read() * self._world.size,
+                    eta,
+                )
+            )
+            self._seen = []
+        while self._lines and self._lines[0].numbers.ready():
+            self._log(self._lines.popleft())
+
+    def flush(self) -> None:
+        """Put out the lines that wait for the device."""
+        while self._lines:
+            self._log(self._lines.popleft())
+
+    def look_at_all(self) -> None:
+        """Look at every loss up to now, waiting for the device."""
+        self.flush()
+        losses = self._losses.take().read()
+        self._look_at(losses, self._last_step)
+        self._seen += losses
+
+    def _log(self, line: _Line) -> None:
+        position, losses = line.position, line.numbers.read()
+        if line.has_norm:
+            self._exporter.set("ddp_grad_norm", losses.pop())
+        self._look_at(losses, position.step)
+        losses += line.seen
+        loss = sum(losses) / len(losses)
+        self._exporter.set(contract.METRIC_LOSS, loss)
+        self._exporter.set(contract.METRIC_GLOBAL_RATE, line.rate)
+        if self._world.device.type == "cuda":
+            self._exporter.set("ddp_gpu_memory_bytes", torch.cuda.max_memory_allocated())
+        self.say(
+            f"epoch {position.epoch + 1}/{self._plan.epochs} step {position.step}/{self._total} loss {loss:.4f} "
+            f"{line.rate:.0f} samples/s lr {line.lr:.4g} ETA {clock(line.eta)}"
+        )
+
+    def _look_at(self, losses: list[float], last_step: int) -> None:
+        """Count the losses that are not finite; ``losses`` are those of the steps up to ``last_step``."""
+        bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+        if bad:
+            self._exporter.count_nonfinite(len(bad))
+            if self._on_bad_loss is not None:
+                self._on_bad_loss(last_step - len(losses) + 1 + bad[0], losses[bad[0]])
+                self._on_bad_loss = None
+
+    def pause(self, seconds: float) -> None:
+        """Leave ``seconds`` of validation or saving out of the rate."""
+        self._rate.pause(seconds)
+
+    def trained(self, accuracy: float) -> None:
+        """Report the share of right answers on the training batches since the last validation."""
+        self.say(f"training accuracy {accuracy:.4f}")
+
+    def validated(self, epoch: int, scores: dict[str, float], score: float, seconds: float) -> None:
+        """Report a validation after ``epoch`` epochs; ``score`` is the one of ``scores`` by which runs are compared."""
+        self.flush()
+        self._exporter.set(contract.METRIC_VAL_ACCURACY, score)
+        self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
+        said = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        self.say(f"epoch {epoch}/{self._plan.epochs} validation: {said} in {seconds:.1f} s")
+
+    def resumed(self, folder: str, position: Position) -> None:
+        """Report that the run goes on from a checkpoint."""
+        self._exporter.set(contract.METRIC_CHECKPOINT_STEP, position.step)
+        self.say(f"resumed from {folder}: {position.step} steps and {position.epoch} epoch(s) are done")
+
+    def saved(self, step: int, seconds: float) -> None:
+        """Record a finished checkpoint; called from the writing thread."""
+        self._exporter.set(contract.METRIC_CHECKPOINT_STEP, step)
+        self._exporter.observe("ddp_checkpoint_seconds", seconds)
+
+    def done(self, position: Position, where: str) -> None:
+        """Say the run's result."""
+        self.flush()
+        seconds = time.perf_counter() - self.started
+        scores = ""
+        if position.accuracy is not None and position.best_accuracy is not None:
+            scores = f", validation accuracy {position.accuracy:.4f} (best {position.best_accuracy:.4f})"
+        self.say(f"done: {position.step} steps, {seconds:.1f} s{scores}{where}")
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 2:03 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,281 @@
+"""The training loop: epochs, validation, checkpoints, and an orderly stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from ddp_trainer.assembly import assemble, save_model
+from ddp_trainer.checkpoint import load_newest
+from ddp_trainer.config import RunConfig, describe
+from ddp_trainer.data.loader import Batch
+from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.epoch_record import EpochRecord
+from ddp_trainer.errors import Preempted, Superseded, UserError
+from ddp_trainer.exporter import Exporter
+from ddp_trainer.optim import lr_scale
+from ddp_trainer.optim.schedule import Schedule
+from ddp_trainer.plan import Plan, Position
+from ddp_trainer.preemption import Reason, StopAgreement, StopSignal
+from ddp_trainer.report import Reporter
+
+
+def run(config: RunConfig, env: RankEnv) -> Position:
+    """Train as ``config`` says and return how far it came.
+
+    Raises :class:`UserError` on every rank alike for what the user can mend, :class:`Preempted` after a signal,
+    :class:`Superseded` where a later attempt at the same job has begun.
+    """
+    world = World.start(config.distributed, env)
+    exporter = Exporter.start(epochs=config.epochs, port=config.metrics.port, env=env)
+    try:
+        position = Trainer(config, world, exporter).fit()
+    except (UserError, Preempted, Superseded):
+        # All ranks are here. After another exception they are not, and leaving the group could wait for them.
+        exporter.close()
+        world.close()
+        raise
+    exporter.close()
+    world.close()
+    return position
+
+
+class Trainer:
+    """One run on one rank."""
+
+    def __init__(self, config: RunConfig, world: World, exporter: Exporter) -> None:
+        self.config, self.world = config, world
+        self.stop = StopSignal()
+        self.stop.install()
+        # Step and value of this rank's first loss that was not finite, where that is to stop the run.
+        self._bad_loss: tuple[int, float] | None = None
+        watcher = self._stop_for_loss if config.nonfinite == "stop" else None
+        self.report = Reporter(world, exporter, config.log_every, watcher)
+        self.report.say(describe(config))
+        parts = assemble(config, world)
+        self.loader, self.validation, self.task = parts.loader, parts.validation, parts.task
+        self.engine, self.checkpointer = parts.engine, parts.checkpointer
+        if self.checkpointer is not None:
+            self.checkpointer.on_superseded = lambda: self.stop.request(Reason.SUPERSEDED)
+        self.position = self._resume()
+        self.plan = Plan(
+            samples=self.loader.length,
+            samples_per_step=self.loader.samples_per_step * world.size,
+            drop_last=config.data.drop_last,
+            epochs=config.epochs,
+            max_steps=config.max_steps,
+            first=Position(**vars(self.position)),
+        )
+        self.total_steps = self.plan.total_steps
+        self.schedule = Schedule(
+            config.schedule,
+            config.optim.lr,
+            lr_scale(config.optim, world.size),
+            self.plan.length,
+            world.env.local_world_size,
+        )
+        self.epochs = EpochRecord(config, world, self.position)
+        self.agreement = StopAgreement(world, self.stop)
+        # The step after which the last validation was.
+        self._validated = -1
+
+    def _resume(self) -> Position:
+        """Take up the newest good checkpoint, if there is one; returns where the run stands."""
+        folder = self.config.checkpoint.dir
+        if folder is None:
+            return Position()
+        state = load_newest(self.checkpointer, self.world)
+        if state is None:
+            return Position()
+        with self.world.agreed():
+            try:
+                self.engine.load_state_dict(state["engine"])
+                position = Position(**state["position"])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                reason = " ".join(str(error).split())[:300]
+                raise UserError(
+                    "checkpoint.dir",
+                    f"the checkpoint in {folder} is of another model or optimiser ({reason})",
+                    "give another folder",
+                ) from error
+        self.report.resumed(folder, position)
+        return position
+
+    def fit(self) -> Position:
+        """Train to the end; returns the final position."""
+        position, every = self.position, self.config.checkpoint.every_epochs
+        self.report.begin(self.plan)
+        while not self._at_end():
+            complete = self._epoch()
+            self._pause(self._validate)
+            if self._at_end() or (complete and every and position.epoch % every == 0):
+                self._pause(self._save)
+        self.agreement.finish()
+        self._wait_for_checkpoint()
+        with self.engine.weights():
+            where = save_model(self.engine.model, self.config, self.world)
+        self.report.done(position, where)
+        return position
+
+    def _at_end(self) -> bool:
+        return self.position.step >= self.total_steps or self.epochs.target_met
+
+    def _epoch(self) -> bool:
+        """Train to the end of the epoch or of the run; returns whether the epoch is complete."""
+        self.epochs.begin()
+        for _ in self.steps():
+            pass
+        self.epochs.wait_for_device()
+        accuracy = self.epochs.training_accuracy()
+        if accuracy is not None:
+            self.report.trained(accuracy)
+        return self.position.consumed == 0
+
+    def steps(self) -> Iterator[None]:
+        """Take the rest of the epoch's steps, one each time the next item is asked for."""
+        position, world = self.position, self.world
+        save_every = self.config.checkpoint.every_steps
+        left = self.plan.steps_left(position.consumed)
+        step_started = time.perf_counter()
+        for batch, waited in _timed(self.loader.epoch(position.epoch, position.consumed)):
+            if reason := self.agreement.poll():
+                self._end_early(reason)
+            lr = self.schedule.lr(self.plan.fraction(position))
+            result = self.engine.step(batch, position.step, lr)
+            position.step += 1
+            position.consumed += len(batch) * world.size
+            left -= 1
+            now = time.perf_counter()
+            self.epochs.step(now - step_started, result.correct)
+            self.report.step(
+                position,
+                result.loss,
+                result.grad_norm,
+                len(batch),
+                lr,
+                seconds=now - step_started,
+                waited=waited,
+                computed=self.engine.clock.seconds(),
+            )
+            step_started = now
+            yield
+            if position.step >= self.total_steps:
+                break
+            if save_every and position.step % save_every == 0 and left:
+                step_started += self._pause(self._save)
+        if not left:
+            position.epoch, position.consumed = position.epoch + 1, 0
+
+    def _validate(self) -> None:
+        """Score the model on the validation data, every sample once, over all ranks."""
+        started = time.perf_counter()
+        model, position = self.engine.model, self.position
+        self.world.broadcast_buffers(model)
+        model.eval()
+        totals = torch.zeros(self.task.num_totals, dtype=torch.float64, device=self.world.device)
+        with self.engine.weights(), torch.inference_mode(), self.engine.precision.autocast():
+            for batch in self.validation:
+                totals += self.task.totals(model(batch.images), batch.labels)
+        scores = self.task.scores(self.world.sum(totals.tolist()))
+        score = scores[self.task.score]
+        position.accuracy, self._validated = score, position.step
+        position.best_accuracy = max(score, position.best_accuracy or 0.0)
+        epoch = position.epoch + (1 if position.consumed else 0)
+        self.report.validated(epoch, scores, score, time.perf_counter() - started)
+        self.epochs.validated(score)
+        if self.epochs.target_met:
+            self.report.say(f"target reached: {position.streak} validations in a row; the run ends here")
+
+    def _save(self) -> None:
+        """Save the run as it stands; all ranks call this, rank 0 writes."""
+        self._refuse_bad_state()
+        self.world.broadcast_buffers(self.engine.model)
+        if self.checkpointer is None:
+            return
+        state = {"engine": self.engine.state_dict(), "position": vars(self.position).copy()}
+        facts = {
+            "preset": self.config.preset,
+            "seed": self.config.seed,
+            "worldSize": self.world.size,
+            "batchSize": self.config.data.batch_size,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+        step = self.position.step
+        # In the middle of an epoch the last validation's accuracy is that of older weights.
+        accuracy = self.position.accuracy if self._validated == step else None
+        self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
+
+    def _pause(self, action: Callable[[], None]) -> float:
+        """Do ``action`` without counting its time as training; returns the seconds it took."""
+        started = time.perf_counter()
+        action()
+        seconds = time.perf_counter() - started
+        self.report.pause(seconds)
+        return seconds
+
+    def _end_early(self, reason: Reason) -> None:
+        """All ranks are here after the same step: save where that is of use, wait until it is on disk, and leave."""
+        self.agreement.finish()
+        if reason is Reason.NOT_FINITE:
+            self._refuse_bad_state()
+        if reason is Reason.SIGNAL:
+            self._save()
+        self._wait_for_checkpoint()
+        raise Preempted(self.position.step, saved=self.config.checkpoint.dir is not None)
+
+    def _stop_for_loss(self, step: int, loss: float) -> None:
+        self._bad_loss = step, loss
+        self.stop.request(Reason.NOT_FINITE)
+
+    def _refuse_bad_state(self) -> None:
+        """With ``nonfinite`` "stop": raise :class:`UserError` on all ranks if any has had a loss that is not finite.
+
+        Called before a state is saved, so that none is kept from which the run could not recover.
+        """
+        if self.config.nonfinite != "stop":
+            return
+        self.report.look_at_all()
+        mine = [0.0] * self.world.size
+        if self._bad_loss is not None:
+            mine[self.world.rank] = float(self._bad_loss[0])
+        steps = {int(step): rank for rank, step in reversed(list(enumerate(self.world.sum(mine)))) if step}
+        if steps:
+            # The others' losses are spoilt a step later, by the gradients they share.
+            step = min(steps)
+            self.agreement.finish()
+            raise UserError(
+                "nonfinite",
+                f"the loss of step {step} on rank {steps[step]} is not a finite number; nothing since is saved",
+                "lower the learning rate, clip the gradients or look at the data, or go on with --nonfinite count",
+            )
+
+    def _wait_for_checkpoint(self) -> None:
+        """Hold every rank until rank 0 has written: torchrun ends the others when the first has gone.
+
+        Raises :class:`Superseded` on all ranks where rank 0 found that it may not write.
+        """
+        message: bytes | None = None
+        if self.checkpointer is not None:
+            self.checkpointer.wait()
+            try:
+                self.checkpointer.check_fence()
+            except Superseded as error:
+                message = str(error).encode()
+            except OSError:
+                pass  # The folder can't be read: the writer has said so.
+        message = self.world.broadcast_bytes(message)
+        if message is not None:
+            raise Superseded(message.decode())
+
+
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """Each batch with the seconds it took to get it."""
+    while True:
+        started = time.perf_counter()
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - started
