@@ -1,0 +1,78 @@
+"""Submit a tiny job, wait until it succeeds, delete it. Standard library only: it runs in the operator's image.
+
+usage: helm_test.py JOB.json SECONDS
+"""
+
+import contextlib
+import json
+import os
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ACCOUNT = Path(os.environ.get("SERVICE_ACCOUNT", "/var/run/secrets/kubernetes.io/serviceaccount"))
+SERVER = os.environ.get("KUBERNETES_SERVER", "https://kubernetes.default.svc")
+
+
+def call(method: str, path: str, body: object = None) -> dict:
+    """Call the API server. Raises: urllib.error.HTTPError."""
+    request = urllib.request.Request(  # noqa: S310 - the address is the cluster's own
+        SERVER + path,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "Authorization": "Bearer " + (ACCOUNT / "token").read_text().strip(),
+            "Content-Type": "application/json",
+        },
+    )
+    context = ssl.create_default_context(cafile=ACCOUNT / "ca.crt") if SERVER.startswith("https") else None
+    with urllib.request.urlopen(request, timeout=30, context=context) as response:  # noqa: S310
+        return json.load(response)
+
+
+def watch(path: str, seconds: float) -> int:
+    """Follow the job; return the exit code."""
+    deadline = time.monotonic() + seconds
+    said, status = "", {}
+    while time.monotonic() < deadline:
+        status = call("GET", path).get("status") or {}
+        phase = status.get("phase") or "not seen by the operator yet"
+        if phase != said:
+            print(phase, flush=True)
+            said = phase
+        if phase in ("Succeeded", "Failed"):
+            break
+        time.sleep(0.5)
+    else:
+        print(f"no end after {seconds:.0f} s", flush=True)
+    if said == "Succeeded":
+        return 0
+    for condition in status.get("conditions") or []:
+        print(f"{condition['type']}={condition['status']} {condition.get('reason')}: {condition.get('message')}")
+    print(json.dumps(status.get("lastFailure") or {}, indent=2))
+    return 1
+
+
+def main(job: dict, seconds: float) -> int:
+    """Run the test."""
+    meta = job["metadata"]
+    jobs = f"/apis/{job['apiVersion']}/namespaces/{meta['namespace']}/ddptrainingjobs"
+    path = f"{jobs}/{meta['name']}"
+    try:
+        call("POST", jobs, job)
+    except urllib.error.HTTPError as error:
+        print(f"the API server refused the job: HTTP {error.code} {error.read().decode(errors='replace')}")
+        return 1
+    print(f"created {meta['namespace']}/{meta['name']}", flush=True)
+    try:
+        return watch(path, seconds)
+    finally:
+        with contextlib.suppress(OSError):
+            call("DELETE", path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(Path(sys.argv[1]).read_text()), float(sys.argv[2])))

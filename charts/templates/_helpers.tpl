@@ -1,0 +1,86 @@
+{{- define "ddp-operator.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* The release's name, with the chart's unless it holds that already: `helm install ddp-operator` names all plainly. */ -}}
+{{- define "ddp-operator.fullname" -}}
+{{- $name := include "ddp-operator.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 50 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ddp-operator.selector" -}}
+app.kubernetes.io/name: {{ include "ddp-operator.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- /* Labels of an object, without the component: a test's objects are not the operator's. */ -}}
+{{- define "ddp-operator.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/name: {{ include "ddp-operator.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: ddp-operator
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "ddp-operator.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "ddp-operator.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name: name an existing account, or set serviceAccount.create=true" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ddp-operator.image" -}}
+{{- $repository := .Values.image.repository -}}
+{{- with .Values.image.registry }}{{ $repository = printf "%s/%s" . $repository }}{{ end -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" $repository .Values.image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Where `helm test` submits its job: the release's namespace if it is served, else the first that is. */ -}}
+{{- define "ddp-operator.testNamespace" -}}
+{{- if or (empty .Values.namespaces) (has .Release.Namespace .Values.namespaces) -}}
+{{- .Release.Namespace -}}
+{{- else -}}
+{{- first .Values.namespaces -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ddp-operator.testImage" -}}
+{{- if .Values.tests.image -}}
+{{- .Values.tests.image -}}
+{{- else -}}
+{{- with .Values.image.registry }}{{ . }}/{{ end }}ddp-operator/trainer:{{ .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the restricted Pod Security Standard asks of a container. */ -}}
+{{- define "ddp-operator.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+{{- end -}}
+
+{{- define "ddp-operator.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.runAsUser }}
+runAsGroup: {{ .Values.runAsUser }}
+fsGroup: {{ .Values.runAsUser }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}

@@ -1,0 +1,27 @@
+"""Print the rules of the operator's role: exactly what the operator checks at its start that it may do.
+
+``python -m charts.tooling.rules`` prints them; ``make generate`` writes them to ``charts/files/rules.yaml``.
+"""
+
+import sys
+
+from ddp_operator.kube.checks import PERMISSIONS
+from ddp_operator.kube.resources import group, plural
+
+EMPTY = '""'
+HEADER = "# Generated from operator/ddp_operator/kube/checks.py by `make generate`. Do not edit.\n"
+
+
+def render_rules() -> str:
+    """Return the rules as YAML: one a resource, in the order in which the operator lists them."""
+    rules = []
+    for what, verbs in PERMISSIONS.items():
+        kind, _, subresource = what.partition("/")
+        resource = f"{plural(kind)}/{subresource}" if subresource else plural(kind)
+        rows = (f"apiGroups: [{group(kind) or EMPTY}]", f"resources: [{resource}]", f"verbs: [{', '.join(verbs)}]")
+        rules.append("- " + "\n  ".join(rows) + "\n")
+    return HEADER + "".join(rules)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_rules())

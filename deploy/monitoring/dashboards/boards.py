@@ -1,0 +1,167 @@
+"""The three dashboards. Their uids are stable: links to them and alerts that name them go on working."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.models import dashboard as board
+
+from . import queries as q
+from .panels import SOURCE, lay_out, show_course, show_number, show_rows, show_table
+
+
+def build_fleet() -> dashboard.Dashboard:
+    """All jobs of the chosen namespaces."""
+    return lay_out(
+        _start("ddp-fleet", "DDP: fleet", "All training jobs of the chosen namespaces.").with_variable(_namespaces()),
+        [
+            ("Now", 4, [
+                show_number("Jobs that train", q.FLEET_RUNNING, about="Jobs with a pod whose workers run."),
+                show_number("Jobs that wait", q.FLEET_WAITING, about="Jobs whose pods wait for their peers."),
+                show_number("Ranks", q.FLEET_RANKS, about="Worker processes."),
+                show_number("GPUs in use", q.FLEET_GPUS, about="Ranks that hold device memory; one rank has one GPU."),
+                show_number("Samples a second", q.FLEET_SAMPLES, about="Of all jobs together."),
+            ]),
+            ("Jobs", 10, [
+                show_table(
+                    "Jobs", q.FLEET_TABLE, about="One row a job.",
+                    units={"done": "percentunit", "validation accuracy": "percentunit", "last step ago": "s"},
+                ),
+            ]),
+            ("Course", 8, [
+                show_course("Samples a second", q.FLEET_RATES, about="Of all ranks of a job together."),
+                show_course("Pods by phase", q.FLEET_PODS_BY_PHASE, stacked=True, about="As their launchers say."),
+            ]),
+            ("Losses", 8, [
+                show_course(
+                    "Share of time in steps", q.FLEET_TIME_IN_STEPS, unit="percentunit", highest=1,
+                    about="The rest goes into start-up, waiting for pods, validation and checkpoints.",
+                ),
+                show_course(
+                    "Restarts", q.FLEET_RESTARTS,
+                    about="Restarts in place and attempts after the first one, within the time that is shown.",
+                ),
+            ]),
+        ],
+    )  # fmt: skip
+
+
+def build_job() -> dashboard.Dashboard:
+    """One job."""
+    builder = _start("ddp-job", "DDP: job", "One training job: is it learning, how fast, and what holds it up?")
+    builder = builder.with_variable(_namespaces()).with_variable(_jobs())
+    builder = builder.annotation(_mark("Restart in place", q.JOB_RESTARTED, "orange"))
+    builder = builder.annotation(_mark("New attempt", q.JOB_ATTEMPTED, "red"))
+    return lay_out(
+        builder,
+        [
+            ("Progress", 4, [
+                show_number("Done", q.JOB_PROGRESS, unit="percentunit", decimals=1, about="Steps taken of all steps."),
+                show_number("Time left", q.JOB_TIME_LEFT, unit="s", decimals=0, about="Steps left, at this rate."),
+                show_number("Epoch", [q.JOB_EPOCH, q.JOB_EPOCHS], about="The current one, counted from 1, of all."),
+                show_number("Ranks", q.JOB_RANKS, about="The world size."),
+                show_number("Samples a second", q.JOB_RATE, decimals=0, about="Of all ranks together."),
+                show_number("Last step ago", q.JOB_LAST_STEP, unit="s", decimals=0, about="Of the latest rank."),
+                show_number("Non-finite losses", q.JOB_NON_FINITE, about="Steps with NaN or infinity."),
+            ]),
+            ("Learning", 9, [
+                show_course(
+                    "Loss", [q.JOB_LOSS, q.JOB_LOSS_MAX, q.JOB_VALIDATION_LOSS], unit="none",
+                    about="Training: mean of each rank's batches since its last log line.",
+                ),
+                show_course(
+                    "Validation accuracy", q.JOB_VALIDATION_ACCURACY, unit="percentunit", highest=1,
+                    about="Over all ranks; every sample counts once.",
+                ),
+                show_course("Learning rate", q.JOB_LEARNING_RATE, unit="sci", about="Of the last step."),
+                show_course("Gradient norm", q.JOB_GRAD_NORM, about="Before clipping; only with clip_norm."),
+            ]),
+            ("Speed", 9, [
+                show_course("Samples a second", q.JOB_RATE, about="Of all ranks together."),
+                show_course(
+                    "A mean step", [q.JOB_STEP_DATA, q.JOB_STEP_COMPUTE, q.JOB_STEP_WAIT], unit="s", stacked=True,
+                    about="Where a step's time goes. Much data: a slow loader. Much wait: a slow rank or network.",
+                ),
+                show_course("Step time", q.JOB_STEP_QUANTILES, unit="s", about="Of all ranks."),
+            ]),
+            ("Stragglers", 9, [
+                show_rows(
+                    "Own work a step, by rank", q.JOB_RANK_WORK, unit="s",
+                    about="Data and computation, before the wait for others. A rank that stands out slows all.",
+                ),
+                show_course("Slowest rank", q.JOB_STRAGGLER, about="Own work against the median rank's."),
+                show_course("GPU memory", q.JOB_GPU_MEMORY, unit="bytes", about="Most that its tensors have held."),
+            ]),
+            ("Safety", 8, [
+                show_course(
+                    "Steps at risk", q.JOB_CHECKPOINT_LAG, about="Steps that a failure now would cost."
+                ),
+                show_course("Checkpoint", q.JOB_CHECKPOINT_SECONDS, unit="s", about="From the snapshot to the rename."),
+                show_course("Pods by phase", q.JOB_PODS_BY_PHASE, stacked=True, about="As their launchers say."),
+                show_course("Restarts in place", q.JOB_RESTARTS, about="Of the workers, inside a living pod."),
+            ]),
+        ],
+    )  # fmt: skip
+
+
+def build_operator() -> dashboard.Dashboard:
+    """The operator itself."""
+    return lay_out(
+        _start("ddp-operator", "DDP: operator", "Is the operator well, and does the API server bear with it?"),
+        [
+            ("Now", 4, [
+                show_number("Operators", q.OPERATORS, about="That are scraped. None: jobs run on, but none starts."),
+                show_number("Waiting", q.QUEUE, about="Resources that wait for a worker."),
+                show_number("Reconciles that fail", q.ERROR_SHARE, unit="percentunit", about="Lost races left out."),
+                show_number("Calls a reconcile", q.CALLS_PER_RECONCILE, decimals=1, about="To the API server."),
+            ]),
+            ("Work", 9, [
+                show_course("Reconciles", q.RECONCILES, unit="ops", about="A second."),
+                show_course("Time of a reconcile", q.RECONCILE_QUANTILES, unit="s", about="Calls included."),
+                show_course("Errors by cause", q.ERRORS, unit="ops", about="Conflict: a lost race, repeated at once."),
+                show_course("Queue", q.QUEUE, about="Resources that wait for a worker."),
+            ]),
+            ("API server", 9, [
+                show_course("Calls", q.CALLS, unit="reqps", stacked=True, about="Watches not counted."),
+                show_course("Answers", q.ANSWERS, unit="reqps", stacked=True, about="By HTTP status; 0: none came."),
+            ]),
+            ("Process", 8, [
+                show_course("CPU", q.OPERATOR_CPU, unit="none", about="Cores."),
+                show_course("Memory", q.OPERATOR_MEMORY, unit="bytes", about="Resident."),
+                show_course("Open files", q.OPERATOR_FILES, about="Connections count as well."),
+            ]),
+        ],
+    )  # fmt: skip
+
+
+BOARDS: dict[str, Callable[[], dashboard.Dashboard]] = {
+    "fleet": build_fleet, "job": build_job, "operator": build_operator,
+}  # fmt: skip
+
+
+def _start(uid: str, title: str, about: str) -> dashboard.Dashboard:
+    builder = dashboard.Dashboard(title).uid(uid).description(about).tags(["ddp-operator"]).readonly()
+    builder = builder.time("now-1h", "now").refresh("30s").timezone("browser")
+    return builder.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+
+
+def _namespaces() -> dashboard.QueryVariable:
+    return (
+        _choice("namespace", "Namespace", "label_values(ddp_launcher_phase, namespace)").multi(True).include_all(True)
+    )
+
+
+def _jobs() -> dashboard.QueryVariable:
+    return _choice("ddp_job", "Job", 'label_values(ddp_launcher_phase{namespace=~"$namespace"}, ddp_job)')
+
+
+def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
+    variable = dashboard.QueryVariable(name).label(label).query(query).datasource(SOURCE)
+    return variable.refresh(board.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(board.VariableSort.ALPHABETICAL_ASC)
+
+
+def _mark(name: str, query: q.Query, colour: str) -> Any:
+    mark = dashboard.AnnotationQuery().name(name).datasource(SOURCE).enable(True).icon_color(colour)
+    return mark.expr(query.expr)

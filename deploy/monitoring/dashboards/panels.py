@@ -1,0 +1,95 @@
+"""How a query is shown: a few kinds of panels, and their places on a grid of 24 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.models import common as models
+from grafana_foundation_sdk.models import dashboard as board
+from grafana_foundation_sdk.models import prometheus as promql
+
+from .queries import Query
+
+COLUMNS = 24
+SOURCE = board.DataSourceRef(type_val="prometheus", uid="$datasource")
+
+Panel = Any
+Queries = Query | Sequence[Query]
+
+
+def show_number(title: str, queries: Queries, *, unit: str = "short", decimals: int | None = None, about: str) -> Panel:
+    """Return the last value as a number, with its course behind it."""
+    panel = stat.Panel().title(title).description(about).unit(unit).datasource(SOURCE)
+    panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    if decimals is not None:
+        panel = panel.decimals(decimals)
+    return _with(panel, queries)
+
+
+def show_course(
+    title: str,
+    queries: Queries,
+    *,
+    unit: str = "short",
+    stacked: bool = False,
+    highest: float | None = None,
+    about: str,
+) -> Panel:
+    """Return lines over time."""
+    panel = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE).min(0)
+    if unit in ("none", "sci"):  # a loss may well be negative
+        panel = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE)
+    if highest is not None:
+        panel = panel.max(highest)
+    legend = common.VizLegendOptions().show_legend(True).display_mode(models.LegendDisplayMode.LIST)
+    panel = panel.legend(legend.placement(models.LegendPlacement.BOTTOM))
+    if stacked:
+        panel = panel.fill_opacity(40).stacking(common.StackingConfig().mode(models.StackingMode.NORMAL))
+    return _with(panel, queries)
+
+
+def show_rows(title: str, query: Query, *, unit: str, about: str) -> Panel:
+    """Return a heatmap with a row for each series of the query."""
+    panel = heatmap.Panel().title(title).description(about).unit(unit).datasource(SOURCE).calculate(False)
+    return _with(panel, query)
+
+
+def show_table(title: str, queries: Sequence[Query], *, units: dict[str, str], about: str) -> Panel:
+    """Return a table with a row for each job and a column for each query."""
+    panel = table.Panel().title(title).description(about).datasource(SOURCE)
+    names: dict[str, Any] = {"Time": True}
+    renamed = {}
+    for index, query in enumerate(queries):
+        reference = chr(ord("A") + index)
+        renamed[f"Value #{reference}"] = query.legend
+        built = prometheus.Dataquery().expr(query.expr).ref_id(reference).instant()
+        panel = panel.with_target(built.format(promql.PromQueryFormat.TABLE).datasource(SOURCE))
+    for column, unit in units.items():
+        panel = panel.override_by_name(column, [board.DynamicConfigValue(id_val="unit", value=unit)])
+    merged = board.DataTransformerConfig(id_val="merge", options={})
+    tidy = board.DataTransformerConfig(id_val="organize", options={"excludeByName": names, "renameByName": renamed})
+    return panel.transformations([merged, tidy])
+
+
+def _with(panel: Panel, queries: Queries) -> Panel:
+    for index, query in enumerate([queries] if isinstance(queries, Query) else queries):
+        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + index)).datasource(SOURCE).range()
+        panel = panel.with_target(target.legend_format(query.legend) if query.legend else target)
+    return panel
+
+
+def lay_out(builder: dashboard.Dashboard, rows: Sequence[tuple[str, int, Sequence[Panel]]]) -> dashboard.Dashboard:
+    """Add rows: a heading, a height, and panels that share the width evenly. A panel's id is its number."""
+    y, number = 0, 0
+    for heading, height, panels in rows:
+        builder = builder.with_row(dashboard.Row(heading).grid_pos(board.GridPos(h=1, w=COLUMNS, x=0, y=y)))
+        y += 1
+        for index, panel in enumerate(panels):
+            left, right = COLUMNS * index // len(panels), COLUMNS * (index + 1) // len(panels)
+            number += 1
+            place = board.GridPos(h=height, w=right - left, x=left, y=y)
+            builder = builder.with_panel(panel.id(number).grid_pos(place))
+        y += height
+    return builder
