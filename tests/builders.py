@@ -1,0 +1,158 @@
+"""Small builders of what tests speak about: manifests, typed jobs, and Jobs and pods as an API server shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from ddp_operator import constants, names
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.status import Status
+from ddp_operator.status.termination import format_time
+
+Json = dict[str, Any]
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+def trainer(**changes: Any) -> Json:
+    """Return a training container; a change of None leaves a member out."""
+    container = {"name": "trainer", "image": "example.com/train:1", "command": ["python", "train.py"]}
+    return {name: value for name, value in {**container, **changes}.items() if value is not None}
+
+
+def template(*containers: Json, metadata: Any = None, **pod: Any) -> Json:
+    """Return a pod template, by default of one container."""
+    made: Json = {"spec": {"containers": list(containers) or [trainer()], **pod}}
+    return made if metadata is None else made | {"metadata": metadata}
+
+
+def resource(name: str = "train", *, namespace: str = "default", labels: Any = None, **spec: Any) -> Json:
+    """Return a DDPTrainingJob as its user writes it."""
+    metadata: Json = {"name": name, "namespace": namespace}
+    if labels:
+        metadata["labels"] = labels
+    return {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "metadata": metadata,
+        "spec": {"template": template(), **spec},
+    }
+
+
+def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DDPTrainingJob:
+    """Return a stored job, typed."""
+    labels, namespace = spec.pop("labels", None), spec.pop("namespace", "default")
+    raw = resource(name, namespace=namespace, labels=labels, **spec)
+    raw["metadata"] |= {"uid": UID, "generation": 1, "resourceVersion": "1"}
+    if status is not None:
+        raw["status"] = msgspec.to_builtins(status)
+    return parse_resource(raw)
+
+
+def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: str = UID, **changes: Any) -> Json:
+    """Return a child Job. ``conditions`` maps types to messages; ``deleting`` and ``suspend`` as they say."""
+    conditions: Mapping[str, str] = changes.pop("conditions", {})
+    at = format_time(changes.pop("at", NOW))
+    metadata: Json = {
+        "name": names.job_name(name, attempt),
+        "namespace": "default",
+        "uid": f"job-{attempt}",
+        "labels": names.child_labels(name, attempt),
+        "ownerReferences": [
+            {
+                "apiVersion": constants.API_VERSION,
+                "kind": constants.KIND,
+                "name": name,
+                "uid": owner,
+                "controller": True,
+            }
+        ],
+    }
+    if changes.pop("deleting", False):
+        metadata["deletionTimestamp"] = at
+    spec = {"completions": nodes, "parallelism": nodes, "suspend": changes.pop("suspend", False)}
+    assert not changes, changes
+    stated = [
+        {"type": kind, "status": "True", "message": message, "lastTransitionTime": at}
+        for kind, message in conditions.items()
+    ]
+    return {"kind": "Job", "metadata": metadata, "spec": spec, "status": {"conditions": stated}}
+
+
+def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name: str = "train", **changes: Any) -> Json:
+    """Return a pod of a child Job.
+
+    ``code`` and ``message``: how its training container ended (``at`` that time); ``suffix``: the end of its name;
+    ``age``: seconds since its creation; ``owner``: its Job's UID; ``disrupted``, ``deleting``, ``ready``, ``node``;
+    ``status``: members of the raw status.
+    """
+    at: datetime = changes.pop("at", NOW)
+    job_name = names.job_name(name, attempt)
+    owner = changes.pop("owner", f"job-{attempt}")
+    created = NOW - timedelta(seconds=changes.pop("age", 60))
+    metadata: Json = {
+        "name": f"{job_name}-{index}-{changes.pop('suffix', 'abcde')}",
+        "namespace": "default",
+        "creationTimestamp": format_time(created),
+        "labels": names.child_labels(name, attempt),
+        "annotations": {constants.ANNOTATION_COMPLETION_INDEX: str(index)},
+        "ownerReferences": [
+            {"apiVersion": "batch/v1", "kind": "Job", "name": job_name, "uid": owner, "controller": True}
+        ],
+    }
+    if changes.pop("deleting", False):
+        metadata["deletionTimestamp"] = format_time(at)
+    spec: Json = {"containers": [{"name": "trainer"}], **changes.pop("spec", {})}
+    node = changes.pop("node", "node-a" if phase != "Pending" else "")
+    if node:
+        spec["nodeName"] = node
+    conditions = [{"type": "Ready", "status": "True" if changes.pop("ready", phase == "Running") else "False"}]
+    if changes.pop("disrupted", False):
+        conditions.append({"type": "DisruptionTarget", "status": "True"})
+    status: Json = {"phase": phase, "conditions": conditions, "podIP": "10.0.0.1"}
+    if phase != "Pending":
+        status["startTime"] = format_time(created)
+    code, message = changes.pop("code", 0 if phase == "Succeeded" else None), changes.pop("message", "")
+    if code is not None:
+        ended = {"exitCode": code, "reason": changes.pop("reason", "Error"), "finishedAt": format_time(at)}
+        text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
+        status["containerStatuses"] = [{"name": "trainer", "state": {"terminated": ended | {"message": text}}}]
+    status |= changes.pop("status", {})
+    assert not changes, changes
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+def last_words(category: str = "", **members: Any) -> Json:
+    """Return a termination message as the launcher writes it."""
+    base = {
+        "version": 1,
+        "category": category,
+        "exitCode": 1 if category else 0,
+        "rank": 0,
+        "localRank": 0,
+        "node": 0,
+        "message": f"{category} happened" if category else "",
+        "traceback": "",
+        "hint": "",
+        "time": NOW.timestamp(),
+        "restarts": 0,
+        "victim": False,
+        "progress": {},
+    }
+    return base | members
+
+
+def page(**values: Any) -> str:
+    """Return a metrics page of rank 0: ``page(ddp_step=3, phase='Running')``."""
+    phase = values.pop("phase", None)
+    lines = [f'{name}{{rank="0"}} {value}' for name, value in values.items()]
+    if phase is not None:
+        for name in constants.LAUNCHER_PHASES:
+            lines.append(f'{constants.METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {1 if name == phase else 0}')
+    return "\n".join(lines) + "\n"

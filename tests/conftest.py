@@ -1,0 +1,65 @@
+"""What every test folder shares: the report of tiers, golden files, and the guard against leaked processes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .processes import ProcessGuard
+from .tiers import TIERS, TierReport
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this repository."""
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the tiers' markers and their report."""
+    for tier in TIERS:
+        if tier.marker is not None:
+            config.addinivalue_line("markers", f"{tier.marker}: {tier.about}")
+    config.pluginmanager.register(TierReport(), "ddp-tiers")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written rather than compared."""
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def golden(update_golden: bool) -> Callable[[str, str], None]:
+    """Compare a text with the file of that name in tests/golden, or write it there under --update-golden."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if update_golden:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"no golden file {name}: write it with --update-golden and read it", pytrace=False)
+        kept = path.read_text(encoding="utf-8")
+        if kept != text:
+            diff = difflib.unified_diff(kept.splitlines(), text.splitlines(), f"golden/{name}", "now", lineterm="")
+            pytest.fail("\n".join(["differs (accept with --update-golden):", *diff]), pytrace=False)
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test of the process tier that leaves a process behind, and end that process."""
+    if request.node.get_closest_marker("process") is None:
+        yield
+        return
+    with ProcessGuard() as guard:
+        yield
+    if guard.leaked:
+        pytest.fail("left running:\n" + "\n".join(guard.leaked), pytrace=False)

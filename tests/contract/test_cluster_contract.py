@@ -1,0 +1,384 @@
+"""What every cluster promises the reconcile. One suite; ``worlds`` holds an entry for each implementation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ddp_operator import constants
+from ddp_operator.api.job import owner_reference
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.cluster import AlreadyExists, Conflict, Event, Key, Object, Refused, Snapshot
+
+from .worlds import OPENERS, World
+from .worlds.base import index_of, living, serve
+
+KEY = Key("default", "train")
+JOB = "train-1"
+FATAL, REPLACED = 82, 85
+LABELS = {constants.LABEL_JOB_NAME: KEY.name, constants.LABEL_MANAGED_BY: constants.MANAGED_BY}
+
+
+@pytest_asyncio.fixture(params=sorted(OPENERS))
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    async with OPENERS[request.param](tmp_path) as opened:
+        yield opened
+
+
+def metadata(name: str, owner: Object | None = None) -> dict[str, Any]:
+    references = [owner_reference(parse_resource(owner))] if owner is not None else []
+    return {"name": name, "namespace": KEY.namespace, "labels": LABELS, "ownerReferences": references}
+
+
+def service(owner: Object | None = None, name: str = "train") -> dict[str, Any]:
+    spec = {"clusterIP": "None", "ports": [{"name": "rendezvous", "port": 29400}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata(name, owner), "spec": spec}
+
+
+def config_map(owner: Object | None = None) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("train-launcher", owner), "data": {"a": "b"}}
+
+
+def job(owner: Object | None = None, nodes: int = 2, *, suspend: bool = False) -> dict[str, Any]:
+    container = {"name": "trainer", "image": "x", "command": ["python", "train.py"]}
+    pod = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": "trainer", "operator": "NotIn", "values": [REPLACED, 130, 137, 143]},
+        },
+    ]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(JOB, owner),
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 2**31 - 1,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": rules},
+            "suspend": suspend,
+            "template": {"metadata": {"labels": LABELS}, "spec": pod},
+        },
+    }
+
+
+async def start_job(world: World, nodes: int = 2) -> Object:
+    """Create a resource and its Job, and let all pods run."""
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(world.dress(job(owner, nodes)))
+    await until_running(world, nodes)
+    return owner
+
+
+async def until_running(world: World, nodes: int) -> Snapshot:
+    snapshot = await world.until(KEY, lambda seen: len(living(seen)) == nodes, f"{nodes} pods")
+    for index, pod in living(snapshot).items():
+        if not runs(pod):
+            await world.run_pod(JOB, index)
+    return await world.until(KEY, lambda seen: all(map(runs, living(seen).values())), "all pods running")
+
+
+def runs(pod: Object) -> bool:
+    return bool(pod["status"].get("phase") == "Running")
+
+
+def has(item: Object, kind: str) -> bool:
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == kind and c["status"] == "True" for c in conditions)
+
+
+def ended(snapshot: Snapshot) -> dict[int, Any]:
+    """Return index -> terminated state of the trainer, of every pod that ended."""
+    states = {}
+    for pod in snapshot.pods:
+        for status in pod["status"].get("containerStatuses") or ():
+            if terminated := status["state"].get("terminated"):
+                states[index_of(pod)] = terminated
+    return states
+
+
+# --- pods -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_gets_a_pod_for_each_index_that_knows_its_index(world: World) -> None:
+    await start_job(world, 3)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    assert sorted(living(snapshot)) == [0, 1, 2]
+    for index, pod in living(snapshot).items():
+        assert pod["metadata"]["labels"][constants.ANNOTATION_COMPLETION_INDEX] == str(index)
+        assert pod["spec"]["hostname"] == f"{JOB}-{index}"
+        (variable,) = [v for v in pod["spec"]["containers"][0]["env"] if v["name"] == constants.ENV_COMPLETION_INDEX]
+        assert constants.ANNOTATION_COMPLETION_INDEX in variable["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+async def test_a_running_pod_is_ready_and_says_since_when(world: World) -> None:
+    await start_job(world)
+    snapshot = await world.until(KEY, lambda seen: seen.jobs[0]["status"].get("ready") == 2, "2 ready pods in the Job")
+    for pod in snapshot.pods:
+        assert has(pod, "Ready")
+        assert pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+
+
+async def test_exit_code_and_termination_message_of_a_pod_are_in_its_status(world: World) -> None:
+    await start_job(world)
+    await world.finish_pod(JOB, 1, code=FATAL, message='{"category": "OOM"}')
+    snapshot = await world.until(KEY, lambda seen: 1 in ended(seen), "the end of pod 1")
+    state = ended(snapshot)[1]
+    assert (state["exitCode"], state["message"]) == (FATAL, '{"category": "OOM"}')
+    assert state["finishedAt"] >= state["startedAt"]
+
+
+async def test_success_of_all_pods_completes_the_job(world: World) -> None:
+    await start_job(world)
+    for index in (0, 1):
+        await world.finish_pod(JOB, index)
+    snapshot = await world.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "a complete Job")
+    assert snapshot.jobs[0]["status"]["completedIndexes"] == "0,1" or snapshot.jobs[0]["status"]["succeeded"] == 2
+    assert [p["status"]["phase"] for p in snapshot.pods] == ["Succeeded", "Succeeded"]
+
+
+async def test_one_success_alone_does_not_complete_the_job(world: World) -> None:
+    await start_job(world)
+    await world.finish_pod(JOB, 0)
+    snapshot = await world.until(KEY, lambda seen: seen.jobs[0]["status"].get("succeeded") == 1, "one success")
+    assert not has(snapshot.jobs[0], "Complete")
+    assert sorted(living(snapshot)) == [1]
+
+
+async def test_a_fatal_exit_code_fails_the_job_and_ends_its_other_pods(world: World) -> None:
+    await start_job(world, 3)
+    await world.finish_pod(JOB, 1, code=FATAL)
+    snapshot = await world.until(KEY, lambda seen: has(seen.jobs[0], "Failed"), "a failed Job")
+    (condition,) = [c for c in snapshot.jobs[0]["status"]["conditions"] if c["type"] == "Failed"]
+    assert condition["reason"] == "PodFailurePolicy"
+    assert f"exit code {FATAL}" in condition["message"]
+    assert living(snapshot) == {}
+
+
+async def test_a_replaceable_exit_code_gets_a_new_pod_under_the_same_index(world: World) -> None:
+    await start_job(world)
+    before = await world.cluster.observe(KEY)
+    assert before is not None
+    former = {index: pod["metadata"]["uid"] for index, pod in living(before).items()}
+    await world.finish_pod(JOB, 1, code=REPLACED)
+    snapshot = await world.until(
+        KEY,
+        lambda seen: 1 in living(seen) and living(seen)[1]["metadata"]["uid"] != former[1],
+        "a new pod 1",
+    )
+    assert living(snapshot)[0]["metadata"]["uid"] == former[0]
+    assert snapshot.jobs[0]["status"]["failed"] == 1
+    assert not has(snapshot.jobs[0], "FailureTarget")
+
+
+async def test_suspending_ends_all_pods_and_resuming_makes_new_ones(world: World) -> None:
+    await start_job(world)
+    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
+    snapshot = await world.until(
+        KEY, lambda seen: has(seen.jobs[0], "Suspended") and not seen.jobs[0]["status"].get("active"), "suspension"
+    )
+    assert living(snapshot) == {}
+    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": False}})
+    snapshot = await until_running(world, 2)
+    assert sorted(living(snapshot)) == [0, 1]
+    assert not has(snapshot.jobs[0], "Suspended")
+
+
+async def test_a_job_created_suspended_has_no_pod(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(world.dress(job(owner, suspend=True)))
+    snapshot = await world.until(KEY, lambda seen: seen.jobs and has(seen.jobs[0], "Suspended"), "suspension")
+    assert snapshot.pods == ()
+
+
+async def test_completions_and_parallelism_patched_together_resize_the_job(world: World) -> None:
+    await start_job(world, 2)
+    await world.cluster.patch_job("default", JOB, {"spec": {"completions": 3, "parallelism": 3}})
+    await until_running(world, 3)
+    await world.cluster.patch_job("default", JOB, {"spec": {"completions": 1, "parallelism": 1}})
+    snapshot = await world.until(KEY, lambda seen: len(living(seen)) == 1, "one pod")
+    assert sorted(living(snapshot)) == [0]
+
+
+async def test_a_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_it_has_ended(world: World) -> None:
+    await start_job(world)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    victim = living(snapshot)[1]["metadata"]
+    await world.cluster.delete("Pod", "default", victim["name"], uid=victim["uid"])
+    snapshot = await world.until(
+        KEY, lambda seen: 1 in living(seen) and living(seen)[1]["metadata"]["uid"] != victim["uid"], "a new pod 1"
+    )
+    assert not [p for p in snapshot.pods if p["metadata"]["uid"] == victim["uid"] and p["status"]["phase"] == "Running"]
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_not_there_is_observed_as_none(world: World) -> None:
+    assert await world.cluster.observe(KEY) is None
+
+
+async def test_only_children_with_the_label_are_observed(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(service(owner))
+    other = service(owner, name="other")
+    other["metadata"]["labels"] = {constants.LABEL_JOB_NAME: "another"}
+    await world.cluster.create(other)
+    await world.cluster.create(config_map(owner))
+    snapshot = await world.until(KEY, lambda seen: seen.services and seen.config_maps, "both children")
+    assert [s["metadata"]["name"] for s in snapshot.services] == ["train"]
+    assert [s["kind"] for s in (*snapshot.services, *snapshot.config_maps)] == ["Service", "ConfigMap"]
+
+
+async def test_a_name_that_is_taken_is_refused_with_the_object_that_has_it(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(service())
+    with pytest.raises(AlreadyExists) as caught:
+        await world.cluster.create(service(owner))
+    assert caught.value.existing["metadata"]["uid"]
+    assert not caught.value.existing["metadata"].get("ownerReferences")
+
+
+async def test_a_dry_run_finds_a_taken_name_too(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(service())
+    with pytest.raises(AlreadyExists):
+        await world.cluster.create(service(owner), dry_run=True)
+
+
+async def test_a_dry_run_stores_nothing(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(world.dress(job(owner)), dry_run=True)
+    await world.cluster.create(service(owner), dry_run=True)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot == Snapshot(snapshot.resource if snapshot else {})
+
+
+async def test_an_impossible_job_is_refused_and_so_is_its_dry_run(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    spoiled = world.unacceptable(world.dress(job(owner)))
+    for dry_run in (True, False):
+        with pytest.raises(Refused) as caught:
+            await world.cluster.create(spoiled, dry_run=dry_run)
+        assert caught.value.reason == "Invalid"
+        assert caught.value.message
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    assert snapshot.jobs == ()
+
+
+async def test_a_status_replaces_the_former_one_and_leaves_the_rest(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.patch_status(
+        KEY, {"phase": "Running", "attempt": 1}, resource_version=owner["metadata"]["resourceVersion"]
+    )
+    first = await world.until(KEY, lambda seen: seen.resource.get("status"), "a status")
+    version = first.resource["metadata"]["resourceVersion"]
+    await world.cluster.patch_status(KEY, {"phase": "Failed"}, resource_version=version)
+    second = await world.until(KEY, lambda seen: seen.resource["status"]["phase"] == "Failed", "the new status")
+    assert second.resource["status"].get("attempt") in (None, 0)
+    assert second.resource["spec"] == owner["spec"]
+    assert second.resource["metadata"]["generation"] == owner["metadata"]["generation"]
+
+
+async def test_a_status_for_an_older_version_is_a_conflict(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    version = owner["metadata"]["resourceVersion"]
+    await world.cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
+    with pytest.raises(Conflict):
+        await world.cluster.patch_status(KEY, {"phase": "Failed"}, resource_version=version)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    assert snapshot.resource["status"]["phase"] == "Running"
+
+
+async def test_a_status_for_a_resource_that_is_gone_is_a_conflict(world: World) -> None:
+    with pytest.raises(Conflict):
+        await world.cluster.patch_status(KEY, {"phase": "Running"}, resource_version="1")
+
+
+async def test_deleting_by_another_uid_deletes_nothing(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(service(owner))
+    await world.cluster.delete("Service", "default", "train", uid="another")
+    await world.cluster.delete_resource(KEY, uid="another")
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    assert len(snapshot.services) == 1
+
+
+async def test_what_is_gone_may_be_deleted_and_patched(world: World) -> None:
+    await world.cluster.delete("Job", "default", "nothing", uid="x")
+    await world.cluster.delete_resource(KEY, uid="x")
+    await world.cluster.patch_job("default", "nothing", {"spec": {"suspend": True}})
+
+
+async def test_deleting_a_job_deletes_its_pods_and_frees_its_name(world: World) -> None:
+    owner = await start_job(world)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    uid = snapshot.jobs[0]["metadata"]["uid"]
+    await world.cluster.delete("Job", "default", JOB, uid=uid)
+    await world.until(KEY, lambda seen: not seen.jobs and not seen.pods, "the end of the Job and its pods")
+    await world.cluster.create(world.dress(job(owner)))
+
+
+async def test_deleting_the_resource_deletes_all_that_it_owns(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(service(owner))
+    await world.cluster.create(config_map(owner))
+    await world.cluster.create(world.dress(job(owner)))
+    await until_running(world, 2)
+    await world.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
+    assert await world.cluster.observe(KEY) is None
+    # The same name again: what is still seen under the label belongs to the former one.
+    await world.add_resource(KEY.name)
+    snapshot = await world.until(
+        KEY, lambda seen: not (seen.services or seen.config_maps or seen.jobs or seen.pods), "the end of all children"
+    )
+    assert snapshot.resource["metadata"]["uid"] != owner["metadata"]["uid"]
+
+
+async def test_a_foreign_object_survives_the_end_of_the_resource(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(service())
+    await world.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
+    with pytest.raises(AlreadyExists):
+        await world.cluster.create(service())
+
+
+async def test_an_event_may_be_posted_about_a_resource(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.emit(owner, Event("Normal", "Started", "attempt 1"))
+
+
+# --- metrics pages ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_metrics_page_of_a_running_pod_is_read(world: World) -> None:
+    await start_job(world, 1)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    with serve(b"ddp_loss 0.5\n") as port:
+        known = world.announce_port(snapshot.pods[0], port)
+        assert await world.cluster.scrape(snapshot.pods[0], known) == "ddp_loss 0.5\n"
+    assert await world.cluster.scrape(snapshot.pods[0], known) is None
+
+
+async def test_an_endless_metrics_page_is_given_up(world: World) -> None:
+    await start_job(world, 1)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    with serve(b"#" * (2 << 20)) as port:
+        known = world.announce_port(snapshot.pods[0], port)
+        assert await world.cluster.scrape(snapshot.pods[0], known) is None

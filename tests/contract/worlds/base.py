@@ -1,0 +1,113 @@
+"""What a test of the contract needs of a world beside the cluster itself: pods that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+from ddp_operator import constants
+from ddp_operator.cluster import Cluster, Key, Object, Snapshot
+
+PATIENCE = 30.0
+"""Seconds after which something counts as never happening. No test measures time with it."""
+
+
+class World(ABC):
+    """One cluster, and hands to act in it."""
+
+    cluster: Cluster
+
+    def dress(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the Job with whatever its pods need to obey in this world."""
+        return dict(job)
+
+    @abstractmethod
+    async def add_resource(self, name: str) -> Object:
+        """Store a custom resource, as a user does, and return it as stored."""
+
+    @abstractmethod
+    async def run_pod(self, job: str, index: int) -> None:
+        """See to it that the living pod of this index runs."""
+
+    @abstractmethod
+    async def finish_pod(self, job: str, index: int, *, code: int = 0, message: str = "") -> None:
+        """Make the pod's process end with this code, having written this termination message."""
+
+    @abstractmethod
+    def announce_port(self, pod: Object, port: int) -> int:
+        """Take it that this pod serves on a port of this machine; return the port by which the operator knows it."""
+
+    @abstractmethod
+    def unacceptable(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the Job, spoiled so that this cluster must refuse it."""
+
+    async def until(self, key: Key, ready: Callable[[Snapshot], Any], what: str) -> Snapshot:
+        """Observe until ``ready(snapshot)`` is true and return that snapshot."""
+        seen: Snapshot | None = None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    seen = await self.cluster.observe(key)
+                    if seen is not None and ready(seen):
+                        return seen
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"never happened: {what}; last seen: {seen}") from None
+
+
+def build_resource(name: str) -> dict[str, Any]:
+    """Return a custom resource that every world accepts."""
+    container = {"name": "trainer", "image": "x", "command": ["python", "train.py"]}
+    return {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+    }
+
+
+@contextmanager
+def serve(page: bytes) -> Iterator[int]:
+    """Answer every GET on a port of this machine with ``page``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            try:
+                self.wfile.write(page)
+            except ConnectionError:  # the reader has had enough
+                pass
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def index_of(pod: Object) -> int:
+    """Return a pod's completion index."""
+    return int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
+
+
+def is_alive(pod: Object) -> bool:
+    """Say whether a pod neither ended nor is being deleted."""
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return not ended and "deletionTimestamp" not in pod["metadata"]
+
+
+def living(snapshot: Snapshot) -> dict[int, Object]:
+    """Return the living pods by index."""
+    return {index_of(pod): pod for pod in snapshot.pods if is_alive(pod)}

@@ -1,0 +1,58 @@
+"""The stand-in API server, spoken to by the operator's own client, as a world."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from ddp_operator.cluster import Object
+from ddp_operator.kube.cluster import KubeCluster
+from tests.standin.running import StandIn
+from tests.standin.world import World as ApiWorld
+
+from .base import World, build_resource
+
+
+class StandInWorld(World):
+    """Acts as users and kubelets do: through the API."""
+
+    def __init__(self, api: ApiWorld) -> None:
+        self.api = api
+        self.cluster = KubeCluster(api.client)
+
+    async def add_resource(self, name: str) -> Object:
+        """Create it as a user does."""
+        return await self.api.create(build_resource(name))
+
+    async def run_pod(self, job: str, index: int) -> None:
+        """Do what the scheduler and its kubelet do."""
+        await self.api.run_pod(job, index, node="node-1")
+
+    async def finish_pod(self, job: str, index: int, *, code: int = 0, message: str = "") -> None:
+        """Do what its kubelet does."""
+        await self.api.finish_pod(job, index, exit_code=code, message=message)
+
+    def announce_port(self, pod: Object, port: int) -> int:
+        """Do nothing: such a pod's address is this machine."""
+        return port
+
+    def unacceptable(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Give it a field that no API server knows."""
+        spoiled = deepcopy(dict(job))
+        spoiled["spec"]["template"]["spec"]["nodeSelectr"] = {"a": "b"}
+        return spoiled
+
+
+@asynccontextmanager
+async def open_standin(folder: Path) -> AsyncIterator[StandInWorld]:
+    """Start a stand-in and a client of it."""
+    with StandIn() as server:
+        async with ApiWorld(server.write_kubeconfig(folder)) as api:
+            world = StandInWorld(api)
+            try:
+                yield world
+            finally:
+                await world.cluster.close()

@@ -1,0 +1,156 @@
+"""A whole cluster that somebody lends: DDP_E2E_KUBECONFIG says which. Every test works in a namespace of its own.
+
+What a cluster needs beside the kubeconfig is said by environment variables:
+
+- ``DDP_E2E_OPERATOR``: ``installed`` (default: the operator runs there already) or ``process`` (the tests apply the CRD
+  and run ``python -m ddp_operator`` from this checkout; it must be able to reach pod addresses for progress).
+- ``DDP_E2E_IMAGE``: the trainer's image; default: the samples' own.
+- ``DDP_E2E_POD``: a YAML file merged into every pod's spec and its trainer container (a node selector, a mount).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+from kubernetes.client import ApiException
+
+from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240.0
+"""Seconds after which something that should happen counts as never happening. No test measures time with it."""
+
+
+class Cluster:
+    """One namespace of the cluster, for a user of it."""
+
+    def __init__(self, kubeconfig: str, namespace: str) -> None:
+        self.kubeconfig, self.namespace = kubeconfig, namespace
+        api = config.new_client_from_config(config_file=kubeconfig)
+        self.core, self.batch, self.custom = client.CoreV1Api(api), client.BatchV1Api(api), client.CustomObjectsApi(api)
+
+    def kubectl(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run kubectl in the namespace."""
+        line = ["kubectl", "--kubeconfig", self.kubeconfig, "--namespace", self.namespace, *words]
+        return subprocess.run(line, input=text, text=True, capture_output=True, timeout=120, check=False)
+
+    def apply(self, manifest: Mapping[str, Any]) -> subprocess.CompletedProcess[str]:
+        """Apply a manifest as a user does."""
+        return self.kubectl("apply", "-f", "-", text=yaml.safe_dump(dict(manifest)))
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Return the training job, or None."""
+        try:
+            found: dict[str, Any] = self.custom.get_namespaced_custom_object(
+                GROUP, VERSION, self.namespace, PLURAL, name
+            )
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Return the training job's status."""
+        found: dict[str, Any] = (self.get(name) or {}).get("status") or {}
+        return found
+
+    def until(self, probe: Callable[[], Any], what: str) -> Any:
+        """Call ``probe`` until it returns something true."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            found = probe()
+            if found:
+                return found
+            time.sleep(0.5)
+        jobs = self.kubectl("get", "ddp,job,pods", "-o", "wide").stdout
+        raise AssertionError(f"never happened: {what}\n{jobs}\n{self.kubectl('describe', 'ddp').stdout}")
+
+    def phase(self, name: str, *phases: str) -> dict[str, Any]:
+        """Wait for one of these phases and return the status."""
+
+        def probe() -> dict[str, Any] | None:
+            status = self.status(name)
+            return status if status.get("phase") in phases else None
+
+        found: dict[str, Any] = self.until(probe, f"{name} in phase {' or '.join(phases)}")
+        return found
+
+    def pods(self, name: str) -> list[Any]:
+        """Return the training job's pods."""
+        found: list[Any] = self.core.list_namespaced_pod(
+            self.namespace, label_selector=f"{LABEL_JOB_NAME}={name}"
+        ).items
+        return found
+
+
+def _merge(base: Any, patch: Any) -> Any:
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return {**base, **{key: _merge(base.get(key), value) for key, value in patch.items()}}
+    if isinstance(base, list) and isinstance(patch, list) and all(isinstance(item, dict) for item in base + patch):
+        return base + patch
+    return patch
+
+
+def adapt(manifest: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """Return a sample with this cluster's image and DDP_E2E_POD merged in; lists of objects are joined."""
+    adapted: dict[str, Any] = yaml.safe_load(yaml.safe_dump(dict(manifest)))
+    if name:
+        adapted["metadata"]["name"] = name
+    pod = adapted["spec"]["template"]["spec"]
+    overlay = yaml.safe_load(Path(os.environ["DDP_E2E_POD"]).read_text()) if os.environ.get("DDP_E2E_POD") else {}
+    trainer = overlay.pop("trainer", {})
+    container = _merge(pod["containers"][0], trainer)
+    if os.environ.get("DDP_E2E_IMAGE"):
+        container["image"] = os.environ["DDP_E2E_IMAGE"]
+    if "securityProfile" in overlay:
+        adapted["spec"]["securityProfile"] = overlay.pop("securityProfile")
+    adapted["spec"]["template"]["spec"] = _merge(pod, overlay) | {"containers": [container]}
+    return adapted
+
+
+@pytest.fixture(scope="session")
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """See to it that an operator runs."""
+    kubeconfig = os.environ["DDP_E2E_KUBECONFIG"]
+    if os.environ.get("DDP_E2E_OPERATOR", "installed") == "installed":
+        yield
+        return
+    crds = str(ROOT / "deploy" / "crds")
+    subprocess.run(["kubectl", "--kubeconfig", kubeconfig, "apply", "-f", crds], check=True, timeout=60)
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ddp_operator"],
+            env=os.environ | {"KUBECONFIG": kubeconfig},
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+    assert "Traceback" not in log.read_text(), log.read_text()
+
+
+@pytest.fixture
+def cluster(operator: None) -> Iterator[Cluster]:
+    """A new namespace, deleted afterwards."""
+    name = f"ddp-e2e-{uuid.uuid4().hex[:8]}"
+    found = Cluster(os.environ["DDP_E2E_KUBECONFIG"], name)
+    found.core.create_namespace({"metadata": {"name": name}})
+    try:
+        yield found
+    finally:
+        found.core.delete_namespace(name, grace_period_seconds=0)

@@ -1,0 +1,131 @@
+"""What a user sees on a whole cluster: kubelets that run pods, DNS, a scheduler, the garbage collector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from .conftest import ROOT, Cluster, adapt
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+DIGITS = yaml.safe_load((ROOT / "deploy" / "samples" / "digits.yaml").read_text())
+FAIL_ONCE = """
+import os, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for _ in range(8):
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.3)
+if os.environ["RANK"] == "1" and os.environ["DDP_ATTEMPT"] == "1":
+    raise ValueError("rank 1 was told to fail")
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def script_job(name: str, script: str, **spec: Any) -> dict[str, Any]:
+    """Return the sample with another program in it."""
+    job = adapt(DIGITS, name)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["command"], container["args"] = ["python3", "-c", script], []
+    job["spec"].update(spec)
+    return job
+
+
+def test_the_sample_trains_and_tells_its_progress(cluster: Cluster) -> None:
+    applied = cluster.apply(adapt(DIGITS))
+    assert applied.returncode == 0, applied.stderr
+    cluster.until(lambda: cluster.status("digits").get("progress", {}).get("totalSteps"), "progress")
+    status = cluster.phase("digits", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+    assert float(status["progress"]["valAccuracy"]) >= 0.95
+    assert status["progress"]["percent"] == "100.0%"
+    line = cluster.kubectl("get", "ddp", "digits").stdout.splitlines()
+    assert line[0].split() == ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS", "RESTARTS", "AGE"]
+    assert line[1].split()[:4] == ["digits", "Succeeded", "2", "100.0%"]
+    events = cluster.kubectl("get", "events", "--field-selector", "involvedObject.kind=DDPTrainingJob").stdout
+    assert "Rendezvoused" in events
+    assert "Succeeded" in events
+
+
+def test_a_failed_rank_is_named_and_the_group_recovers(cluster: Cluster) -> None:
+    job = script_job("flaky", FAIL_ONCE, recovery={"inPlaceRestarts": 0, "maxRestarts": 1})
+    assert cluster.apply(job).returncode == 0
+    status = cluster.phase("flaky", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+    assert status["restarts"]["counted"] == 1
+    failure = status["lastFailure"]
+    assert (failure["rank"], failure["node"], failure["category"]) == (1, 1, "UserError")
+    assert failure["message"] == "ValueError: rank 1 was told to fail"
+    assert "dist.all_reduce" not in failure["message"]
+    assert failure["nodeName"]
+    assert cluster.kubectl("logs", failure["pod"]).returncode == 0, "the failed attempt's logs are gone"
+
+
+def test_restart_in_place_needs_no_new_pod(cluster: Cluster) -> None:
+    script = FAIL_ONCE.replace('os.environ["DDP_ATTEMPT"] == "1"', 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"')
+    assert cluster.apply(script_job("inplace", script, recovery={"inPlaceRestarts": 1})).returncode == 0
+    status = cluster.phase("inplace", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+    assert (status["attempt"], status["restarts"]["inPlace"]) == (1, 1)
+    assert len(cluster.pods("inplace")) == 2
+
+
+def test_a_lost_pod_is_replaced(cluster: Cluster) -> None:
+    script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(60)")
+    assert cluster.apply(script_job("loser", script)).returncode == 0
+    cluster.until(lambda: "Training" in str(cluster.status("loser")) or _joined(cluster, "loser"), "all ranks joined")
+    first = next(p for p in cluster.pods("loser") if p.metadata.name.startswith("loser-1-1-"))
+    cluster.core.delete_namespaced_pod(first.metadata.name, cluster.namespace)
+    status = cluster.phase("loser", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+
+
+def test_scale_replaces_the_group_without_counting(cluster: Cluster) -> None:
+    script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(60)")
+    assert cluster.apply(script_job("grow", script, nodes=1)).returncode == 0
+    cluster.phase("grow", "Running")
+    assert cluster.kubectl("scale", "ddp/grow", "--replicas=2").returncode == 0
+    status = cluster.phase("grow", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+    assert status["nodes"]["desired"] == 2
+    assert status["restarts"] == {"total": 1, "counted": 0, "free": 1, "inPlace": 0}
+
+
+def test_suspend_stops_the_pods_and_resume_goes_on(cluster: Cluster) -> None:
+    script = FAIL_ONCE.replace("raise", "pass  # ").replace("range(8)", "range(30)")
+    assert cluster.apply(script_job("pause", script)).returncode == 0
+    cluster.phase("pause", "Running")
+    cluster.kubectl("patch", "ddp", "pause", "--type=merge", "-p", '{"spec":{"suspend":true}}')
+    cluster.phase("pause", "Suspended")
+    cluster.until(lambda: not cluster.pods("pause"), "no pod")
+    cluster.kubectl("patch", "ddp", "pause", "--type=merge", "-p", '{"spec":{"suspend":false}}')
+    assert cluster.phase("pause", "Succeeded", "Failed")["phase"] == "Succeeded"
+
+
+def test_a_bad_template_is_refused_in_status_before_any_child(cluster: Cluster) -> None:
+    job = adapt(DIGITS, "bad")
+    job["spec"]["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Never"
+    assert cluster.apply(job).returncode == 0
+    status = cluster.phase("bad", "Rejected")
+    (accepted,) = [c for c in status["conditions"] if c["type"] == "Accepted"]
+    assert accepted["status"] == "False"
+    assert 'unknown field "spec.template.spec.containers[0].imagePullPolcy"' in accepted["message"]
+    assert cluster.kubectl("get", "job,svc", "-l", "ddp-operator.dev/job-name=bad", "-o", "name").stdout == ""
+
+
+def test_deletion_leaves_nothing(cluster: Cluster) -> None:
+    assert cluster.apply(adapt(DIGITS)).returncode == 0
+    cluster.phase("digits", "Running")
+    assert cluster.kubectl("delete", "ddp", "digits").returncode == 0
+    kinds = "job,pod,svc,cm"
+    left = ("get", kinds, "-l", "ddp-operator.dev/job-name=digits", "-o", "name")
+    cluster.until(lambda: not cluster.kubectl(*left).stdout, "the end of every child")
+
+
+def _joined(cluster: Cluster, name: str) -> bool:
+    conditions = cluster.status(name).get("conditions") or []
+    return any(c["type"] == "Rendezvoused" and c["status"] == "True" for c in conditions)

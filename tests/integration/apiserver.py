@@ -1,0 +1,252 @@
+"""A real control plane for tests: etcd and kube-apiserver, controller-manager and scheduler where they are found.
+
+The binaries come from ``$KUBEBUILDER_ASSETS`` (envtest's convention; etcd also from PATH). Everything runs on free
+ports of the loopback address, keeps its state in one temporary folder, checks permissions (RBAC), and ends in the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+START_LIMIT = 60.0
+NODES = ("node-0", "node-1")
+OPENSSL_CONFIG = """
+[req]
+distinguished_name=dn
+[dn]
+[ca]
+basicConstraints=critical,CA:TRUE
+keyUsage=critical,keyCertSign,cRLSign,digitalSignature
+[server]
+extendedKeyUsage=serverAuth
+subjectAltName=DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:10.96.0.1
+[client]
+extendedKeyUsage=clientAuth
+"""
+
+
+def find_binary(name: str) -> str | None:
+    """Return the path of a Kubernetes binary, or None."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS", "")
+    found = shutil.which(name, path=folder) if folder else None
+    return found or (shutil.which(name) if name == "etcd" else None)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many different ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(sock.getsockname()[1]) for sock in sockets]
+
+
+class ControlPlane:
+    """Starts on entering, ends on leaving."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._etcd, self._peer, self._port, self._kcm, self._scheduler = free_ports(5)
+        self.has_controllers = find_binary("kube-controller-manager") is not None
+        self.has_scheduler = find_binary("kube-scheduler") is not None
+        self.admin = folder / "admin.kubeconfig"
+        """A kubeconfig that may do everything."""
+
+    @property
+    def url(self) -> str:
+        """Where the API server listens."""
+        return f"https://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> ControlPlane:
+        try:
+            self._certify()
+            self._start_etcd()
+            self._start_apiserver()
+            self._start_others()
+            self._add_nodes()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End all processes, the last one started first."""
+        for _, process in reversed(self._processes):
+            process.send_signal(signal.SIGTERM)
+        for _, process in reversed(self._processes):
+            try:
+                process.wait(1)  # there is nothing worth a graceful end
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator."""
+        # A cache of its own: the machine's may describe another server at the same port.
+        command = ["kubectl", f"--kubeconfig={self.admin}", f"--cache-dir={self._folder / 'kubectl-cache'}", *args]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+        if check and done.returncode:
+            raise AssertionError(f"kubectl {' '.join(args)}: {done.stderr or done.stdout}")
+        return done
+
+    def write_kubeconfig(self, name: str, user: dict[str, Any]) -> Path:
+        """Write a kubeconfig for a user of this server."""
+        path = self._folder / f"{name}.kubeconfig"
+        cluster = {"server": self.url, "certificate-authority": "pki/ca.crt"}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": name, "user": user}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+            "current-context": "test",
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def account(self, namespace: str, name: str) -> Path:
+        """Return a kubeconfig with a token of a service account."""
+        token = self._folder / f"{namespace}.{name}.token"
+        token.write_text(self.kubectl("create", "token", name, "-n", namespace, "--duration=1h").stdout)
+        return self.write_kubeconfig(f"{namespace}.{name}", {"tokenFile": token.name})
+
+    def _certify(self) -> None:
+        pki = self._folder / "pki"
+        pki.mkdir()
+        (pki / "openssl.cnf").write_text(OPENSSL_CONFIG)
+
+        def openssl(*args: str) -> None:
+            subprocess.run(["openssl", *args], cwd=pki, check=True, capture_output=True, timeout=60)
+
+        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-config", "openssl.cnf")
+        openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test-ca",
+                "-extensions", "ca")  # fmt: skip
+        certificates = (
+            ("apiserver", "/CN=kube-apiserver", "server"),
+            ("admin", "/O=system:masters/CN=admin", "client"),
+            ("kcm", "/CN=system:kube-controller-manager", "client"),
+            ("scheduler", "/CN=system:kube-scheduler", "client"),
+        )
+        for name, subject, use in certificates:
+            openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", subject)
+            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+                    "-days", "2", "-extfile", "openssl.cnf", "-extensions", use, "-out", f"{name}.crt")  # fmt: skip
+        openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sa.key")
+        openssl("ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
+        for name in ("admin", "kcm", "scheduler"):
+            self.write_kubeconfig(name, {"client-certificate": f"pki/{name}.crt", "client-key": f"pki/{name}.key"})
+
+    def _start_etcd(self) -> None:
+        client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
+        self._start(
+            "etcd",
+            f"--data-dir={self._folder / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        )
+
+    def _start_apiserver(self) -> None:
+        pki = self._folder / "pki"
+        self._start(
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{self._etcd}",
+            f"--secure-port={self._port}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--authorization-mode=Node,RBAC",
+            f"--client-ca-file={pki / 'ca.crt'}",
+            f"--tls-cert-file={pki / 'apiserver.crt'}",
+            f"--tls-private-key-file={pki / 'apiserver.key'}",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            f"--service-account-key-file={pki / 'sa.pub'}",
+            f"--service-account-signing-key-file={pki / 'sa.key'}",
+        )
+        self._wait("the API server", "get", "--raw", "/readyz")
+
+    def _start_others(self) -> None:
+        pki = self._folder / "pki"
+        if self.has_controllers:
+            kubeconfig = self._folder / "kcm.kubeconfig"
+            self._start(
+                "kube-controller-manager",
+                f"--kubeconfig={kubeconfig}",
+                f"--authentication-kubeconfig={kubeconfig}",
+                f"--authorization-kubeconfig={kubeconfig}",
+                f"--secure-port={self._kcm}",
+                "--bind-address=127.0.0.1",
+                f"--root-ca-file={pki / 'ca.crt'}",
+                f"--service-account-private-key-file={pki / 'sa.key'}",
+                "--use-service-account-credentials=true",
+                "--leader-elect=false",
+                "--kube-api-qps=500",
+                "--kube-api-burst=1000",
+                # The nodes here have no kubelet that says it is alive.
+                "--node-monitor-grace-period=1h",
+            )
+            self._wait("the service account of the default namespace", "get", "serviceaccount", "default")
+        if self.has_scheduler:
+            kubeconfig = self._folder / "scheduler.kubeconfig"
+            self._start(
+                "kube-scheduler",
+                f"--kubeconfig={kubeconfig}",
+                f"--authentication-kubeconfig={kubeconfig}",
+                f"--authorization-kubeconfig={kubeconfig}",
+                f"--secure-port={self._scheduler}",
+                "--bind-address=127.0.0.1",
+                "--leader-elect=false",
+            )
+
+    def _add_nodes(self) -> None:
+        """Add nodes with room for everything, and nothing on them."""
+        room = {"cpu": "256", "memory": "4Ti", "pods": "500", "nvidia.com/gpu": "64", "ephemeral-storage": "4Ti"}
+        for name in NODES:
+            labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+            self.kubectl("create", "-f", "-", stdin=yaml.safe_dump(node))
+            ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
+            patch = {"status": {"capacity": room, "allocatable": room, "conditions": [ready]}}
+            self.kubectl("patch", "node", name, "--subresource=status", "-p", yaml.safe_dump(patch))
+
+    def _start(self, name: str, *args: str) -> None:
+        binary = find_binary(name)
+        assert binary is not None, name
+        with (self._folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen([binary, *args], stdout=log, stderr=log, cwd=self._folder)
+        self._processes.append((name, process))
+
+    def _wait(self, what: str, *kubectl: str) -> None:
+        deadline = time.monotonic() + START_LIMIT
+        while True:
+            done = self.kubectl(*kubectl, check=False)
+            if done.returncode == 0:
+                return
+            for name, process in self._processes:
+                if process.poll() is not None:
+                    log = (self._folder / f"{name}.log").read_text(errors="replace")
+                    raise RuntimeError(f"{name} ended with exit code {process.returncode}:\n{log[-3000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{what} did not come up: {done.stderr}")
+            time.sleep(0.1)

@@ -1,0 +1,79 @@
+"""What tests of the operator in the loop share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ddp_operator.settings import Settings
+from tests.standin import StandIn, World
+
+from .apiserver import ControlPlane
+from .running_operator import RunningOperator
+
+ROOT = Path(__file__).resolve().parents[2]
+Start = Callable[..., RunningOperator]
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    """A stand-in API server with the CRD installed."""
+    with StandIn() as standin:
+        yield standin
+
+
+@pytest.fixture
+def kubeconfig(server: StandIn, tmp_path: Path) -> Path:
+    """A kubeconfig for the stand-in."""
+    return server.write_kubeconfig(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def world(kubeconfig: Path) -> AsyncIterator[World]:
+    """Users and kubelets."""
+    async with World(kubeconfig) as found:
+        yield found
+
+
+@pytest.fixture
+def start(kubeconfig: Path) -> Iterator[Start]:
+    """Start an operator (or another one, after the first was stopped); what still runs at the end is stopped."""
+    with ExitStack() as stack:
+
+        def begin(**settings: Any) -> RunningOperator:
+            wanted: dict[str, Any] = {"kubeconfig": str(kubeconfig), "health_port": 0, "call_timeout": 2.0} | settings
+            return stack.enter_context(RunningOperator(Settings(**wanted)).start())
+
+        yield begin
+
+
+def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:
+    """A small valid custom resource."""
+    return {
+        "apiVersion": "ddp-operator.dev/v1alpha1",
+        "kind": "DDPTrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "nodes": 2,
+            "template": {
+                "spec": {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}
+            },
+        }
+        | spec,
+    }
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A real control plane with the CRD and the operator's account; asked for by tests marked ``apiserver``."""
+    with ControlPlane(tmp_path_factory.mktemp("control-plane")) as found:
+        found.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
+        for name in ("namespace.yaml", "rbac.yaml"):
+            found.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / name))
+        found.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        yield found

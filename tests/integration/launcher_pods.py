@@ -1,0 +1,140 @@
+"""Pods on this machine for the launcher's tests: real launchers, torchrun agents and workers, each in a log file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_operator import launcher
+from ddp_operator.manifests.torchrun import Plan, build_env, build_torchrun_args, split_user_command
+
+TIMEOUT = 60
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Ended:
+    """How a pod ended."""
+
+    code: int
+    message: dict[str, Any]
+    log: str
+
+
+@dataclass
+class Pods:
+    """The pods of one job. ``stop`` ends whatever still runs."""
+
+    folder: Path
+    command: Sequence[str]
+    nodes: int = 2
+    nproc: int = 1
+    backend: str = "c10d"
+    max_restarts: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    pass_fds: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.port = free_port()
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, *indices: int) -> None:
+        """Start pods, by default all of them."""
+        command = split_user_command(self.command, [])
+        for index in indices or range(self.nodes):
+            plan = Plan(
+                nodes=self.nodes,
+                nproc_per_node=self.nproc,
+                backend=self.backend,
+                master_addr="127.0.0.1",
+                master_port=self.port,
+                local_addr=f"job-1-{index}.job",
+                run_id="run-1",
+                max_restarts=self.max_restarts,
+                join_timeout_seconds=TIMEOUT,
+            )
+            env = {
+                **os.environ,
+                **build_env(plan),
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(self.folder),
+                "JOB_COMPLETION_INDEX": str(index),
+                "DDP_NODES": str(self.nodes),
+                "DDP_NPROC_PER_NODE": str(self.nproc),
+                "DDP_GRACE_SECONDS": "3",
+                "DDP_JOIN_TIMEOUT_SECONDS": str(TIMEOUT),
+                "DDP_NON_RETRYABLE_EXIT_CODES": "2,126,127",
+                "DDP_METRICS_PORT": "0",
+                "DDP_PORT_FILE": str(self.folder / f"port-{index}"),
+                "DDP_TERMINATION_LOG": str(self.folder / f"termination-{index}"),
+                **self.env,
+            }
+            argv = [sys.executable, launcher.__file__, "run", *build_torchrun_args(plan, command)]
+            with open(self.folder / f"log-{index}", "ab") as log:
+                self.running[index] = subprocess.Popen(
+                    [*argv, "--", *command.argv],
+                    env=env,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=self.pass_fds,
+                )
+
+    def log(self, index: int) -> str:
+        """Return what the pod has written so far."""
+        return (self.folder / f"log-{index}").read_text(errors="replace")
+
+    def wait(self, index: int) -> Ended:
+        """Wait for one pod's end."""
+        try:
+            code = self.running[index].wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"pod {index} does not end:\n{self.log(index)}") from None
+        path = self.folder / f"termination-{index}"
+        return Ended(code, json.loads(path.read_bytes()) if path.exists() else {}, self.log(index))
+
+    def run(self) -> list[Ended]:
+        """Start all pods and wait for all of them."""
+        self.start()
+        return [self.wait(index) for index in range(self.nodes)]
+
+    def until(self, condition: Callable[[], object], what: str) -> Any:
+        """Poll until the condition holds, and return its value."""
+        deadline = time.monotonic() + TIMEOUT
+        while not (value := condition()):
+            logs = "\n".join(self.log(index) for index in self.running)
+            assert time.monotonic() < deadline, f"never: {what}\n{logs}"
+            time.sleep(0.02)
+        return value
+
+    def until_logged(self, index: int, text: str) -> None:
+        """Wait until the pod has written a text."""
+        self.until(lambda: text in self.log(index), f"pod {index} says {text!r}")
+
+    def signal(self, index: int, number: int) -> None:
+        """Send a signal to the launcher alone."""
+        self.running[index].send_signal(number)
+
+    def stop(self) -> None:
+        """End what still runs."""
+        for pod in self.running.values():
+            if pod.poll() is None:
+                pod.send_signal(signal.SIGKILL)
+            pod.wait(10)

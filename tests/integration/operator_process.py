@@ -1,0 +1,81 @@
+"""The operator as users start it: a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from urllib.error import URLError
+from urllib.request import urlopen
+
+START_LIMIT = 30.0
+STOP_LIMIT = 20.0
+MODULE = (sys.executable, "-m", "ddp_operator")
+KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.handlers")
+
+
+class OperatorProcess:
+    """Starts on entering and is ready then; ends on leaving, by SIGTERM."""
+
+    def __init__(
+        self, kubeconfig: Path, log: Path, *, port: int, command: Sequence[str] = MODULE, env: Mapping[str, str] = {}
+    ) -> None:
+        self._command = command
+        self._log = log
+        self._port = port
+        self._env = os.environ | {"KUBECONFIG": str(kubeconfig), "DDP_OPERATOR_HEALTH_PORT": str(port)} | dict(env)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        """What it has said so far."""
+        return self._log.read_text(errors="replace")
+
+    def __enter__(self) -> OperatorProcess:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
+        try:
+            self._wait()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it by SIGTERM; doing so twice does no harm."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(STOP_LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the operator did not stop:\n{self.log}") from None
+        if code != 0:
+            raise AssertionError(f"the operator ended with exit code {code}:\n{self.log}")
+
+    def _wait(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + START_LIMIT
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the operator ended with exit code {self.process.returncode}:\n{self.log}")
+            try:
+                with urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5):
+                    return
+            except (URLError, OSError):
+                time.sleep(0.05)
+        raise AssertionError(f"the operator did not become ready:\n{self.log}")

@@ -1,0 +1,83 @@
+"""The operator in a thread of the test's own process: real Kopf, real handlers, an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from types import TracebackType
+from typing import Any
+
+import kopf
+
+import ddp_operator.handlers  # noqa: F401 - registers the handlers
+from ddp_operator.runtime import Operator
+from ddp_operator.settings import Settings
+
+START_LIMIT = 20.0
+STOP_LIMIT = 20.0
+
+
+class RunningOperator:
+    """One life of the operator: ``start`` it, and ``stop`` it at the latest on leaving the ``with`` block."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._memo = kopf.Memo(settings=settings)
+        # A threading.Event would be waited for in a thread of its own, which outlives a failed start.
+        self._stop: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
+
+    @property
+    def operator(self) -> Operator:
+        """What the handlers hold."""
+        found: Operator = self._memo.operator
+        return found
+
+    @property
+    def url(self) -> str:
+        """Where health and metrics are."""
+        return f"http://127.0.0.1:{self.operator.health.port}"
+
+    def start(self) -> RunningOperator:
+        """Start it and wait until Kopf calls it started."""
+        self._thread.start()
+        if not self._ready.wait(START_LIMIT) or self._failure is not None:
+            failure, self._failure = self._failure, None
+            self.stop()
+            raise AssertionError("the operator did not start") from failure
+        return self
+
+    def stop(self) -> None:
+        """Stop it as SIGTERM would. Stopping twice does no harm."""
+        if not self._stop.done():
+            self._stop.set_result(None)
+        self._thread.join(STOP_LIMIT)
+        if self._thread.is_alive():
+            raise AssertionError("the operator did not stop")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise AssertionError("the operator failed") from failure
+
+    def __enter__(self) -> RunningOperator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        options: dict[str, Any] = {"clusterwide": True}
+        if self.settings.namespaces:
+            options = {"namespaces": self.settings.namespaces}
+        try:
+            asyncio.run(
+                kopf.operator(standalone=True, memo=self._memo, stop_flag=self._stop, ready_flag=self._ready, **options)
+            )
+        except BaseException as exc:
+            self._failure = exc
+        finally:
+            self._ready.set()

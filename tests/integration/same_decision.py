@@ -1,0 +1,71 @@
+"""One scenario for every cluster: create, rank 1 fails once, recover, succeed. And what of its history is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+NAME = "twice"
+FAILURE = "ValueError: rank 1 was told to fail"
+SCRIPT = f"""
+import os, time
+time.sleep(3)
+if os.environ["RANK"] == "1" and os.environ["DDP_ATTEMPT"] == "1":
+    raise ValueError("{FAILURE.partition(": ")[2]}")
+if os.environ["DDP_ATTEMPT"] == "1":
+    time.sleep(60)
+"""
+# Their steps depend on which of two pods is seen first, not on what is decided.
+_TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}
+
+
+def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
+    """Return the job of the scenario. No restart in place: the group rung is what both sides must agree on."""
+    return {
+        "apiVersion": "ddp-operator.dev/v1alpha1",
+        "kind": "DDPTrainingJob",
+        "metadata": {"name": NAME},
+        "spec": {
+            "nodes": 2,
+            "recovery": {"inPlaceRestarts": 0, "maxRestarts": 2},
+            "template": {"spec": {"containers": [{"name": "trainer", "image": "train:1", "command": command}]}},
+        }
+        | spec,
+    }
+
+
+@dataclass
+class History:
+    """What a watcher of the resource's status saw, without times and without repetitions."""
+
+    phases: list[str] = field(default_factory=list)
+    conditions: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    last: Mapping[str, Any] = field(default_factory=dict)
+
+    def add(self, status: Mapping[str, Any]) -> None:
+        """Take in one status."""
+        if not status.get("phase"):
+            return
+        self.last = status
+        _extend(self.phases, status["phase"])
+        for condition in status.get("conditions") or ():
+            kind = condition["type"]
+            reason = "" if kind in _TIMING_REASONS else condition["reason"]
+            _extend(self.conditions.setdefault(kind, []), (condition["status"], reason))
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything that must be the same on every cluster."""
+        failure = self.last.get("lastFailure") or {}
+        return {
+            "phases": self.phases,
+            "conditions": self.conditions,
+            "attempt": self.last.get("attempt"),
+            "restarts": self.last.get("restarts"),
+            "lastFailure": {k: failure.get(k) for k in ("attempt", "rank", "node", "exitCode", "category", "message")},
+        }
+
+
+def _extend(sequence: list[Any], item: Any) -> None:
+    if not sequence or sequence[-1] != item:
+        sequence.append(item)

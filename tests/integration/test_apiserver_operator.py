@@ -1,0 +1,263 @@
+"""The operator, with its own account and role, at a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+from aiohttp import web
+
+from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
+from tests.standin import World
+
+from .apiserver import ControlPlane, free_ports
+from .conftest import ROOT, job_manifest
+from .operator_process import OperatorProcess
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
+
+SAMPLES = ROOT / "deploy" / "samples"
+CHILDREN = "jobs,pods,services,configmaps"
+StartProcess = Callable[[], OperatorProcess]
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own."""
+    name = f"t-{abs(hash(request.node.nodeid)) % 10**8}"
+    plane.kubectl("create", "namespace", name)
+    yield name
+    plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest_asyncio.fixture
+async def world(plane: ControlPlane, namespace: str) -> AsyncIterator[World]:
+    """Users, and kubelets that let deleted pods go."""
+    async with World(plane.admin, namespace) as found:
+        kubelet = asyncio.create_task(_kubelet(found))
+        yield found
+        kubelet.cancel()
+        await asyncio.gather(kubelet, return_exceptions=True)
+
+
+async def _kubelet(world: World) -> None:
+    while True:
+        await world.end_deleted_pods()
+        await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+def start(plane: ControlPlane, tmp_path: Path) -> Iterator[StartProcess]:
+    """Start the operator as its own service account."""
+    kubeconfig = plane.account("ddp-operator", "ddp-operator")
+    (port,) = free_ports(1)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(OperatorProcess(kubeconfig, tmp_path / "operator.log", port=port))
+
+
+def env_of(pod: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(("sample", "name"), [("digits", "digits"), ("job", "cifar10")])
+async def test_a_sample_gets_its_children_and_runs_to_its_end(
+    plane: ControlPlane, namespace: str, world: World, start: StartProcess, sample: str, name: str
+) -> None:
+    start()
+    plane.kubectl("apply", "-n", namespace, "-f", str(SAMPLES / f"{sample}.yaml"))
+    for index in (0, 1):
+        await world.run_pod(f"{name}-1", index)
+    resource = await world.phase(name, "Running")
+    for kind in ("Service", "ConfigMap", "Job"):
+        (child,) = await world.list(kind, f"{LABEL_JOB_NAME}={name}")
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == (KIND, resource["metadata"]["uid"], True)
+    job = await world.child_job(f"{name}-1")
+    assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["completionMode"]) == (2, 2, "Indexed")
+    env = env_of(await world.pod(f"{name}-1", 1))
+    assert env["DDP_JOB_NAME"] == name
+    assert env["MASTER_ADDR"] == f"{name}-1-0.{name}"
+    for index in (0, 1):
+        await world.finish_pod(f"{name}-1", index)
+    done = await world.phase(name, "Succeeded")
+    assert set(done["metadata"]) & {"finalizers"} == set()
+    described = plane.kubectl("describe", "ddp", name, "-n", namespace).stdout
+    assert "Succeeded" in described.split("Events:")[1]
+
+
+async def test_a_failed_attempt_is_followed_by_another(world: World, start: StartProcess) -> None:
+    start()
+    await world.create(job_manifest())
+    for index in (0, 1):
+        await world.run_pod("digits-1", index)
+    await world.phase("digits", "Running")
+    message = json.dumps({"category": "Unknown", "message": "boom"})
+    await world.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
+    for index in (0, 1):
+        await world.run_pod("digits-2", index)
+    again = await world.resource(
+        "digits", lambda found: (found["status"]["attempt"], found["status"]["nodes"]["ready"]) == (2, 2)
+    )
+    assert again["status"]["restarts"]["counted"] == 1
+    failure = again["status"]["lastFailure"]
+    assert (failure["attempt"], failure["node"], failure["message"]) == (1, 1, "boom")
+
+
+async def test_deleting_the_resource_removes_every_child(
+    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+) -> None:
+    start()
+    await world.create(job_manifest())
+    await world.run_pod("digits-1", 0)
+    plane.kubectl("delete", "ddp", "digits", "-n", namespace)
+    await world.until(lambda: _no_child_left(world), "no child left")
+
+
+async def test_deletion_needs_no_operator(
+    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+) -> None:
+    operator = start()
+    await world.create(job_manifest())
+    await world.run_pod("digits-1", 0)
+    operator.stop()
+    plane.kubectl("delete", "ddp", "digits", "-n", namespace)
+    await world.until(lambda: _no_child_left(world), "no child left")
+
+
+async def _no_child_left(world: World) -> bool:
+    for kind in ("Job", "Pod", "Service", "ConfigMap"):
+        if await world.list(kind, LABEL_JOB_NAME):
+            return False
+    return True
+
+
+async def test_a_restarted_operator_touches_nothing_and_goes_on(world: World, start: StartProcess) -> None:
+    first = start()
+    await world.create(job_manifest())
+    for index in (0, 1):
+        await world.run_pod("digits-1", index)
+    before = await world.phase("digits", "Running")
+    first.stop()
+    job = await world.child_job("digits-1")
+    start()
+    for index in (0, 1):
+        await world.finish_pod("digits-1", index)
+    after = await world.phase("digits", "Succeeded")
+    assert after["status"]["attempt"] == before["status"]["attempt"]
+    assert (await world.child_job("digits-1"))["metadata"]["uid"] == job["metadata"]["uid"]
+
+
+@asynccontextmanager
+async def metrics_page(text: str) -> AsyncIterator[int]:
+    """Serve a metrics page as rank 0 does."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+async def test_progress_is_shown_by_kubectl_get(
+    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+) -> None:
+    start()
+    page = "ddp_samples_total 6400\nddp_step 100\nddp_steps_total 100\nddp_loss 0.25\nddp_epoch 3\nddp_epochs 4\n"
+    page += "ddp_total_steps 200\nddp_progress_ratio 0.5\nddp_global_samples_per_second 1234\nddp_world_size 2\n"
+    async with metrics_page(page) as port:
+        await world.create(job_manifest(metrics={"port": port}))
+        for index in (0, 1):
+            await world.run_pod("digits-1", index)
+        resource = await world.resource("digits", lambda found: found.get("status", {}).get("progress"))
+    assert resource["status"]["progress"]["epoch"] == 3
+    table = plane.kubectl("get", "ddp", "-n", namespace, "-o", "wide").stdout
+    head, row = table.strip().splitlines()
+    assert head.split()[:8] == ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS", "RESTARTS"]
+    assert {"digits", "0.25", "3"} <= set(row.split())
+
+
+async def test_a_bad_pod_template_is_refused_in_the_api_servers_words(world: World, start: StartProcess) -> None:
+    start()
+    manifest = job_manifest()
+    manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
+    await world.create(manifest)
+    resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
+    assert "resorces" in accepted["message"]
+    assert await _no_child_left(world)
+
+
+async def test_explain_and_scale_work(plane: ControlPlane, namespace: str, world: World) -> None:
+    assert "nodes" in plane.kubectl("explain", "ddp.spec").stdout
+    assert "torchrun" in plane.kubectl("explain", "ddp.spec.nodes").stdout
+    await world.create(job_manifest())
+    plane.kubectl("scale", "ddp/digits", "--replicas=4", "-n", namespace)
+    resource = await world.get(KIND, "digits")
+    assert resource is not None
+    assert resource["spec"]["nodes"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"nodes": 0}, "spec.nodes"),
+        ({"nodse": 2}, 'unknown field "spec.nodse"'),
+        ({"procPerNode": "many"}, "spec.procPerNode"),
+        ({"metrics": {"port": 80}}, "spec.metrics.port"),
+    ],
+)
+def test_a_bad_spec_is_refused_by_kubectl_apply(
+    plane: ControlPlane, namespace: str, change: dict[str, Any], words: str
+) -> None:
+    manifest = job_manifest(**change)
+    done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+async def test_the_template_of_a_started_job_cannot_be_changed(
+    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+) -> None:
+    start()
+    manifest = job_manifest()
+    plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest))
+    await world.resource("digits", lambda found: found.get("status", {}).get("attempt"))
+    manifest["spec"]["template"]["spec"]["containers"][0]["image"] = "train:2"
+    done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
+    assert done.returncode != 0
+    assert "delete the job and create it again" in done.stderr
+
+
+def test_a_name_too_long_for_pod_host_names_is_refused(plane: ControlPlane, namespace: str) -> None:
+    manifest = job_manifest("x" * 60)
+    done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
+    assert done.returncode != 0
+    assert "choose a shorter name" in done.stderr
+
+
+def test_missing_permissions_are_named_at_the_start(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    plane.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
+    kubeconfig = plane.account(namespace, "nobody")
+    (port,) = free_ports(1)
+    operator = OperatorProcess(kubeconfig, tmp_path / "log", port=port)
+    with pytest.raises(AssertionError, match="exit code 1"), operator:
+        pass
+    assert "permissions are missing" in operator.log
+    assert "get, list, watch, create, patch, delete jobs.batch in all namespaces" in operator.log
+    assert "update ddptrainingjobs.ddp-operator.dev/status in all namespaces" in operator.log
+    assert "Traceback" not in operator.log

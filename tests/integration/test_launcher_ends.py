@@ -1,0 +1,291 @@
+"""How a pod ends: signals, killed processes, exit codes, programs other than Python. No worker needs torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .launcher_pods import Pods
+
+pytestmark = pytest.mark.process
+
+PodsFactory = Callable[..., Pods]
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[PodsFactory]:
+    made: list[Pods] = []
+
+    def make(*command: str, script: str = "", **options: object) -> Pods:
+        if script:
+            (tmp_path / "train.py").write_text(script)
+        made.append(Pods(tmp_path, command, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.stop()
+
+
+SLEEP = """
+import os, time
+with open(f"started-{os.environ['RANK']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w"):
+    pass
+time.sleep(600)
+"""
+
+
+def descendants(job: Pods, index: int = 0) -> list[psutil.Process]:
+    return psutil.Process(job.running[index].pid).children(recursive=True)
+
+
+def until_gone(job: Pods, processes: list[psutil.Process]) -> None:
+    job.until(lambda: not any(is_alive(process) for process in processes), "all processes are gone")
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_sigkill_of_the_launcher_leaves_no_process(pods: PodsFactory, tmp_path: Path) -> None:
+    job = pods("train.py", script=SLEEP, nodes=1, nproc=2)
+    job.start()
+    job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
+    processes = descendants(job)
+    assert len(processes) == 3  # the agent and its workers
+    job.signal(0, signal.SIGKILL)
+    until_gone(job, processes)
+
+
+def test_the_pod_dies_with_its_owner(pods: PodsFactory, tmp_path: Path) -> None:
+    ours, theirs = os.pipe()
+    os.set_inheritable(ours, True)
+    job = pods("train.py", script=SLEEP, nodes=1, env={"DDP_LIFELINE_FD": str(ours)}, pass_fds=(ours,))
+    job.start()
+    os.close(ours)
+    job.until(lambda: (tmp_path / "started-0-0").exists(), "the rank runs")
+    processes = descendants(job)
+    os.close(theirs)
+    assert job.wait(0).code == 137
+    until_gone(job, processes)
+
+
+def test_sigterm_lets_workers_save_and_says_preempted(pods: PodsFactory, tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(1)
+    open("saved-" + os.environ["RANK"], "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open("started-" + os.environ["RANK"], "w").close()
+while True:
+    time.sleep(0.05)
+"""
+    job = pods("train.py", script=script, nodes=1, nproc=2, max_restarts=3)
+    job.start()
+    job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
+    job.signal(0, signal.SIGTERM)
+    ended = job.wait(0)
+    assert ended.code == 85
+    assert ended.message["category"] == "Preempted"
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+    assert "SIGTERM: stopping; the workers have 3 s" in ended.log
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pods: PodsFactory, tmp_path: Path) -> None:
+    script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
+    job = pods("train.py", script=script, nodes=1, max_restarts=3, env={"DDP_GRACE_SECONDS": "1"})
+    job.start()
+    job.until(lambda: (tmp_path / "started-0-0").exists(), "the rank runs")
+    processes = descendants(job)
+    job.signal(0, signal.SIGINT)
+    assert job.wait(0).code == 85
+    until_gone(job, processes)
+
+
+def test_a_failure_is_not_forgotten_when_a_signal_follows(pods: PodsFactory, tmp_path: Path) -> None:
+    script = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["RANK"] == "1":
+    raise ValueError("the cause")
+time.sleep(600)
+"""
+    runtime = tmp_path / "runtime"
+    env = {"DDP_RUNTIME_DIR": str(runtime), "DDP_GRACE_SECONDS": "1"}
+    job = pods("train.py", script=script, nodes=1, nproc=2, env=env)
+    job.start()
+    job.until(lambda: (runtime / "errors" / "1.json").exists(), "rank 1 fails")
+    job.signal(0, signal.SIGTERM)
+    ended = job.wait(0)
+    assert ended.code == 82
+    assert ended.message["message"] == "ValueError: the cause"
+
+
+def test_ranks_that_leave_with_85_are_not_restarted_and_their_pods_are_preempted(pods: PodsFactory) -> None:
+    script = "import os, sys, time; time.sleep(1.5 * int(os.environ['RANK'])); sys.exit(85)"
+    first, second = pods("train.py", script=script, max_restarts=3).run()
+    assert (first.code, second.code) == (85, 85), first.log + second.log
+    assert first.message["restarts"] == second.message["restarts"] == 0
+    assert second.message["category"] == "Preempted"
+
+
+def test_a_killed_agent_returns_and_the_workers_start_again(pods: PodsFactory, tmp_path: Path) -> None:
+    script = """
+import os, time
+mark = "started-" + str(len(os.listdir(".")))
+again = os.path.exists("first")
+open("first", "w").close()
+time.sleep(0 if again else 600)
+"""
+    job = pods("train.py", script=script, nodes=1, max_restarts=1)
+    job.start()
+    job.until(lambda: (tmp_path / "first").exists(), "the rank runs")
+    (agent,) = psutil.Process(job.running[0].pid).children()
+    agent.kill()
+    ended = job.wait(0)
+    assert ended.code == 0, ended.log
+    assert ended.message["restarts"] == 1
+    assert "starting torchrun's agent again, restart 1:" in ended.log
+
+
+def test_a_signal_is_named_and_retryable(pods: PodsFactory) -> None:
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    (ended,) = pods("train.py", script=script, nodes=1).run()
+    assert ended.code == 82
+    assert ended.message["category"] == "Unknown"
+    assert ended.message["message"] == "worker killed by SIGSEGV"
+    assert ended.message["exitCode"] == 139
+
+
+def test_a_shell_command_runs_in_every_rank_and_its_code_decides(pods: PodsFactory) -> None:
+    (ended,) = pods(
+        "sh", "-c", 'echo "shell rank $RANK"; sleep 1; exit $((RANK * 126))', nodes=1, nproc=2, max_restarts=3
+    ).run()
+    assert "shell rank 0" in ended.log
+    assert "shell rank 1" in ended.log
+    assert ended.code == 81  # 126 is among the codes that no retry can help
+    assert ended.message["exitCode"] == 126
+    assert ended.message["restarts"] == 0
+
+
+def test_a_syntax_error_is_the_users_and_is_not_restarted(pods: PodsFactory) -> None:
+    (ended,) = pods("train.py", script="x = = 1\n", nodes=1, max_restarts=3).run()
+    assert ended.code == 81
+    assert ended.message["category"] == "UserError"
+    assert ended.message["message"].startswith("SyntaxError: invalid syntax")
+    assert ended.message["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (["python", "train.py"], "training script not found: train.py (looked in "),
+        (["python", "-m", "no_such_module.train"], "training module not found: no_such_module.train"),
+        (["no-such-program", "x"], "program not found: no-such-program (looked in PATH)"),
+    ],
+)
+def test_what_is_not_there_is_refused_at_once(pods: PodsFactory, command: list[str], complaint: str) -> None:
+    (ended,) = pods(*command, nodes=1).run()
+    assert ended.code == 81
+    assert ended.message["category"] == "UserError"
+    assert ended.message["message"].startswith(complaint)
+    assert "check command and args in spec.template" in ended.log
+
+
+def test_a_master_that_never_resolves_ends_the_wait(pods: PodsFactory) -> None:
+    job = pods("train.py", script="pass", env={"MASTER_ADDR": "job-1-0.job.invalid", "DDP_JOIN_TIMEOUT_SECONDS": "1"})
+    job.start(1)
+    ended = job.wait(1)
+    assert ended.code == 86
+    assert ended.message["victim"] is True
+    assert "gave up waiting for master job-1-0.job.invalid" in ended.message["message"]
+    assert "name does not resolve yet" in ended.message["message"]
+
+
+def test_a_taken_rendezvous_port_is_named(pods: PodsFactory) -> None:
+    import socket
+
+    job = pods("train.py", script="pass")
+    with socket.create_server(("", job.port), reuse_port=False):
+        job.start(0)
+        ended = job.wait(0)
+    assert ended.code == 82
+    assert f"cannot serve the rendezvous on port {job.port}" in ended.message["message"]
+
+
+def test_the_pods_metrics_merge_its_ranks_and_outlive_garbage(pods: PodsFactory, tmp_path: Path) -> None:
+    script = """
+import http.server, os, socket, time
+rank = os.environ["RANK"]
+path = os.path.join(os.environ["DDP_RUNTIME_DIR"], "metrics", rank)
+if rank == "0":
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"# HELP ddp_loss Loss.\\n# TYPE ddp_loss gauge\\nddp_loss{rank=\\"0\\"} 0.5\\n")
+    server = http.server.HTTPServer(("127.0.0.1", 0), Page)
+    port = server.server_address[1]
+else:
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+with open(path + ".tmp", "w") as file:
+    file.write(str(port))
+os.rename(path + ".tmp", path + ".port")
+if rank == "0":
+    while not os.path.exists("enough"):
+        server.timeout = 0.05
+        server.handle_request()
+    with open(path + ".prom", "w") as file:
+        file.write("# TYPE ddp_loss gauge\\nddp_loss{rank=\\"0\\"} 0.25\\n")
+else:
+    while not os.path.exists("enough"):  # accepts and never answers
+        time.sleep(0.05)
+"""
+    job = pods("train.py", script=script, nodes=1, nproc=2)
+    job.start()
+    port = job.until(lambda: (tmp_path / "port-0").exists() and json.loads((tmp_path / "port-0").read_text()), "a port")
+
+    def page() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            return str(answer.read().decode())
+
+    seen = job.until(lambda: 'ddp_loss{rank="0"} 0.5' in (text := page()) and text, "the rank's page")
+    assert 'ddp_launcher_phase{phase="Running"} 1' in seen
+    assert "ddp_launcher_in_place_restarts_total 0" in seen
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        assert answer.read() == b"ok\n"
+    (tmp_path / "enough").touch()
+    ended = job.wait(0)
+    assert ended.code == 0, ended.log
+    assert ended.message["progress"] == {"ddp_loss": 0.25}
+
+
+def test_sigusr1_shows_the_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path) -> None:
+    job = pods(
+        "train.py",
+        script="def stuck_here():\n    import time; time.sleep(600)\n"
+        + SLEEP.replace("time.sleep(600)", "stuck_here()"),
+        nodes=1,
+    )
+    job.start()
+    job.until(lambda: (tmp_path / "started-0-0").exists(), "the rank runs")
+    time.sleep(0.2)
+    job.signal(0, signal.SIGUSR1)
+    job.until_logged(0, "in stuck_here")
+    job.signal(0, signal.SIGTERM)
+    assert job.wait(0).code == 85

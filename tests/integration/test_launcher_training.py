@@ -1,0 +1,144 @@
+"""The launcher with real torchrun agents and gloo: two pods train, fail, restart in place."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .launcher_pods import Pods
+
+pytestmark = pytest.mark.process
+
+TRAIN = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index * index
+
+
+dist.init_process_group("gloo")
+rank, restart = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+node = os.environ["JOB_COMPLETION_INDEX"]
+print(f"rank {rank} of {dist.get_world_size()} on node {node}: sum {total.item()}, restart {restart}", flush=True)
+if sys.argv[1:] == ["raise"] and rank == 1:
+    raise ValueError("the data is \\u00e4 mess")
+if sys.argv[1:] == ["raise once"] and rank == 1 and restart == 0:
+    raise ValueError("only the first time")
+dist.all_reduce(total)
+dist.destroy_process_group()
+squares = [int(square) for square in DataLoader(Squares(), num_workers=1)]
+print(f"rank {rank} is done: {squares}", flush=True)
+"""
+
+LOOP = """
+enough = torch.zeros(1)
+while enough == 0:
+    enough += os.path.exists("enough")
+    dist.all_reduce(enough)
+"""
+
+PodsFactory = Callable[..., Pods]
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[PodsFactory]:
+    made: list[Pods] = []
+
+    def make(*command: str, script: str = TRAIN, **options: object) -> Pods:
+        (tmp_path / "train.py").write_text(script)
+        made.append(Pods(tmp_path, command, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.stop()
+
+
+def test_two_pods_train_a_foreign_script(pods: PodsFactory) -> None:
+    job = pods("python", "train.py")
+    first, second = job.run()
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert "rank 0 of 2 on node 0: sum 3.0" in first.log
+    assert "rank 1 of 2 on node 1: sum 3.0" in second.log
+    assert "rank 0 is done: [0, 1, 4, 9]" in first.log
+    assert first.message["category"] == ""
+    assert first.message["version"] == 1
+
+
+def test_the_pod_that_fails_says_why_and_the_other_is_a_victim(pods: PodsFactory) -> None:
+    victim, culprit = pods("train.py", "raise").run()
+    assert culprit.code == 82
+    assert culprit.message["message"] == "ValueError: the data is ä mess"
+    assert culprit.message["category"] == "UserError"
+    assert culprit.message["rank"] == 1
+    assert (culprit.message["node"], culprit.message["localRank"], culprit.message["exitCode"]) == (1, 0, 1)
+    assert "train.py" in culprit.message["traceback"]
+    assert "launcher.py" not in culprit.message["traceback"]
+    assert culprit.message["victim"] is False
+    assert "ValueError: the data is ä mess" in culprit.log.rpartition("---- UserError")[2]
+    assert victim.code == 86
+    assert victim.message["victim"] is True
+    assert victim.message["category"] == "NCCL"
+
+
+def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> None:
+    first, second = pods("torchrun", "--monitor-interval=0.2", "train.py", "raise once", max_restarts=2).run()
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert second.message["restarts"] == 1
+    assert first.message["restarts"] == 1
+    assert "restarting the workers in place, restart 1: ValueError: only the first time" in second.log
+    assert second.log.count("rank 1 of 2 on node 1") == 2
+    assert "rank 0 is done" in first.log
+
+
+def test_static_rendezvous_with_two_workers_a_pod(pods: PodsFactory) -> None:
+    first, second = pods("python", "-u", "train.py", backend="static", nproc=2).run()
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert "rank 1 of 4 on node 0: sum 10.0" in first.log
+    assert "rank 2 of 4 on node 1: sum 10.0" in second.log
+
+
+def test_of_two_local_ranks_the_one_that_raised_is_reported(pods: PodsFactory) -> None:
+    (pod,) = pods("train.py", "raise", nodes=1, nproc=2).run()
+    assert pod.code == 82
+    assert (pod.message["rank"], pod.message["localRank"]) == (1, 1)
+    assert pod.message["message"].startswith("ValueError")
+    assert pod.message["victim"] is False
+
+
+def test_pods_wait_for_a_late_master_and_say_so(pods: PodsFactory) -> None:
+    job = pods("train.py", script="import os; print('rank', os.environ['RANK'], flush=True)")
+    job.start(1)
+    job.until_logged(1, f"waiting for master 127.0.0.1:{job.port} (nothing listens there yet)")
+    job.start(0)
+    assert (job.wait(0).code, job.wait(1).code) == (0, 0), job.log(0) + job.log(1)
+    assert "rank 1" in job.log(1)
+
+
+def test_training_goes_on_when_another_master_pod_takes_the_place_of_a_killed_one(pods: PodsFactory) -> None:
+    script = TRAIN.replace("dist.all_reduce(total)\ndist.destroy", LOOP + "dist.destroy")
+    job = pods("train.py", script=script, max_restarts=2)
+    job.start()
+    job.until(lambda: "sum 3.0" in job.log(0) and "sum 3.0" in job.log(1), "both ranks train")
+    job.signal(0, signal.SIGKILL)
+    job.wait(0)
+    job.start(0)
+    job.until(lambda: job.log(0).count("sum 3.0") == job.log(1).count("sum 3.0") == 2, "both ranks train again")
+    (job.folder / "enough").touch()
+    first, second = job.wait(0), job.wait(1)
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert "rank 0 of 2 on node 0" in first.log
+    assert second.message["restarts"] == 1

@@ -1,0 +1,223 @@
+"""A script in the launcher's shim behaves as under the bare interpreter: what it sees, what it prints, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator import launcher
+
+pytestmark = pytest.mark.process
+
+SEES = """
+import os, sys
+print(__name__, __file__, sys.argv, sys.path[0], __spec__ is None, __doc__, sys.flags.optimize)
+print(sorted(name for name in globals() if name != "__annotations__"), type(__loader__).__name__, __cached__)
+print(sys.modules["__main__"].__dict__ is globals(), sys.modules["__main__"].__file__)
+"""
+SPAWNS = """
+import multiprocessing, pickle
+
+class Thing:
+    def __init__(self, value):
+        self.value = value
+
+def double(thing):
+    return Thing(2 * thing.value)
+
+if __name__ == "__main__":
+    assert pickle.loads(pickle.dumps(Thing(3))).value == 3
+    for method in ("spawn", "fork"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, [thing.value for thing in pool.map(double, [Thing(1), Thing(2)])])
+"""
+RAISES = """
+import atexit, threading
+atexit.register(print, "at exit")
+
+def inner():
+    raise KeyError("ä inner")
+
+def outer():
+    try:
+        inner()
+    except KeyError as error:
+        raise ValueError("outer\\nof two lines") from error
+
+thread = threading.Thread(target=print, args=("thread",))
+thread.start()
+outer()
+"""
+SCRIPTS = {
+    "sees": SEES,
+    "spawns": SPAWNS,
+    "raises": RAISES,
+    "syntax": "def broken(:\n",
+    "encoding": "# -*- coding: latin-1 -*-\nprint(ascii('\u00e4'))\n",
+    "exits with text": "import sys; sys.exit('no such thing')",
+    "exits with 3": "raise SystemExit(3)",
+    "exits with None": "import sys; sys.exit()",
+    "exits with True": "import sys; sys.exit(True)",
+    "exits with 300": "import sys; sys.exit(300)",
+    "is interrupted": "raise KeyboardInterrupt",
+    "leaves at once": "import os; os._exit(7)",
+    "has a hook": "import sys\nsys.excepthook = lambda *about: print('hook', about[:2])\nraise ValueError('x')",
+    "fails in a thread": "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start(); t.join()",
+    "has a group": "raise ExceptionGroup('many', [ValueError(1), KeyError(2)])",
+    "has a bad message": "class Bad(Exception):\n    def __str__(self): raise RuntimeError\nraise Bad",
+    "recurses": "import sys\ndef f(): f()\nsys.tracebacklimit = 3\nf()",
+    "imports a neighbour": "import neighbour; print(neighbour.__name__)",
+    "looks at itself": "import inspect, sys\ndef f():\n    return 1\nprint(inspect.getsource(f), inspect.getmodule(f))",
+    "has annotations": "from __future__ import annotations\nx: int = 1\nimport typing\nclass A:\n    y: int\n"
+    "print(typing.get_type_hints(A), __annotations__)",
+    "uses dataclasses": "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: int\nprint(A(1), A.__module__)",
+    "warns": "import warnings; warnings.warn('careful')",
+}
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    error: str
+
+
+class Shim:
+    """Runs words as ``python`` would, bare or in the shim."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runtime = folder / "runtime"
+        for name in ("workers", "errors", "metrics"):
+            (self.runtime / name).mkdir(parents=True)
+
+    def bare(self, *words: str) -> Outcome:
+        return self._run([sys.executable, "-u", *words], {})
+
+    def shim(self, *words: str) -> Outcome:
+        line = launcher.split_python_line(words)
+        own = [sys.executable, "-u", *line.flags, launcher.__file__, "worker", line.kind, "0", line.target, *line.args]
+        return self._run(own, {"DDP_RUNTIME_DIR": str(self.runtime)})
+
+    def _run(self, argv: list[str], env: dict[str, str]) -> Outcome:
+        process = subprocess.run(
+            argv, cwd=self.folder, env={**os.environ, **env}, capture_output=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+        return Outcome(
+            process.returncode, process.stdout.decode(errors="replace"), process.stderr.decode(errors="replace")
+        )
+
+    def error(self) -> dict[str, Any]:
+        path = self.runtime / "errors" / "0.json"
+        value: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return value
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Shim:
+    (tmp_path / "neighbour.py").write_text("")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(SEES.replace("__spec__ is None", "__spec__.name, __package__"))
+    (package / "__main__.py").write_text("import sys; print(__name__, sys.argv, sys.path[0])\n")
+    (package / "broken.py").write_text("raise ValueError('in a module')\n")
+    return Shim(tmp_path)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_behaves_as_under_the_bare_interpreter(shim: Shim, name: str) -> None:
+    (shim.folder / "script.py").write_text(SCRIPTS[name], encoding="latin-1" if name == "encoding" else "utf-8")
+    assert shim.shim("script.py", "a", "--b") == shim.bare("script.py", "a", "--b")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "package.train", "x"],
+        ["-m", "package"],
+        ["-m", "package.missing"],
+        ["-m", "missing"],
+        ["-m", "package.broken"],
+        ["-c", "import sys; print(sys.argv, repr(sys.path[0]), __name__)", "x"],
+        ["-c", "1 / 0"],
+        ["package", "x"],
+        ["missing.py"],
+        ["-O", "-W", "error", "-c", "assert False; import warnings; warnings.warn('x')"],
+        ["-I", "-c", "import sys; print(sys.path)"],
+        ["-P", "sub/script.py"],
+        ["sub/script.py"],
+        ["link.py"],
+    ],
+    ids=" ".join,
+)
+def test_other_forms_behave_as_under_the_bare_interpreter(shim: Shim, words: list[str]) -> None:
+    (shim.folder / "sub").mkdir()
+    (shim.folder / "sub" / "script.py").write_text("import sys\nprint(__file__, sys.path)\n")
+    (shim.folder / "link.py").symlink_to("sub/script.py")
+    bare, shimmed = shim.bare(*words), shim.shim(*words)
+    if words[0] == "-P":  # the launcher's own folder is not in the path either
+        assert "ddp_operator\n" not in shimmed.out
+    assert shimmed == bare
+
+
+def test_an_exception_leaves_an_error_file(shim: Shim) -> None:
+    (shim.folder / "script.py").write_text(RAISES)
+    shim.shim("script.py")
+    error = shim.error()
+    assert (error["type"], error["message"], error["exitCode"]) == ("ValueError", "outer\nof two lines", 1)
+    assert "ä inner" in error["traceback"]
+    assert "launcher.py" not in error["traceback"]
+    assert (error["rank"], error["localRank"], error["restart"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("import sys; sys.exit(85)", ("SystemExit", "85", 85)),
+        ("import sys; sys.exit('text')", ("SystemExit", "text", 1)),
+        ("import json; json.loads('{')", ("json.decoder.JSONDecodeError", None, 1)),
+        ("import sys; sys.exit(0)", None),
+        ("pass", None),
+        ("import os\nif os.fork() == 0:\n    raise ValueError('in a child')\nos.wait()", None),
+        ("import os; os._exit(3)", None),
+    ],
+)
+def test_only_a_failure_of_the_worker_itself_leaves_one(shim: Shim, script: str, expected: Any) -> None:
+    (shim.runtime / "errors" / "0.json").write_text("{}")  # of an earlier restart
+    (shim.folder / "script.py").write_text(script)
+    shim.shim("script.py")
+    error = shim.error()
+    if expected is None:
+        assert error == {}
+    else:
+        kind, message, code = expected
+        assert (error["type"], error["exitCode"]) == (kind, code)
+        assert message in (None, error["message"])
+
+
+def test_the_scripts_own_error_file_is_kept(shim: Shim) -> None:
+    write = "import os; open(os.environ['DDP_RUNTIME_DIR'] + '/errors/0.json', 'w').write('{\"type\": \"mine\"}')\n"
+    (shim.folder / "script.py").write_text(write + "raise ValueError")
+    shim.shim("script.py")
+    assert shim.error() == {"type": "mine"}
+
+
+def test_a_worker_tells_about_itself(shim: Shim) -> None:
+    (shim.folder / "script.py").write_text("import os; print(os.getpid())")
+    pid = int(shim.shim("script.py").out)
+    about = json.loads((shim.runtime / "workers" / "0.json").read_text())
+    assert (about["pid"], about["rank"], about["localRank"], about["worldSize"]) == (pid, 0, 0, 1)
+
+
+@pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])
+def test_a_program_that_cannot_start_has_the_shells_code(shim: Shim, program: str, code: int) -> None:
+    own = [sys.executable, launcher.__file__, "worker", "program", "0", program]
+    assert shim._run(own, {"DDP_RUNTIME_DIR": str(shim.runtime)}).code == code

@@ -1,0 +1,210 @@
+"""A real Prometheus scrapes a real `ddp run` and a real operator; every panel and every rule is evaluated on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.settings import Settings
+from tests.standin import StandIn, World
+
+from .conftest import job_manifest
+from .run_command import DdpRun
+from .running_operator import RunningOperator
+from .test_monitoring_rules import BOARDS, MONITORING, ROOT, SERIES, panels, rules
+
+pytestmark = pytest.mark.prometheus
+
+SAMPLE = (ROOT / "deploy" / "samples" / "checkpoint.yaml").read_text()
+ARGUMENTS = ("--epochs", "4", "--clip-norm", "5", "--log-every", "5")
+# What a run on CPUs does not export.
+NEEDS_A_GPU = {"ddp_gpu_memory_bytes"}
+
+
+def free_ports(count: int) -> int:
+    """Return the first of so many free ports in a row."""
+    for _ in range(50):
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            base = int(first.getsockname()[1])
+            try:
+                for port in range(base + 1, base + count):
+                    socket.create_server(("127.0.0.1", port)).close()
+            except OSError:
+                continue
+        return base
+    raise AssertionError("no free ports in a row")
+
+
+@dataclass
+class Prometheus:
+    """A running server."""
+
+    url: str
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of one API call; a refused one fails with Prometheus's own words."""
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code == 503:
+                    raise ConnectionError("not ready yet") from None
+                raise AssertionError(f"{parameters}: {json.load(error)['error']}") from None
+
+    def until(self, expr: str, seconds: float = 30) -> None:
+        """Wait until an expression has a value."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(OSError):  # it starts
+                if self.get("query", query=expr)["result"]:
+                    return
+            assert time.monotonic() < deadline, f"no value: {expr}"
+            time.sleep(0.2)
+
+
+@dataclass
+class Watched:
+    """What was scraped, and when."""
+
+    prometheus: Prometheus
+    begin: float
+    end: float
+
+    def values(self, expr: str) -> list[float]:
+        """Return every finite value that an expression had while there was something to scrape."""
+        filled = (
+            expr.replace("$__rate_interval", "10s").replace("$__range", "60s")
+            .replace("$namespace", ".*").replace("$ddp_job", ".*")
+        )  # fmt: skip
+        found = self.prometheus.get("query_range", query=filled, start=str(self.begin), end=str(self.end), step="1")
+        values = [float(value) for series in found["result"] for _, value in series["values"]]
+        return [value for value in values if math.isfinite(value)]
+
+
+def configure(folder: Path, ddp_ports: list[int], operator_port: int) -> Path:
+    """Write this repository's configuration with the ports of this test, a short interval, and the operator."""
+    config = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yaml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["rule_files"] = [str(path) for path in sorted((MONITORING / "alerts").glob("*.yaml"))]
+    (job,) = config["scrape_configs"]
+    job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}" for port in ddp_ports]
+    operator = {"job_name": "operator", "static_configs": [{"targets": [f"127.0.0.1:{operator_port}"]}]}
+    config["scrape_configs"].append(operator)
+    path = folder / "prometheus.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+async def submit_jobs(kubeconfig: Path, count: int) -> None:
+    """Give the operator something to do in every second."""
+    async with World(kubeconfig) as world:
+        for index in range(count):
+            await world.create(job_manifest(f"job-{index}"))
+            await world.child_job(f"job-{index}-1")
+            await asyncio.sleep(1)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A run that has ended and an operator that has served jobs, both scraped from beginning to end."""
+    folder = tmp_path_factory.mktemp("monitoring")
+    base, port = free_ports(2), free_ports(1)
+    with ExitStack() as stack:
+        kubeconfig = stack.enter_context(StandIn()).write_kubeconfig(folder)
+        settings = Settings(kubeconfig=str(kubeconfig), health_port=0)
+        operator = stack.enter_context(RunningOperator(settings).start())
+        config = configure(folder, [base, base + 1], operator.operator.health.port)
+        command = [
+            "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+        ]  # fmt: skip
+        log = stack.enter_context((folder / "prometheus.log").open("wb"))
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        stack.callback(server.wait, 20)
+        stack.callback(server.terminate)
+        prometheus = Prometheus(f"http://127.0.0.1:{port}")
+        begin = time.time()
+        options = ["--quiet", "--metrics-port", str(base), "--", *ARGUMENTS]
+        with DdpRun(folder, SAMPLE, options) as run:
+            prometheus.until("ddp_operator_queue_depth")
+            asyncio.run(submit_jobs(kubeconfig, 5))
+            assert run.wait() == 0, run.output
+        yield Watched(prometheus, begin, time.time())
+
+
+def test_every_panel_has_values(watched: Watched) -> None:
+    empty = []
+    for path in BOARDS:
+        for panel in panels(path):
+            for target in panel["targets"]:
+                if not watched.values(target["expr"]) and not set(SERIES.findall(target["expr"])) <= NEEDS_A_GPU:
+                    empty.append(f"{path.stem}: {panel['title']}: {target['expr']}")
+    assert empty == []
+
+
+def test_every_annotation_and_variable_can_be_asked(watched: Watched) -> None:
+    for path in BOARDS:
+        board = json.loads(path.read_text())
+        for annotation in board["annotations"].get("list", []):
+            watched.values(annotation["expr"])
+        for variable in board["templating"]["list"]:
+            asked = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+            if asked is None:
+                assert variable["type"] == "datasource"
+                continue
+            series = asked[1].replace("$namespace", ".*")
+            found = watched.prometheus.get(
+                f"label/{asked[2]}/values", **{"match[]": series, "start": str(watched.begin), "end": str(watched.end)}
+            )
+            assert found, variable["query"]
+
+
+def test_every_rule_is_evaluated_and_its_series_exist(watched: Watched) -> None:
+    groups = watched.prometheus.get("rules")["groups"]
+    evaluated = {rule["name"]: rule for group in groups for rule in group["rules"]}
+    wanted = [rule for path in sorted((MONITORING / "alerts").glob("*.yaml")) for rule in rules(path)]
+    for rule in wanted:
+        found = evaluated[rule.get("alert") or rule["record"]]
+        assert (found["health"], found.get("lastError")) == ("ok", None), rule
+        for name in set(SERIES.findall(rule["expr"])) | set(re.findall(r"\bddp:[\w:]+", rule["expr"])):
+            assert watched.values(f"count({name})"), name
+    for rule in wanted:
+        if "record" in rule:
+            assert watched.values(rule["record"])
+
+
+def test_nothing_fired_on_a_good_run(watched: Watched) -> None:
+    assert watched.values('ALERTS{alertstate="firing"}') == []
+
+
+def test_figures_are_those_of_the_run(watched: Watched) -> None:
+    assert max(watched.values("max(ddp_world_size)")) == 2
+    assert max(watched.values("max(ddp_epochs)")) == 4
+    assert max(watched.values("max(ddp_checkpoint_step)")) > 0
+    done = watched.values("max(ddp_progress_ratio)")
+    assert done == sorted(done)
+    parts = json.loads((MONITORING / "dashboards" / "job.json").read_text())["panels"]
+    (mean_step,) = (panel for panel in parts if panel["title"] == "A mean step")
+    together = " + ".join(f"({target['expr']})" for target in mean_step["targets"])
+    whole = "avg(rate(ddp_step_seconds_sum[10s]) / (rate(ddp_steps_total[10s]) > 0))"
+    ratios = watched.values(f"({together}) / {whole}")
+    assert ratios
+    assert all(0.9 <= ratio <= 1.3 for ratio in ratios), ratios

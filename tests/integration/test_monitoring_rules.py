@@ -1,0 +1,144 @@
+"""Dashboards, alerts and runbook without a server: only series that exist, a heading and a boundary for each alert."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
+from ddp_operator.health import Metrics
+from ddp_trainer.metrics_table import METRICS
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "deploy" / "monitoring"
+BOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
+ALERT_FILES = sorted((MONITORING / "alerts").glob("*.yaml"))
+
+SERIES = re.compile(r"\b(?:ddp_(?!job\b|attempt\b)|process_)\w+")
+
+
+def exported() -> set[str]:
+    """Return every name of a series that trainer, launcher and operator export."""
+    suffixes = {"histogram": ("_bucket", "_sum", "_count")}
+    names = {metric.name + end for metric in METRICS for end in suffixes.get(metric.kind, ("",))}
+    names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS}
+    operator = Metrics(lambda: 0.0)
+    operator.on_reconcile(0.1, None)
+    operator.on_call("get", "pods", "200")
+    return names | {sample.name for family in operator.registry.collect() for sample in family.samples}
+
+
+def rules(path: Path) -> list[dict[str, Any]]:
+    """Return the rules of a file."""
+    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+ALERTS = [rule for path in ALERT_FILES for rule in rules(path) if "alert" in rule]
+
+
+def panels(path: Path) -> list[dict[str, Any]]:
+    """Return the panels of a dashboard that show something."""
+    return [panel for panel in json.loads(path.read_text())["panels"] if panel["type"] != "row"]
+
+
+board = pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
+
+
+class TestDashboards:
+    def test_uids_are_the_ones_that_links_rely_on(self) -> None:
+        assert {path.stem: json.loads(path.read_text())["uid"] for path in BOARDS} == {
+            "fleet": "ddp-fleet", "job": "ddp-job", "operator": "ddp-operator"
+        }  # fmt: skip
+
+    @board
+    def test_queries_name_only_series_that_exist(self, path: Path) -> None:
+        named = set(SERIES.findall(json.dumps([panel["targets"] for panel in panels(path)])))
+        named |= set(SERIES.findall(json.dumps(json.loads(path.read_text())["annotations"])))
+        assert named
+        assert named - exported() == set()
+
+    @board
+    def test_panels_lie_beside_each_other_on_the_grid(self, path: Path) -> None:
+        taken: set[tuple[int, int]] = set()
+        for panel in json.loads(path.read_text())["panels"]:
+            place = panel["gridPos"]
+            assert place["x"] + place["w"] <= 24
+            cells = {
+                (x, y)
+                for x in range(place["x"], place["x"] + place["w"])
+                for y in range(place["y"], place["y"] + place["h"])
+            }
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+    @board
+    def test_panels_say_what_they_show_and_where_it_comes_from(self, path: Path) -> None:
+        shown = panels(path)
+        assert len({panel["id"] for panel in shown}) == len(shown)
+        for panel in shown:
+            assert panel["title"]
+            assert panel["description"]
+            assert all(target["datasource"]["uid"] == "$datasource" for target in panel["targets"])
+            assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+
+    def test_variables_choose_namespace_and_job(self) -> None:
+        variables = {
+            path.stem: [found["name"] for found in json.loads(path.read_text())["templating"]["list"]]
+            for path in BOARDS
+        }
+        assert variables["fleet"] == ["datasource", "namespace"]
+        assert variables["job"] == ["datasource", "namespace", "ddp_job"]
+
+
+class TestAlerts:
+    @pytest.mark.parametrize("path", ALERT_FILES, ids=lambda path: path.stem)
+    def test_rules_name_only_series_that_exist(self, path: Path) -> None:
+        named = {name for rule in rules(path) for name in SERIES.findall(rule["expr"])}
+        assert named
+        assert named - exported() == set()
+
+    @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+    def test_has_severity_summary_and_a_heading_in_the_runbook(self, alert: dict[str, Any]) -> None:
+        assert alert["labels"]["severity"] in {"critical", "warning"}
+        assert alert["annotations"]["summary"]
+        page, _, heading = alert["annotations"]["runbook"].partition("#")
+        assert heading == alert["alert"].lower()
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert f"\n## {alert['alert']}\n" in text
+        assert f"](runbook.md#{heading})" in (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+
+    def test_runbook_has_no_heading_without_an_alert(self) -> None:
+        headings = re.findall(r"^## (\w+)$", (ROOT / "docs/runbook.md").read_text(), flags=re.MULTILINE)
+        assert headings == [alert["alert"] for alert in ALERTS]
+
+    @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+    def test_has_a_boundary_test_silent_before_firing_after(self, alert: dict[str, Any]) -> None:
+        cases = [
+            case
+            for path in (MONITORING / "tests").glob("*.yaml")
+            for test in yaml.safe_load(path.read_text())["tests"]
+            for case in test.get("alert_rule_test", [])
+            if case["alertname"] == alert["alert"]
+        ]
+        minutes = {bool(case.get("exp_alerts")): int(case["eval_time"].removesuffix("m")) for case in reversed(cases)}
+        assert minutes[False] + 1 <= minutes[True] <= minutes[False] + 3
+
+    @pytest.mark.prometheus
+    def test_rules_pass_promtool(self) -> None:
+        for command in (["check", "rules", *ALERT_FILES], ["test", "rules", *(MONITORING / "tests").glob("*.yaml")]):
+            ran = subprocess.run(["promtool", *map(str, command)], capture_output=True, text=True, timeout=60)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+
+    @pytest.mark.prometheus
+    def test_configuration_for_this_machine_passes_promtool(self) -> None:
+        command = ["promtool", "check", "config", MONITORING / "prometheus" / "prometheus.yaml"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert "FAILED" not in ran.stdout + ran.stderr

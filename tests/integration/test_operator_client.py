@@ -1,0 +1,237 @@
+"""The HTTP client against a server that misbehaves in small ways."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import kopf
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from ddp_operator.cluster import ClusterError
+from ddp_operator.kube import ApiClient, ApiError, StartupError
+from ddp_operator.kube.client import LONGEST_PAUSE, RateLimiter
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[Answer], Awaitable[str]]
+
+
+@pytest_asyncio.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Serve every path by one function; returns the address."""
+    runners: list[web.AppRunner] = []
+
+    async def start(answer: Answer) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+class Logins:
+    """Hands out one token after another."""
+
+    def __init__(self, server: str, *tokens: str, life: timedelta | None = None) -> None:
+        self.server = server
+        self.tokens = list(tokens)
+        self.life = life
+        self.count = 0
+
+    async def __call__(self) -> kopf.ConnectionInfo:
+        self.count += 1
+        token = self.tokens.pop(0) if len(self.tokens) > 1 else self.tokens[0]
+        expiration = datetime.now(UTC) + self.life if self.life is not None else None
+        return kopf.ConnectionInfo(server=self.server, token=token, expiration=expiration)
+
+
+async def only_new(request: web.Request) -> web.Response:
+    if request.headers["Authorization"] != "Bearer new":
+        return web.json_response({"kind": "Status", "reason": "Unauthorized", "message": "Unauthorized"}, status=401)
+    return web.json_response({"ok": True})
+
+
+async def test_a_token_that_was_renewed_on_disk_is_read_again(serve: Serve) -> None:
+    logins = Logins(await serve(only_new), "old", "new")
+    client = ApiClient(logins)
+    assert await client.request("GET", "/x") == {"ok": True}
+    assert await client.request("GET", "/x") == {"ok": True}
+    assert logins.count == 2
+    await client.close()
+
+
+async def test_a_token_is_read_again_before_it_expires(serve: Serve) -> None:
+    logins = Logins(await serve(only_new), "new", life=timedelta(seconds=5))
+    client = ApiClient(logins)
+    for _ in range(3):
+        await client.request("GET", "/x")
+    assert logins.count == 3
+    await client.close()
+
+
+async def test_credentials_that_stay_wrong_are_an_error_and_not_a_loop(serve: Serve) -> None:
+    logins = Logins(await serve(only_new), "old")
+    client = ApiClient(logins)
+    with pytest.raises(ClusterError, match="Unauthorized"):
+        await client.request("GET", "/x")
+    assert logins.count == 2
+    await client.close()
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
+async def test_an_answer_that_stays_is_told_with_the_servers_words(serve: Serve, status: int) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"kind": "Status", "reason": "Why", "message": "x" * 10_000}, status=status)
+
+    client = ApiClient(Logins(await serve(refuse), "t"))
+    with pytest.raises(ApiError) as caught:
+        await client.request("GET", "/x")
+    assert (caught.value.status, caught.value.reason) == (status, "Why")
+    assert len(caught.value.message) == 2000
+    await client.close()
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+async def test_an_answer_that_may_change_is_a_cluster_error(serve: Serve, status: int) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(text="<html>a proxy</html>", status=status)
+
+    client = ApiClient(Logins(await serve(refuse), "t"))
+    with pytest.raises(ClusterError, match=str(status)):
+        await client.request("GET", "/x")
+    await client.close()
+
+
+async def test_an_answer_that_is_no_json_is_a_cluster_error(serve: Serve) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<html>a captive portal</html>")
+
+    client = ApiClient(Logins(await serve(page), "t"))
+    with pytest.raises(ClusterError, match="not JSON"):
+        await client.request("GET", "/x")
+    await client.close()
+
+
+async def test_the_token_does_not_follow_a_redirect(serve: Serve) -> None:
+    reached: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        reached.append(request.headers.get("Authorization", ""))
+        return web.json_response({})
+
+    target = await serve(elsewhere)
+
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": target})
+
+    client = ApiClient(Logins(await serve(redirect), "secret"))
+    with pytest.raises(ClusterError):
+        await client.request("GET", "/x")
+    assert reached == []
+    await client.close()
+
+
+async def test_a_server_that_is_not_there_is_named(serve: Serve) -> None:
+    client = ApiClient(Logins("http://127.0.0.1:1", "t"))
+    with pytest.raises(ClusterError, match=r"GET /x: cannot connect to 127\.0\.0\.1:1"):
+        await client.request("GET", "/x")
+    await client.close()
+
+
+async def test_calls_are_counted_by_verb_resource_and_code(serve: Serve) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({}, status=201 if request.method == "POST" else 200)
+
+    calls: list[tuple[str, str, str]] = []
+    client = ApiClient(Logins(await serve(answer), "t"), on_call=lambda *call: calls.append(call))
+    await client.request("POST", "/x", body={}, kind="jobs")
+    await client.request("PUT", "/x", body={}, kind="jobs")
+    assert calls == [("create", "jobs", "201"), ("update", "jobs", "200")]
+    await client.close()
+
+
+async def test_a_closed_client_says_so(serve: Serve) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    client = ApiClient(Logins(await serve(answer), "t"))
+    await client.request("GET", "/x")
+    await client.close()
+    await client.close()
+
+
+async def test_certificates_that_cannot_be_used_are_refused_in_one_line() -> None:
+    async def login() -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server="https://127.0.0.1:1", ca_data=b"-----BEGIN CERTIFICATE-----\nx\n")
+
+    client = ApiClient(login)
+    with pytest.raises(StartupError, match=r"certificates for https://127\.0\.0\.1:1 cannot be used"):
+        await client.connect()
+
+
+class Clock:
+    """A loop's time and sleep that only count."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+        clock = self
+
+        class Loop:
+            def time(self) -> float:
+                return clock.now
+
+        async def sleep(seconds: float) -> None:
+            clock.slept.append(round(seconds, 6))
+
+        monkeypatch.setattr("ddp_operator.kube.client.asyncio.get_running_loop", Loop)
+        monkeypatch.setattr("ddp_operator.kube.client.asyncio.sleep", sleep)
+
+
+@pytest.mark.parametrize(("burst", "expected"), [(1, [0.1, 0.2, 0.3]), (3, [0.1])])
+async def test_the_rate_limit_lets_a_burst_through_and_spaces_the_rest(
+    monkeypatch: pytest.MonkeyPatch, burst: int, expected: list[float]
+) -> None:
+    clock = Clock(monkeypatch)
+    limiter = RateLimiter(qps=10, burst=burst)
+    for _ in range(4):
+        await limiter.acquire()
+    assert clock.slept == expected
+    clock.now += 60
+    clock.slept.clear()
+    await limiter.acquire()
+    assert clock.slept == []
+
+
+async def test_a_pause_holds_everybody_back_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    limiter = RateLimiter(qps=10, burst=5)
+    await limiter.acquire()
+    limiter.pause(7)
+    await limiter.acquire()
+    assert clock.slept == [7.0]
+    limiter.pause(1e9)
+    await limiter.acquire()
+    assert clock.slept[-1] <= LONGEST_PAUSE + 1
+
+
+async def test_retry_after_holds_the_next_call_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(RateLimiter, "pause", lambda self, seconds: paused.append(seconds))
+
+    async def busy(_: web.Request) -> web.Response:
+        return web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "3"})
+
+    client = ApiClient(Logins(await serve(busy), "t"))
+    with pytest.raises(ClusterError, match="slow down"):
+        await client.request("GET", "/x")
+    assert paused == [3.0]
+    await client.close()

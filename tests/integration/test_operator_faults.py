@@ -1,0 +1,217 @@
+"""Real Kopf against a stand-in that breaks calls: whatever fails, the cluster ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+import yaml
+
+from ddp_operator import handlers, workqueue
+from ddp_operator.constants import KIND, PLURAL
+from ddp_operator.kube import sync
+from ddp_operator.runtime import Operator
+from tests.standin import StandIn, World
+
+from .conftest import Start, job_manifest
+
+# Every call that writes, and how often it fails in a row: once more where the first one is a dry run.
+WRITES = {
+    ("create", "services"): 3,
+    ("create", "configmaps"): 2,
+    ("create", "jobs"): 3,
+    ("update", f"{PLURAL}/status"): 2,
+}
+FAULTS: tuple[Any, ...] = (409, 429, 500, "drop", "lost answer", "timeout")
+
+
+@pytest.fixture(autouse=True)
+def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten failures in a row take half a second here, not a minute."""
+    monkeypatch.setattr(workqueue, "LAST_BACKOFF", 0.05)
+    monkeypatch.setattr(handlers.Forever, "__iter__", lambda self: itertools.repeat(0.05))
+
+
+async def run_to_the_end(world: World, name: str = "digits") -> dict[str, Any]:
+    for index in (0, 1):
+        await world.run_pod(f"{name}-1", index)
+    await world.phase(name, "Running")
+    for index in (0, 1):
+        await world.finish_pod(f"{name}-1", index)
+    return await world.phase(name, "Succeeded")
+
+
+async def all_watches(server: StandIn, world: World) -> None:
+    """Wait until Kopf watches all three kinds: before that there is nothing to cut."""
+    await world.until(lambda: server.watch_count() == 3, "three watches")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_every_write_may_fail(server: StandIn, world: World, start: Start, fault: Any) -> None:
+    start(call_timeout=1.0)
+    times = dict.fromkeys(WRITES, 1) if fault == "timeout" else WRITES  # each one costs a second
+    broken = [
+        server.faults.add(fault, verb=verb, resource=resource, times=count, retry_after=0)
+        for (verb, resource), count in times.items()
+    ]
+    await world.create(job_manifest())
+    done = await run_to_the_end(world)
+    assert [rule.hits for rule in broken] == list(times.values())
+    assert done["status"]["attempt"] == 1
+    assert done["status"]["restarts"]["total"] == 0
+    for kind in ("Service", "ConfigMap", "Job"):
+        assert len(server.list(kind)) == 1
+
+
+@pytest.mark.parametrize("fault", [403, 422])
+async def test_a_refused_job_is_told_with_the_servers_words(
+    server: StandIn, world: World, start: Start, fault: int
+) -> None:
+    start()
+    server.faults.add(fault, verb="create", resource="jobs", times=1_000_000)
+    await world.create(job_manifest())
+    resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
+    assert (accepted["status"], "injected fault" in accepted["message"]) == ("False", True)
+
+
+async def test_events_that_cannot_be_posted_hold_nothing_up(server: StandIn, world: World, start: Start) -> None:
+    start()
+    fault = server.faults.add(500, verb="create", resource="events", times=1_000_000)
+    await world.create(job_manifest())
+    await run_to_the_end(world)
+    assert fault.hits
+    assert server.list("Event") == []
+
+
+async def test_a_status_that_somebody_else_changed_is_read_again(server: StandIn, world: World, start: Start) -> None:
+    start()
+    await world.create(job_manifest())
+    await world.child_job("digits-1")
+    for number in range(5):
+        await world.patch(KIND, "digits", {"metadata": {"labels": {"round": str(number)}}})
+    done = await run_to_the_end(world)
+    assert done["metadata"]["labels"] == {"round": "4"}
+
+
+async def test_cut_watches_go_on_where_they_were(server: StandIn, world: World, start: Start) -> None:
+    start()
+    await world.create(job_manifest())
+    await world.child_job("digits-1")
+    await all_watches(server, world)
+    before = len(server.calls)
+    server.cut_watches()
+    await run_to_the_end(world)
+    since = server.calls[before:]
+    assert ("watch", "jobs", 200) in since
+    assert [call for call in since if call[:2] in (("list", "jobs"), ("list", PLURAL))] == []
+
+
+@pytest.mark.parametrize("status", [403, 429, 503, "drop"])
+async def test_a_watch_that_is_refused_for_a_while_comes_back(
+    server: StandIn, world: World, start: Start, status: Any
+) -> None:
+    start()
+    await world.create(job_manifest())
+    await world.child_job("digits-1")
+    await all_watches(server, world)
+    fault = server.faults.add(status, verb="watch", resource="pods", times=2, retry_after=0)
+    server.cut_watches()
+    await world.until(lambda: fault.hits == 2, "refused watches")
+    await run_to_the_end(world)
+
+
+async def test_deletions_missed_in_a_new_listing_are_found(
+    server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "NUDGE_DELAY", 0.1)
+    operator = start().operator
+    for name in ("stays", "goes"):
+        await world.create(job_manifest(name))
+        await world.run_pod(f"{name}-1", 0)
+    await all_watches(server, world)
+    refused = server.faults.add(503, verb="watch", times=1_000_000)
+    server.cut_watches()
+    await world.until(lambda: server.watch_count() == 0 and refused.hits >= 3, "all watches to be down")
+    await world.delete(KIND, "goes")
+    await world.until(lambda: len(server.list("Job")) == 1, "garbage collection")
+    server.compact()
+    server.faults.clear()
+    await world.until(lambda: len(operator.store.entries(KIND)) == 1, "the end of the ghost")
+    await world.until(lambda: len(operator.store.entries("Job")) == 1, "the end of its Job")
+    await run_to_the_end(world, "stays")
+
+
+async def test_silent_watches_are_helped_out(
+    server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "GRACE", 0.2)
+    start(resync_interval=1.0)
+    await world.create(job_manifest())
+    await world.run_pod("digits-1", 0)
+    await all_watches(server, world)
+    server.freeze_watches()
+    await run_to_the_end(world)
+    server.thaw_watches()
+
+
+async def test_expiring_tokens_are_renewed_under_way(
+    server: StandIn, world: World, start: Start, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kopf reads its credentials again when it opens a watch and they have expired; then it closes the other ones."""
+    monkeypatch.setattr("ddp_operator.kube.credentials.TOKEN_LIFE", timedelta(seconds=0.5))
+    tokens: list[str | None] = []
+    read = Operator.login
+
+    async def recorded(self: Operator) -> kopf.ConnectionInfo:
+        info = await read(self)
+        tokens.append(info.token)
+        return info
+
+    monkeypatch.setattr(Operator, "login", recorded)
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["users"][0]["user"]["tokenFile"] = "token"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    (kubeconfig.parent / "token").write_text("first")
+    start()
+    await world.create(job_manifest())
+    for number in range(4):
+        (kubeconfig.parent / "token").write_text(f"token {number}")
+        await world.patch(KIND, "digits", {"metadata": {"labels": {"round": str(number)}}})
+        await asyncio.sleep(0.6)
+        server.cut_watches()
+    await run_to_the_end(world)
+    assert len(set(tokens)) > 2
+
+
+async def test_an_api_server_that_is_away_for_a_while_ends_nothing(server: StandIn, world: World, start: Start) -> None:
+    start(call_timeout=0.5)
+    await world.create(job_manifest())
+    await world.run_pod("digits-1", 0)
+    await all_watches(server, world)
+    away = server.faults.add("drop", verb="watch", times=1_000_000)
+    broken = [server.faults.add(503, verb=verb, times=6) for verb in ("create", "update")]
+    server.cut_watches()
+    await world.until(lambda: away.hits >= 6, "watches that fail")
+    server.faults.clear()
+    await run_to_the_end(world)
+    assert broken
+
+
+async def test_jobs_and_pods_lost_to_somebody_else_are_replaced(server: StandIn, world: World, start: Start) -> None:
+    start()
+    await world.create(job_manifest())
+    await world.run_pod("digits-1", 0)
+    (job,) = server.list("Job")
+    await world.delete("Job", "digits-1")
+
+    async def new_job() -> bool:
+        found = server.list("Job")
+        return len(found) == 1 and found[0]["metadata"]["uid"] != job["metadata"]["uid"]
+
+    await world.until(new_job, "another Job")

@@ -1,0 +1,373 @@
+"""The API server's side of the cluster protocol, with a store and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, Snapshot
+from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
+from ddp_operator.kube import KubeCluster, scrape, sync
+from ddp_operator.kube.store import Store
+from ddp_operator.kube.sync import Synchroniser
+from tests.standin import StandIn, World
+
+from .conftest import job_manifest
+
+KEY = Key("default", "digits")
+LABELS = {LABEL_JOB_NAME: "digits", LABEL_MANAGED_BY: MANAGED_BY}
+
+
+def child(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    version = "batch/v1" if kind == "Job" else "v1"
+    meta = {"name": name, "namespace": "default", "labels": dict(LABELS)}
+    return {"apiVersion": version, "kind": kind, "metadata": meta, **more}
+
+
+def service(name: str = "digits") -> dict[str, Any]:
+    return child("Service", name, spec={"ports": [{"port": 1}]})
+
+
+def job(name: str = "digits-1") -> dict[str, Any]:
+    pod = {"restartPolicy": "Never", "containers": [{"name": "trainer", "image": "train:1"}]}
+    spec = {"completions": 1, "parallelism": 1, "completionMode": "Indexed", "template": {"spec": pod}}
+    return child("Job", name, spec=spec)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest_asyncio.fixture
+async def cluster(world: World, store: Store) -> AsyncIterator[KubeCluster]:
+    """A cluster whose store no watch feeds: what it knows it knows from its own writes."""
+    found = KubeCluster(world.client, store)
+    store.apply(KIND, await world.create(job_manifest()))
+    yield found
+    await found.close()
+
+
+async def seen(cluster: KubeCluster) -> Snapshot:
+    found = await cluster.observe(KEY)
+    assert found is not None
+    return found
+
+
+def names(objects: tuple[Any, ...]) -> list[str]:
+    return [obj["metadata"]["name"] for obj in objects]
+
+
+async def test_own_writes_are_observed_at_once(cluster: KubeCluster) -> None:
+    await cluster.create(service())
+    await cluster.create(child("ConfigMap", "launcher", data={"launcher.py": "pass"}))
+    await cluster.create(job())
+    snapshot = await seen(cluster)
+    assert (names(snapshot.services), names(snapshot.config_maps), names(snapshot.jobs)) == (
+        ["digits"], ["launcher"], ["digits-1"],
+    )  # fmt: skip
+    await cluster.patch_job("default", "digits-1", {"spec": {"suspend": True}})
+    assert (await seen(cluster)).jobs[0]["spec"]["suspend"] is True
+    (found,) = (await seen(cluster)).jobs
+    await cluster.delete("Job", "default", "digits-1", uid=found["metadata"]["uid"])
+    assert (await seen(cluster)).jobs == ()
+
+
+async def test_the_store_and_the_api_server_tell_the_same(cluster: KubeCluster, world: World, server: StandIn) -> None:
+    server.controllers.job_controller = None
+    await cluster.create(service())
+    await cluster.create(job())
+    assert await KubeCluster(world.client).observe(KEY) == await seen(cluster)
+
+
+async def test_a_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -> None:
+    await cluster.create(service(), dry_run=True)
+    await cluster.create(job(), dry_run=True)
+    assert server.list("Service") == server.list("Job") == []
+    snapshot = await seen(cluster)
+    assert snapshot.services == snapshot.jobs == ()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_taken_name_gives_the_object_that_has_it(cluster: KubeCluster, world: World, dry_run: bool) -> None:
+    first = await world.create(service())
+    with pytest.raises(AlreadyExists) as caught:
+        await cluster.create(service(), dry_run=dry_run)
+    assert caught.value.existing["metadata"]["uid"] == first["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_job_that_will_never_do_is_refused(cluster: KubeCluster, dry_run: bool) -> None:
+    broken = job()
+    del broken["spec"]["template"]["spec"]["containers"][0]["image"]
+    with pytest.raises(Refused) as caught:
+        await cluster.create(broken, dry_run=dry_run)
+    assert caught.value.reason == "Invalid"
+    assert "image" in caught.value.message
+
+
+async def test_a_forbidden_create_says_so(cluster: KubeCluster, server: StandIn) -> None:
+    server.faults.add(403, verb="create", resource="jobs")
+    with pytest.raises(Refused) as caught:
+        await cluster.create(job())
+    assert caught.value.reason == "Forbidden"
+
+
+async def test_a_vanished_namespace_is_no_refusal(cluster: KubeCluster) -> None:
+    lost = service()
+    lost["metadata"]["namespace"] = "gone"
+    with pytest.raises(ClusterError, match="not found"):
+        await cluster.create(lost)
+
+
+async def test_a_patch_of_a_job_that_is_gone_is_no_error(cluster: KubeCluster, server: StandIn) -> None:
+    await cluster.create(job())
+    server.remove("Job", "digits-1")
+    await cluster.patch_job("default", "digits-1", {"spec": {"suspend": True}})
+    assert (await seen(cluster)).jobs == ()
+
+
+async def test_a_patch_that_may_not_be_is_refused(cluster: KubeCluster) -> None:
+    await cluster.create(job())
+    change = {"spec": {"template": {"spec": {"restartPolicy": "OnFailure"}}}}
+    with pytest.raises(Refused, match="immutable"):
+        await cluster.patch_job("default", "digits-1", change)
+
+
+async def test_a_status_is_replaced_and_nothing_else_touched(cluster: KubeCluster, world: World) -> None:
+    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
+    await cluster.patch_status(KEY, {"phase": "Pending", "attempt": 1}, resource_version=version)
+    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
+    await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
+    resource = await world.get(KIND, "digits")
+    assert resource is not None
+    assert resource["status"] == {"phase": "Running"}
+    assert resource["spec"]["template"] == job_manifest()["spec"]["template"]
+    assert (await seen(cluster)).resource["status"] == {"phase": "Running"}
+
+
+async def test_a_status_for_an_older_version_is_a_conflict(cluster: KubeCluster, world: World) -> None:
+    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
+    await world.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
+    with pytest.raises(Conflict):
+        await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
+    resource = await world.get(KIND, "digits")
+    assert resource is not None
+    assert "status" not in resource
+
+
+async def test_a_status_for_a_ghost_ends_the_ghost(cluster: KubeCluster, server: StandIn) -> None:
+    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
+    server.remove(KIND, "digits")
+    with pytest.raises(Conflict):
+        await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
+    assert await cluster.observe(KEY) is None
+
+
+async def test_a_namesake_is_not_deleted(cluster: KubeCluster, server: StandIn) -> None:
+    await cluster.create(service())
+    await cluster.delete("Service", "default", "digits", uid="another")
+    await cluster.delete("Service", "default", "no-such", uid="any")
+    assert len(server.list("Service")) == 1
+    assert len((await seen(cluster)).services) == 1
+
+
+async def test_a_pod_that_ends_slowly_is_seen_ending(cluster: KubeCluster, world: World, server: StandIn) -> None:
+    server.controllers.ends_pods = False
+    pod = await world.create(
+        child("Pod", "p", spec={"nodeName": "node-0", "containers": [{"name": "c", "image": "i"}]})
+    )
+    await cluster.delete("Pod", "default", "p", uid=pod["metadata"]["uid"])
+    (found,) = (await seen(cluster)).pods
+    assert found["metadata"]["deletionTimestamp"]
+
+
+async def test_the_resource_itself_can_be_deleted(cluster: KubeCluster, world: World) -> None:
+    uid = (await seen(cluster)).resource["metadata"]["uid"]
+    await cluster.delete_resource(KEY, uid="another")
+    assert await world.get(KIND, "digits") is not None
+    await cluster.delete_resource(KEY, uid=uid)
+    assert await world.get(KIND, "digits") is None
+    assert await cluster.observe(KEY) is None
+
+
+@pytest.mark.parametrize("fault", [429, 500, "drop", "timeout"])
+async def test_whatever_may_pass_is_a_cluster_error(kubeconfig: Path, server: StandIn, fault: Any) -> None:
+    async with World(kubeconfig) as world:
+        world.client._timeout = 0.3
+        cluster = KubeCluster(world.client)
+        # More than once: an HTTP client may repeat a GET whose kept connection was cut.
+        server.faults.add(fault, times=100)
+        for call in (
+            cluster.observe(KEY),
+            cluster.create(service()),
+            cluster.patch_job("default", "x", {}),
+            cluster.delete("Job", "default", "x", uid="u"),
+            cluster.patch_status(KEY, {}, resource_version="1"),
+        ):
+            with pytest.raises(ClusterError):
+                await call
+        await cluster.close()
+
+
+async def test_events_name_their_resource_and_are_told_apart(cluster: KubeCluster, server: StandIn) -> None:
+    resource = (await seen(cluster)).resource
+    for number in range(3):
+        await cluster.emit(resource, Event("Warning", "Trouble", f"{number}" + "x" * 5000))
+    await cluster.close()
+    events = server.list("Event")
+    assert [event["message"][0] for event in events] == ["0", "1", "2"]
+    assert {len(event["message"]) for event in events} == {1024}
+    assert {event["involvedObject"]["uid"] for event in events} == {resource["metadata"]["uid"]}
+
+
+async def test_a_comparison_with_lists_mends_the_store(cluster: KubeCluster, world: World, store: Store) -> None:
+    changed: list[Key] = []
+    syncing = Synchroniser(world.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
+    await cluster.create(service())
+    await cluster.create(service("extra"))
+    await world.delete("Service", "extra")  # unwatched: nobody tells
+    await world.create(child("ConfigMap", "launcher"))
+    await syncing.resync()
+    snapshot = await seen(cluster)
+    assert (names(snapshot.services), names(snapshot.config_maps)) == (["digits"], ["launcher"])
+    assert changed == [KEY, KEY]
+    await syncing.resync()
+    assert changed == [KEY, KEY]
+
+
+async def test_an_empty_label_on_somebodys_pod_stops_nobody(world: World, store: Store) -> None:
+    nobodys = child("Pod", "p", spec={"containers": [{"name": "c", "image": "i"}]})
+    nobodys["metadata"]["labels"][LABEL_JOB_NAME] = ""
+    await world.create(nobodys)
+    syncing = Synchroniser(world.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
+    running = asyncio.create_task(syncing.run())
+    await world.until(syncing.synced.is_set, "agreement")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_long_lists_are_read_page_by_page(
+    world: World, store: Store, server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "CHUNK", "2")
+    for number in range(5):
+        await world.create(child("ConfigMap", f"c{number}"))
+    await Synchroniser(world.client, store, namespaces=[], interval=3600, on_change=lambda key: None).resync()
+    assert len(store.entries("ConfigMap")) == 5
+    assert server.calls.count(("list", "configmaps", 200)) == 3
+
+
+async def test_the_first_comparison_waits_for_the_watches(world: World, store: Store) -> None:
+    resource = await world.create(job_manifest())
+    syncing = Synchroniser(world.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
+    running = asyncio.create_task(syncing.run())
+    await asyncio.sleep(0.1)
+    assert not syncing.synced.is_set()
+    store.apply(KIND, resource)
+    await world.until(syncing.synced.is_set, "agreement")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def scraped(cluster: KubeCluster, page: Page) -> str | None:
+    """Scrape a pod whose metrics page is ``page``."""
+    app = web.Application()
+    app.router.add_get("/metrics", page)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        return await cluster.scrape({"status": {"podIP": "127.0.0.1"}}, runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_metrics_page_is_read_without_credentials(cluster: KubeCluster) -> None:
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="authorization" if "Authorization" in request.headers else "ddp_step 1\n")
+
+    assert await scraped(cluster, page) == "ddp_step 1\n"
+
+
+async def test_an_endless_page_is_given_up(cluster: KubeCluster) -> None:
+    sent = 0
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse()
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b"x" * 65536)
+                sent += 65536
+        except ConnectionError:
+            return response
+
+    assert await scraped(cluster, page) is None
+    assert sent < 64 * scrape.SIZE_LIMIT
+
+
+async def test_a_page_that_never_comes_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "TIMEOUT", 0.1)
+
+    async def page(_: web.Request) -> web.Response:
+        await asyncio.sleep(3600)
+        return web.Response()
+
+    assert await scraped(cluster, page) is None
+
+
+async def test_a_page_that_trickles_is_given_up(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "TIMEOUT", 0.2)
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x")
+            await asyncio.sleep(0.02)
+
+    assert await scraped(cluster, page) is None
+
+
+async def test_a_redirect_is_not_followed(cluster: KubeCluster) -> None:
+    async def page(request: web.Request) -> web.Response:
+        if "there" in request.query:
+            return web.Response(text="a secret of the operator's network")
+        return web.Response(status=302, headers={"Location": "/metrics?there"})
+
+    assert await scraped(cluster, page) is None
+
+
+async def test_a_packed_page_is_not_unpacked(cluster: KubeCluster) -> None:
+    packed = gzip.compress(b"x" * 100_000_000)
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip"})
+
+    page_read = await scraped(cluster, page)
+    assert page_read is not None
+    assert len(page_read) <= len(packed)
+
+
+async def test_bytes_that_are_no_text_do_no_harm(cluster: KubeCluster) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=b"\xff\xfe ddp_step 1")
+
+    assert "ddp_step 1" in str(await scraped(cluster, page))
+
+
+@pytest.mark.parametrize("status", [{}, {"podIP": ""}, {"podIP": "127.0.0.1"}, {"podIP": "::1"}, {"podIP": "a b"}])
+async def test_a_pod_that_does_not_answer_gives_nothing(cluster: KubeCluster, status: dict[str, str]) -> None:
+    assert await cluster.scrape({"status": status}, 1) is None

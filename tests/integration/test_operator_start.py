@@ -1,0 +1,120 @@
+"""The operator as a process: both ways to start it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import ddp_operator
+from tests.standin import StandIn, World
+
+from .apiserver import free_ports
+from .conftest import job_manifest
+from .operator_process import KOPF, MODULE, OperatorProcess
+
+WAYS = [pytest.param(MODULE, id="module"), pytest.param((*KOPF, "-A"), id="kopf")]
+
+
+def run(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
+    wanted = {"DDP_OPERATOR_HEALTH_PORT": "0", **env}
+    inherited = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+    return subprocess.run(command, env=inherited | wanted, capture_output=True, text=True, timeout=60)
+
+
+def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode not in (0, None)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    assert len(lines) == 1, lines
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.mark.parametrize("command", WAYS)
+async def test_it_starts_works_and_ends_by_sigterm(
+    server: StandIn, world: World, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
+) -> None:
+    (port,) = free_ports(1)
+    with OperatorProcess(kubeconfig, tmp_path / "log", port=port, command=command) as operator:
+        await world.create(job_manifest())
+        await world.child_job("digits-1")
+    assert "ready: serving all namespaces" in operator.log
+    assert "Traceback" not in operator.log
+    assert "Hung" not in operator.log
+
+
+async def test_logs_can_be_json(world: World, kubeconfig: Path, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    env = {"DDP_OPERATOR_LOG_FORMAT": "json", "DDP_OPERATOR_LOG_LEVEL": "debug"}
+    with OperatorProcess(kubeconfig, tmp_path / "log", port=port, env=env) as operator:
+        pass
+    assert all(line.startswith("{") for line in operator.log.splitlines())
+
+
+async def test_kopfs_namespaces_must_be_the_settings(server: StandIn, kubeconfig: Path) -> None:
+    done = run((*KOPF, "-n", "default"), KUBECONFIG=str(kubeconfig))
+    assert_one_line(done, "DDP_OPERATOR_NAMESPACES", "--all-namespaces")
+    done = run((*KOPF, "-A"), KUBECONFIG=str(kubeconfig), DDP_OPERATOR_NAMESPACES="default")
+    assert_one_line(done, "-n default")
+
+
+@pytest.mark.parametrize("command", WAYS)
+def test_a_missing_crd_is_named_with_its_remedy(tmp_path: Path, command: Sequence[str]) -> None:
+    with StandIn(crd=False) as server:
+        done = run(command, KUBECONFIG=str(server.write_kubeconfig(tmp_path)))
+    assert_one_line(done, "ddptrainingjobs.ddp-operator.dev is not installed", "kubectl apply")
+
+
+def test_missing_permissions_are_named(server: StandIn, kubeconfig: Path) -> None:
+    server.allow(lambda wanted: (wanted["resource"], wanted["verb"]) not in {("jobs", "create"), ("pods", "watch")})
+    done = run(MODULE, KUBECONFIG=str(kubeconfig))
+    assert_one_line(done, "create jobs.batch in all namespaces", "watch pods in all namespaces", "rbac.yaml")
+    assert "services" not in done.stderr
+
+
+def test_permissions_are_asked_for_the_served_namespaces(server: StandIn, kubeconfig: Path) -> None:
+    server.allow(lambda wanted: wanted.get("namespace") == "a")
+    done = run(MODULE, KUBECONFIG=str(kubeconfig), DDP_OPERATOR_NAMESPACES="a,b")
+    assert_one_line(done, "get, list, watch, create, patch, delete jobs.batch in namespace b")
+    assert "namespace a" not in done.stderr
+
+
+def test_an_api_server_that_is_away_is_named(server: StandIn, kubeconfig: Path) -> None:
+    port = server.port
+    server.stop()
+    done = run(MODULE, KUBECONFIG=str(kubeconfig))
+    assert_one_line(done, "the API server does not answer", f"127.0.0.1:{port}")
+
+
+def test_no_credentials_at_all_are_told(tmp_path: Path) -> None:
+    assert_one_line(run(MODULE, HOME=str(tmp_path)), "no credentials", "KUBECONFIG")
+
+
+def test_a_bad_setting_is_refused_before_anything_else() -> None:
+    done = run(MODULE, DDP_OPERATOR_WORKERS="many")
+    assert_one_line(done, "DDP_OPERATOR_WORKERS", "'many'", "1 to 1024")
+    assert done.returncode == 2
+
+
+def test_a_taken_port_is_named(server: StandIn, kubeconfig: Path) -> None:
+    done = run(MODULE, KUBECONFIG=str(kubeconfig), DDP_OPERATOR_HEALTH_PORT=str(server.port))
+    assert_one_line(done, f"port {server.port}", "DDP_OPERATOR_HEALTH_PORT")
+
+
+def test_help_and_version_need_no_cluster(tmp_path: Path) -> None:
+    assert run((*MODULE, "--version"), HOME=str(tmp_path)).stdout == f"ddp-operator {ddp_operator.__version__}\n"
+    assert "DDP_OPERATOR_NAMESPACES" in run((*MODULE, "--help"), HOME=str(tmp_path)).stdout
+
+
+def test_the_process_does_not_load_what_it_does_not_need(server: StandIn, kubeconfig: Path) -> None:
+    code = (
+        "import sys; from ddp_operator.__main__ import main; sys.argv = ['x']\n"
+        "try: main()\nfinally: print([name for name in ('kubernetes', 'torch', 'rich', 'celpy', 'jsonschema')"
+        " if sys.modules.get(name)])"
+    )
+    server.allow(lambda wanted: False)
+    done = run((MODULE[0], "-c", code), KUBECONFIG=str(kubeconfig))
+    assert done.stdout == "[]\n"

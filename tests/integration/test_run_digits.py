@@ -1,0 +1,63 @@
+"""The sample, through `ddp run`: real digits, two pods over gloo, and everything that the run folder promises."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from .run_command import ROOT, DdpRun
+
+pytestmark = pytest.mark.process
+
+SAMPLE = (ROOT / "deploy" / "samples" / "digits.yaml").read_text()
+
+
+def read_page(run: DdpRun) -> str:
+    """Return the page whose address the run has printed, once it shows training."""
+    found = re.search(r"curl (http://\S+)", run.output)
+    if found is None:
+        return ""
+    try:
+        with urllib.request.urlopen(found[1], timeout=5) as answer:
+            page: str = answer.read().decode()
+    except OSError:
+        return ""
+    return page if 'ddp_loss{rank="0"' in page else ""
+
+
+def test_the_sample_trains_and_leaves_status_metrics_plot_and_logs(tmp_path: Path) -> None:
+    with DdpRun(tmp_path, SAMPLE, ["--", "--epochs", "2"]) as run:
+        page = run.until(lambda: read_page(run), "a metrics page with a loss")
+        assert run.wait() == 0, run.output
+        status, rows, folder = run.read_status(), run.read_rows(), run.run_folder
+    assert re.search(r"^ddp_samples_total\{.*\} [1-9]", page, re.MULTILINE)
+    assert "ddp_launcher_phase" in page
+
+    assert status["phase"] == "Succeeded"
+    assert status["nodes"] == {"desired": 2, "ready": 0, "succeeded": 2, "failed": 0}
+    assert (status["progress"]["epoch"], status["progress"]["percent"]) == (2, "100.0%")
+    assert 0.1 < float(status["progress"]["valAccuracy"]) <= 1
+
+    assert rows
+    assert rows[-1]["step"] == f"{float(status['progress']['step'])}"
+    assert float(rows[-1]["loss"]) > 0
+    assert float(rows[-1]["validation_accuracy"]) == pytest.approx(float(status["progress"]["valAccuracy"]), abs=1e-3)
+    with Image.open(folder / "plot.png") as plot:
+        assert min(plot.size) >= 400
+        assert len(plot.convert("L").getcolors(maxcolors=1 << 16) or ()) > 10, "an empty picture"
+    assert sorted(path.name for path in (folder / "metrics").iterdir()) == [
+        "attempt-1-pod-0.prom",
+        "attempt-1-pod-1.prom",
+    ]
+    assert all(path.stat().st_size for path in (folder / "logs").iterdir())
+    assert (folder / "job.yaml").read_text() == SAMPLE
+    assert "kind: Job" in (folder / "objects.yaml").read_text()
+    assert "Succeeded" in (folder / "events.log").read_text()
+    # Not a terminal: plain lines, each with its time, and no flood of them.
+    assert "\x1b" not in run.output
+    assert re.search(r"^\d\d:\d\d:\d\d Running  .*loss", run.output, re.MULTILINE)
+    assert "digits: Succeeded" in run.output

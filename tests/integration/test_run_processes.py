@@ -1,0 +1,114 @@
+"""`ddp run` over real torchrun processes: failures, recovery, and that nothing is left behind, whatever ends it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .run_command import PATIENCE, DdpRun, find_pods, manifest
+
+pytestmark = pytest.mark.process
+
+# None of these scripts imports torch: torchrun does that already, and its workers need not.
+FAIL_ONCE = """
+import os, time
+if os.environ["DDP_ATTEMPT"] == "1":
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("broken on purpose")
+    time.sleep(600)  # as a rank does whose peer has left a collective
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "in attempt", os.environ["DDP_ATTEMPT"])
+"""
+SAVE_ON_SIGTERM = """
+import os, pathlib, signal, sys, time
+def save(*_):
+    pathlib.Path("saved").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path("ready").touch()
+time.sleep(600)
+"""
+DEAF = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+pathlib.Path("ready-" + os.environ["RANK"]).touch()
+time.sleep(600)
+"""
+
+
+def write(folder: Path, script: str) -> None:
+    (folder / "train.py").write_text(script)
+
+
+def test_a_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:
+    write(tmp_path, FAIL_ONCE)
+    with DdpRun(tmp_path, manifest(["python", "train.py"])) as run:
+        assert run.wait() == 0, run.output
+        status = run.read_status()
+    assert status["phase"] == "Succeeded"
+    assert (status["attempt"], status["restarts"]["counted"]) == (2, 1)
+    assert status["lastFailure"]["rank"] == 1
+    assert status["lastFailure"]["message"] == "RuntimeError: broken on purpose"
+    logs = {path.stem: path.read_text() for path in (run.run_folder / "logs").glob("*.log")}
+    assert sorted(logs) == ["attempt-1-pod-0", "attempt-1-pod-1", "attempt-2-pod-0", "attempt-2-pod-1"]
+    assert "rank 0 of 2 in attempt 2" in logs["attempt-2-pod-0"]
+    assert "rank 1 of 2 in attempt 2" in logs["attempt-2-pod-1"]
+    assert "toy: Succeeded" in run.output
+    assert "2 attempts, 1 restart" in run.output
+    assert "broken on purpose" in (run.run_folder / "events.log").read_text()
+
+
+def test_a_missing_script_fails_at_once_and_says_which(tmp_path: Path) -> None:
+    with DdpRun(tmp_path, manifest(["python", "nowhere.py"])) as run:
+        assert run.wait() == 1
+        status = run.read_status()
+    assert (status["phase"], status["attempt"]) == ("Failed", 1)
+    assert status["lastFailure"]["category"] == "UserError"
+    assert "training script not found: nowhere.py" in run.output
+    assert "logs/attempt-1-pod-" in run.output
+    assert (run.run_folder / "summary.txt").read_text() in run.output
+
+
+def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
+    write(tmp_path, SAVE_ON_SIGTERM)
+    with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1)) as run:
+        run.until((tmp_path / "ready").exists, "a worker that trains")
+        marks = run.marks()
+        assert find_pods(marks)
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert find_pods(marks) == []
+    assert (tmp_path / "saved").exists()
+    assert "stopping: pods have" in run.output
+    assert "toy: Interrupted" in run.output
+
+
+def test_a_second_ctrl_c_kills_what_does_not_listen(tmp_path: Path) -> None:
+    write(tmp_path, DEAF)
+    with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1)) as run:
+        run.until((tmp_path / "ready-0").exists, "a worker that trains")
+        marks = run.marks()
+        run.process.send_signal(signal.SIGINT)
+        run.until(lambda: "stopping: pods have" in run.output, "the first signal being obeyed")
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait() == 130
+        assert find_pods(marks) == []
+    assert "killing the pods" in run.output
+
+
+def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -> None:
+    write(tmp_path, DEAF.replace("subprocess.Popen", "(lambda *a, **k: None)"))
+    with DdpRun(tmp_path, manifest(["python", "train.py"])) as run:
+        run.until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "two workers that train")
+        marks = run.marks()
+        # launcher, agent and worker of two pods, and the store on pod 0
+        assert len(find_pods(marks)) >= 6
+        run.process.kill()
+        run.process.wait()
+        deadline = time.monotonic() + PATIENCE
+        while find_pods(marks) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert find_pods(marks) == []

@@ -1,0 +1,204 @@
+"""The local cluster, the stand-in and a real API server lead to the same sequence of phases and conditions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import Key
+from ddp_operator.constants import EXIT_RETRYABLE, KIND, LAUNCHER_PHASES, METRIC_LAUNCHER_PHASE
+from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.reconcile import Reconciler
+from ddp_operator.settings import Settings
+from tests.standin import World
+
+from .apiserver import ControlPlane
+from .conftest import Start
+from .running_operator import RunningOperator
+from .same_decision import FAILURE, NAME, SCRIPT, History, build_resource
+
+PATIENCE = 120.0
+# What every cluster must have gone through; written down once, so that two equal mistakes are seen.
+EXPECTED = {
+    "phases": ["Pending", "Running", "Restarting", "Running", "Succeeded"],
+    "conditions": {
+        "Accepted": [("True", "Valid")],
+        "Suspended": [("False", "NotSuspended")],
+        "Scheduled": [("False", ""), ("True", ""), ("False", ""), ("True", "")],
+        "Rendezvoused": [("False", ""), ("True", ""), ("False", ""), ("True", "")],
+        "Progressing": [("False", ""), ("Unknown", ""), ("False", ""), ("Unknown", ""), ("False", "")],
+        "Restarting": [("False", "NotRestarting"), ("True", "GroupRestart"), ("False", "NotRestarting")],
+        "Succeeded": [("False", "NotFinished"), ("True", "AllNodesSucceeded")],
+        "Failed": [("False", "NotFinished"), ("False", "Finished")],
+    },
+    "attempt": 2,
+    "restarts": {"total": 1, "counted": 1, "free": 0, "inPlace": 0},
+    "lastFailure": {
+        "attempt": 1,
+        "rank": 1,
+        "node": 1,
+        "exitCode": 1,
+        "category": "UserError",
+        "message": FAILURE,
+    },
+}
+
+
+@pytest.mark.process
+async def test_the_local_cluster(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    history = History()
+    cluster = LocalCluster(tmp_path / "run", tmp_path / "claims")
+    wake = asyncio.Event()
+    cluster.on_change = wake.set
+    key = Key("default", NAME)
+    cluster.add(build_resource(["python", str(script)]))
+    reconciler = Reconciler(cluster)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while (history.last.get("phase")) not in ("Succeeded", "Failed"):
+                wake.clear()
+                wait = await reconciler.reconcile(key)
+                resource = cluster.store.get(KIND, key.namespace, key.name)
+                assert resource is not None
+                history.add(resource.get("status") or {})
+                if wait != 0 and not wake.is_set():
+                    try:
+                        await asyncio.wait_for(wake.wait(), wait)
+                    except TimeoutError:
+                        continue
+    finally:
+        await cluster.close()
+    assert history.facts() == EXPECTED
+
+
+async def test_the_stand_in(world: World, start: Start) -> None:
+    start(progress_interval=1.0)
+    assert (await play(world)).facts() == EXPECTED
+
+
+@pytest.mark.apiserver
+@pytest.mark.timeout(300)
+async def test_a_real_api_server(plane: ControlPlane) -> None:
+    name = "same-decision"
+    plane.kubectl("create", "namespace", name)
+    settings = Settings(kubeconfig=str(plane.admin), health_port=0, progress_interval=1.0)
+    operator = RunningOperator(settings).start()
+    try:
+        async with World(plane.admin, name) as world:
+            kubelet = asyncio.create_task(_end_deleted_pods(world))
+            history = await play(world)
+            kubelet.cancel()
+            await asyncio.gather(kubelet, return_exceptions=True)
+    finally:
+        operator.stop()
+        plane.kubectl("delete", "namespace", name, "--wait=false")
+    assert history.facts() == EXPECTED
+
+
+async def _end_deleted_pods(world: World) -> None:
+    while True:
+        await world.end_deleted_pods()
+        await asyncio.sleep(0.2)
+
+
+async def play(world: World) -> History:
+    """Act the scenario's pods on an API server whose operator runs, and return what was seen of the status."""
+    with page_server() as (port, page):
+        await world.create(build_resource(["python", "train.py"], metrics={"port": port}))
+        async with watching(world) as history:
+            await world.phase(NAME, "Pending")
+            await act_attempt(world, page, 1)
+            witness = {"version": 1, "category": "UserError", "exitCode": 1, "rank": 1, "node": 1, "message": FAILURE}
+            await world.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE, message=json.dumps(witness))
+            # Nobody runs pod 0 here: once the Job controller deletes it, it is gone.
+            await act_attempt(world, page, 2)
+            for index in (0, 1):
+                await world.finish_pod(f"{NAME}-2", index)
+            await world.phase(NAME, "Succeeded")
+    return history
+
+
+async def act_attempt(world: World, page: Page, attempt: int) -> None:
+    """Make both pods run and join, and wait until the status says so."""
+    page.phase = "Rendezvous"
+    for index in (0, 1):
+        await world.run_pod(f"{NAME}-{attempt}", index)
+    await world.resource(NAME, lambda r: _condition(r, "Scheduled") == "True", "both pods placed")
+    page.phase = "Running"
+    await world.resource(NAME, lambda r: _condition(r, "Rendezvoused") == "True", "all ranks joined")
+    await world.phase(NAME, "Running")
+
+
+def _condition(resource: Mapping[str, Any], kind: str) -> str:
+    conditions = (resource.get("status") or {}).get("conditions") or ()
+    return next((str(c["status"]) for c in conditions if c["type"] == kind), "")
+
+
+@asynccontextmanager
+async def watching(world: World) -> AsyncIterator[History]:
+    """Record every status that can be seen by looking often."""
+    history = History()
+
+    async def look() -> None:
+        resource = await world.get(KIND, NAME)
+        history.add((resource or {}).get("status") or {})
+
+    async def watch() -> None:
+        while True:
+            await look()
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield history
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await look()
+
+
+class Page:
+    """The metrics page of pod 0's launcher."""
+
+    phase = "Starting"
+
+    def __str__(self) -> str:
+        return "".join(f'{METRIC_LAUNCHER_PHASE}{{phase="{p}"}} {float(p == self.phase)}\n' for p in LAUNCHER_PHASES)
+
+
+class page_server:
+    """Serve a Page on 127.0.0.1; gives its port and the page."""
+
+    def __enter__(self) -> tuple[int, Page]:
+        page = Page()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = str(page).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+        return int(self.server.server_port), page
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()

@@ -1,0 +1,140 @@
+"""What ranks compute together, against one process that has it all: batch norm, compressed gradients, scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.tasks import Segmentation
+
+from ..unit.ddp_trainer.ranks import run_script
+
+pytestmark = pytest.mark.process
+
+
+def loaded(folder: Path, rank: int) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(folder / f"{rank}.pt", weights_only=True)
+    return state
+
+
+# The same network on the same samples: ranks have the shares of 5 and 3 of a batch of 8.
+NETWORK = """
+from torch import nn
+torch.manual_seed(0)
+network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6),
+                        nn.Flatten(), nn.Linear(96, 5), nn.BatchNorm1d(5)).double()
+with torch.no_grad():
+    for parameter in network.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+images = torch.randn(8, 3, 6, 6, dtype=torch.float64) * 3 + 1
+weights = torch.randn(8, 5, dtype=torch.float64)
+"""
+SYNC = (
+    NETWORK
+    + """
+from ddp_trainer.models.sync_batchnorm import convert
+network = convert(network.float(), torch.device("cpu"))
+share = slice(0, 5) if world.rank == 0 else slice(5, 8)
+batch = images[share].float().contiguous(memory_format=torch.channels_last).requires_grad_()
+for _ in range(3):
+    for parameter in network.parameters():
+        parameter.grad = None
+    batch.grad = None
+    output = network(batch)
+    (output * weights[share].float()).sum().backward()
+result = dict(network.state_dict(), output=output.detach(), input=batch.grad)
+result |= {f"grad.{name}": parameter.grad for name, parameter in network.named_parameters()}
+network.eval()
+result["evaluated"] = network(batch).detach()
+torch.save(result, f"{arguments[0]}/{world.rank}.pt")
+"""
+)
+
+
+def test_two_ranks_batch_norm_is_that_of_the_whole_batch(tmp_path: Path) -> None:
+    run_script(tmp_path, SYNC, 2)
+    first, second = loaded(tmp_path, 0), loaded(tmp_path, 1)
+    names: dict[str, object] = {"torch": torch}
+    exec(NETWORK, names)
+    network, images, weights = names["network"], names["images"], names["weights"]
+    assert isinstance(network, nn.Module)
+    assert isinstance(images, torch.Tensor)
+    images.requires_grad_()
+    for _ in range(3):
+        network.zero_grad()
+        images.grad = None
+        output = network(images)
+        (output * weights).sum().backward()
+    close = {"atol": 5e-5, "rtol": 1e-4}
+    torch.testing.assert_close(torch.cat([first["output"], second["output"]]).double(), output.detach(), **close)
+    torch.testing.assert_close(torch.cat([first["input"], second["input"]]).double(), images.grad, **close)
+    for name, parameter in network.named_parameters():
+        summed = first[f"grad.{name}"] + second[f"grad.{name}"]
+        torch.testing.assert_close(summed.double(), parameter.grad, **close)
+    for name, buffer in network.named_buffers():
+        torch.testing.assert_close(first[name].double(), buffer.double(), **close)
+        assert torch.equal(first[name], second[name])
+    network.eval()
+    both = torch.cat([first["evaluated"], second["evaluated"]])
+    torch.testing.assert_close(both.double(), network(images).detach(), **close)
+
+
+COMPRESSED = """
+from ddp_trainer.replicas import replicate
+torch.manual_seed(0)
+for compression in ("none", "bf16", "fp16"):
+    network = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 3))
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) / (number + 1))
+    config = DistributedConfig(device="cpu", compression=compression, bucket_mb=0.001)
+    replica = replicate(network, config, world)
+    for step in range(3):
+        network.zero_grad()
+        batch = torch.linspace(-1, 1, 8 * 40).view(8, 40).roll(world.rank * 3 + step, 0)
+        with replica.no_sync():
+            replica(batch[:4]).square().mean().backward()
+        replica(batch[4:]).square().mean().backward()
+    torch.save({name: p.grad for name, p in network.named_parameters()}, f"{arguments[0]}/{compression}{world.rank}.pt")
+"""
+
+
+def test_compressed_gradients_are_the_average_to_half_the_digits_and_equal_on_all_ranks(tmp_path: Path) -> None:
+    run_script(tmp_path, COMPRESSED, 2)
+
+    def gradients(compression: str, rank: int) -> torch.Tensor:
+        state = torch.load(tmp_path / f"{compression}{rank}.pt", weights_only=True)
+        return torch.cat([tensor.flatten() for tensor in state.values()])
+
+    exact = gradients("none", 0)
+    for compression, digits in (("bf16", 2.0**-7), ("fp16", 2.0**-9)):
+        ours = gradients(compression, 0)
+        assert torch.equal(ours, gradients(compression, 1))
+        assert not torch.equal(ours, exact)
+        torch.testing.assert_close(ours, exact, rtol=digits, atol=digits * float(exact.abs().max()))
+
+
+CONFUSION = """
+from ddp_trainer.tasks import Segmentation
+torch.manual_seed(0)
+outputs, targets = torch.randn(5, 4, 6, 6), torch.randint(0, 4, (5, 6, 6))
+targets[:, 0] = 255
+task = Segmentation(4)
+totals = torch.zeros(task.num_totals, dtype=torch.float64)
+for index in range(world.rank, 5, world.size):
+    totals += task.totals(outputs[index : index + 1], targets[index : index + 1])
+summed = torch.tensor(world.sum(totals.tolist()), dtype=torch.float64)
+torch.save({"outputs": outputs, "targets": targets, "totals": summed}, f"{arguments[0]}/{world.rank}.pt")
+"""
+
+
+def test_the_confusion_matrix_of_two_ranks_is_that_of_all_images(tmp_path: Path) -> None:
+    run_script(tmp_path, CONFUSION, 2)
+    first, second = loaded(tmp_path, 0), loaded(tmp_path, 1)
+    assert torch.equal(first["totals"], second["totals"])
+    whole = Segmentation(4).totals(first["outputs"], first["targets"])
+    assert torch.equal(first["totals"][1:], whole[1:])
+    assert float(first["totals"][0]) == pytest.approx(float(whole[0]), rel=1e-6)

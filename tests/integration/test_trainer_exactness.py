@@ -1,0 +1,118 @@
+"""The same run by other ways: on other numbers of ranks, and with an end in the middle."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.data import DataConfig, load_datasets
+from ddp_trainer.models import ModelConfig, build_model
+
+from ..unit.ddp_trainer.ranks import start, train
+
+pytestmark = pytest.mark.process
+
+DIGITS = ["--preset", "digits-resnet", "--model-width", "8", "--log-every", "5"]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = torch.load(folder / "model.pt", weights_only=True)
+    return loaded
+
+
+def newest(folder: Path) -> dict[str, Any]:
+    path = max(folder.glob("step-*.pt"))
+    loaded: dict[str, Any] = torch.load(path, weights_only=True)
+    return loaded
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def test_two_ranks_equal_one_process_on_the_global_batch(tmp_path: Path) -> None:
+    common = [*DIGITS, "--model-norm", "group", "--max-steps", "12", "--lr", "0.02"]
+    train(tmp_path / "1", [*common, "--batch-size", "32", "--output-dir", str(tmp_path / "1")])
+    train(tmp_path / "2", [*common, "--batch-size", "16", "--output-dir", str(tmp_path / "2")], 2)
+    train(
+        tmp_path / "acc", [*common, "--batch-size", "8", "--accumulate", "2", "--output-dir", str(tmp_path / "acc")], 2
+    )
+    alone = weights(tmp_path / "1")
+    for other in ("2", "acc"):
+        for name, value in weights(tmp_path / other).items():
+            torch.testing.assert_close(value, alone[name], atol=2e-5, rtol=1e-4)
+
+
+# Everything that has a state or draws numbers: batch norm, dropout, augmentation, momentum, warm-up and cosine.
+STATEFUL = [*DIGITS, "--dropout", "0.2", "--batch-size", "16", "--epochs", "3", "--checkpoint-every-steps", "10"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    train(folder, [*STATEFUL, "--checkpoint-dir", str(folder)], 2)
+    return folder
+
+
+def test_the_validation_of_two_ranks_is_that_of_the_saved_model_on_all_samples(uninterrupted: Path) -> None:
+    # Ranks have batch-norm statistics of their own, and 359 samples don't divide by two.
+    datasets = load_datasets(DataConfig())
+    model = build_model(ModelConfig(width=8, dropout=0.2), 1, 10)
+    model.load_state_dict(weights(uninterrupted))
+    model.eval()
+    images = (datasets.validation.images.float() - datasets.mean[0]) / datasets.std[0]
+    with torch.inference_mode():
+        outputs = model(images)
+    loss = float(torch.nn.functional.cross_entropy(outputs, datasets.validation.labels))
+    accuracy = float((outputs.argmax(1) == datasets.validation.labels).float().mean())
+    said = re.findall(r"validation: loss (\S+) accuracy (\S+)", (uninterrupted / "rank-0.txt").read_text())[-1]
+    assert float(said[0]) == pytest.approx(loss, abs=2e-4)
+    assert float(said[1]) == pytest.approx(accuracy, abs=1e-4)
+
+
+def test_a_killed_run_resumes_to_bitwise_the_same_state(tmp_path: Path, uninterrupted: Path) -> None:
+    arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path)]
+    with start(tmp_path, arguments, 2) as ranks:
+        # After the first epoch, in the middle of the second.
+        ranks.wait_for("epoch 2/3 step 60/")
+        ranks.kill()
+        assert ranks.codes() == [-9, -9]
+    assert not (tmp_path / "model.pt").exists()
+    assert "resumed from" in train(tmp_path, arguments, 2).output(0)
+    assert same(newest(tmp_path), newest(uninterrupted))
+    assert same(weights(tmp_path), weights(uninterrupted))
+
+
+def test_sigterm_on_one_rank_saves_one_step_on_all_and_the_run_goes_on_bitwise(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "0"]
+    with start(tmp_path, arguments, 2) as ranks:
+        ranks.wait_for("epoch 1/3 step 5/")
+        ranks.processes[1].terminate()
+        assert ranks.codes() == [85, 85]
+        first = ranks.output(0)
+        assert "preempted: stopped after step" in first
+        assert ranks.output(1) == ""
+    step = newest(tmp_path)["position"]["step"]
+    assert 5 <= step < 60
+    assert f"stopped after step {step};" in first
+    assert f"resumed from {tmp_path}: {step} steps" in train(tmp_path, arguments, 2).output(0)
+    assert same(newest(tmp_path)["engine"], newest(uninterrupted)["engine"])
+
+
+def test_a_finished_run_started_again_does_nothing(uninterrupted: Path) -> None:
+    before = newest(uninterrupted)
+    ranks = train(uninterrupted, [*STATEFUL, "--checkpoint-dir", str(uninterrupted)], 2)
+    assert "loss" not in ranks.output(0).split("training:")[1].split("done:")[0]
+    assert same(newest(uninterrupted), before)

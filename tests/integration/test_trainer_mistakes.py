@@ -1,0 +1,78 @@
+"""Mistakes in data, model and combinations: one line on rank 0, 81 on every rank, within seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer import contract
+
+from ..unit.ddp_trainer.ranks import start
+
+pytestmark = pytest.mark.process
+
+DIGITS = ["--preset", "digits-resnet", "--model-width", "4"]
+# What a user may write: data and models that don't fit.
+MINE = """
+import torch
+from torch import nn
+from ddp_trainer.data.arrays import Datasets, ImageData
+
+
+def data(images, labels, classes=10):
+    one = ImageData(images, labels)
+    return Datasets(one, one, num_classes=classes, mean=(0.0,), std=(1.0,))
+
+
+def single(config):
+    return data(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+
+
+def floats(config):
+    return data(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))
+
+
+def flat(config):
+    return data(torch.zeros(4, 64, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+
+
+def beyond(config):
+    return data(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.full((4,), 10))
+
+
+def of_colour(config, in_channels, num_classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(num_classes))
+
+
+def too_few(config, in_channels, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
+"""
+MISTAKES = {
+    "2 ranks share 1 samples": ["--data", "mine:single"],
+    "drop_last leaves nothing": ["--batch-size", "800", "--drop-last"],
+    "images are torch.float32": ["--data", "mine:floats"],
+    "images are torch.uint8 of shape (4, 64); give uint8 of shape (N, C, H, W)": ["--data", "mine:flat"],
+    "labels run from 10 to 10 with 10 classes": ["--data", "mine:beyond"],
+    "the model can't take images of shape (B, 1, 8, 8)": ["--model", "mine:of_colour"],
+    "the model returned logits of shape (1, 9)": ["--model", "mine:too_few"],
+    "distributed.compression: PowerSGD needs nccl": ["--compression", "powersgd"],
+    "precision.grad_scaler: a gradient scaler does nothing for bf16": ["--precision", "bf16", "--grad-scaler"],
+    "early_stop.target_accuracy: 85.0 is not a share": ["--target-accuracy", "85"],
+    "data.download: nowhere:load is not a dataset": ["--data", "nowhere:load", "--data-download"],
+    "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet"],
+}
+
+
+@pytest.mark.parametrize("message", list(MISTAKES))
+def test_a_mistake_ends_both_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    arguments = [*DIGITS, "--data-dir", str(tmp_path), *MISTAKES[message]]
+    with start(tmp_path, arguments, 2, {"PYTHONPATH": str(tmp_path)}) as ranks:
+        assert ranks.codes(timeout=30.0) == [contract.EXIT_USER_ERROR] * 2, ranks.output(0) + ranks.output(1)
+    errors = [line for line in ranks.output(0).splitlines() if "error" in line]
+    assert len(errors) == 1, ranks.output(0)
+    assert errors[0].startswith("ddp_trainer: error: ")
+    assert message in errors[0]
+    assert "Traceback" not in ranks.output(0)
+    assert ranks.output(1) == ""

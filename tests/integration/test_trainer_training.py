@@ -1,0 +1,73 @@
+"""The trainer as its users start it: torchrun, the presets, and an endpoint to scrape meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer import contract
+from ddp_trainer.presets import PRESETS
+
+from ..unit.ddp_trainer.ranks import start, train
+from ..unit.ddp_trainer.tiny import write_cifar10
+
+pytestmark = pytest.mark.process
+
+
+def test_torchrun_trains_the_digits_on_two_ranks_to_95_percent(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddp_trainer"]
+    command += ["--preset", "digits-resnet", "--checkpoint-dir", str(tmp_path)]
+    environ = os.environ | {"OMP_NUM_THREADS": "1", contract.ENV_METRICS_PORT: "0"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"^done: .* validation accuracy (\d\.\d+)", done.stdout, re.MULTILINE)
+    assert accuracy is not None, done.stdout
+    assert float(accuracy[1]) >= 0.95
+    # Rank 0 alone speaks, so that every line is there once.
+    epochs = PRESETS["digits-resnet"].values["epochs"]
+    for epoch in range(1, epochs + 1):
+        assert done.stdout.count(f"epoch {epoch}/{epochs} validation:") == 1
+    assert json.loads((tmp_path / "config.json").read_text())["preset"] == "digits-resnet"
+    assert "Warning" not in done.stderr
+
+
+def test_every_rank_answers_while_it_trains(tmp_path: Path) -> None:
+    arguments = ["--preset", "digits-resnet", "--model-width", "4", "--epochs", "60"]
+    with start(tmp_path, arguments, 2, {contract.ENV_RUNTIME_DIR: str(tmp_path)}) as ranks:
+        ranks.wait_for("validation:")
+        for rank in range(2):
+            port = int((tmp_path / "metrics" / f"{rank}.port").read_text())
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+                page = response.read().decode()
+            found = dict(re.findall(rf'^(\w+){{rank="{rank}"}} (\S+)$', page, re.MULTILINE))
+            assert float(found["ddp_samples_total"]) > 0
+            assert 0 < float(found["ddp_progress_ratio"]) < 1
+            assert float(found["ddp_loss"]) > 0
+            assert 0 < float(found["ddp_validation_accuracy"]) <= 1
+            assert float(found["ddp_compute_seconds_total"]) > 0
+            assert float(found["ddp_global_samples_per_second"]) > 0
+            assert found["ddp_world_size"] == "2.0"
+
+
+def test_cifar10_is_read_from_its_real_format_and_trains(tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "data")
+    arguments = ["--preset", "cifar10-resnet18", "--data-dir", str(tmp_path / "data"), "--data-verify", "false"]
+    arguments += ["--batch-size", "10", "--epochs", "1", "--log-every", "1", "--output-dir", str(tmp_path / "out")]
+    ranks = train(tmp_path, arguments, 2)
+    assert "100 samples, 5 steps in 1 epoch(s)" in ranks.output(0)
+    assert (tmp_path / "out" / "model.pt").exists()
+
+
+def test_cifar10_files_that_are_not_the_published_ones_are_a_user_error(tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "data")
+    with start(tmp_path, ["--preset", "cifar10-resnet18", "--data-dir", str(tmp_path / "data")]) as ranks:
+        assert ranks.codes() == [contract.EXIT_USER_ERROR]
+    assert "damaged or not the published ones" in ranks.output(0)
+    assert "--data-verify false" in ranks.output(0)

@@ -1,0 +1,264 @@
+"""A world in memory for the reconcile: the local cluster, with pods that tests let live and die.
+
+No process is started. Time stands still until a test moves it. ``Faults`` loses calls on their way to the cluster, or
+the answers on their way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddp_operator import constants
+from ddp_operator.api.status import Condition, Status
+from ddp_operator.cluster import ClusterError, Event, Key, Object, Snapshot
+from ddp_operator.local import pods
+from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.local.job_controller import completion_index
+from ddp_operator.local.kubelet import Kubelet
+from ddp_operator.reconcile import Reconciler
+
+from .builders import NOW, Json, resource
+
+NOWHERE = Path("nowhere")
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+class StillKubelet(Kubelet):
+    """Starts nothing. Pods run and end when a test says so; a stopped pod obeys at once where ``obedient``."""
+
+    obedient: bool = True
+    cluster: MemoryCluster
+
+    def start(self, pod: Object) -> None:
+        pass
+
+    def is_running(self, pod: Object) -> bool:
+        return bool(pod["status"].get("phase") == "Running")
+
+    def stop(self, pod: Object) -> None:
+        if self.obedient:
+            self.cluster.end(pod, constants.EXIT_PREEMPTED)
+
+    def port_of(self, pod: Object) -> int | None:
+        return None
+
+    async def close(self) -> None:
+        pass
+
+
+class MemoryCluster(LocalCluster):
+    """The local cluster without processes."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(NOWHERE, NOWHERE, clock=clock, environ={})
+        kubelet = StillKubelet(self.store, NOWHERE, NOWHERE, clock, {}, self._gpu_pool)
+        kubelet.cluster = self
+        self.kubelet = self.still = kubelet
+        self.page: str | None = None
+        self.calls: list[str] = []
+        self.changes = 0
+        self.events: list[Event] = []
+        self.on_event = lambda resource, event: self.events.append(event)
+
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+        self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
+        await super().create(manifest, dry_run=dry_run)
+
+    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
+        self.calls.append(f"patch {name}")
+        await super().patch_job(namespace, name, patch)
+
+    async def delete(self, kind: Any, namespace: str, name: str, *, uid: str) -> None:
+        self.calls.append(f"delete {name}")
+        await super().delete(kind, namespace, name, uid=uid)
+
+    async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
+        self.calls.append("status")
+        await super().patch_status(key, status, resource_version=resource_version)
+
+    async def scrape(self, pod: Object, port: int) -> str | None:
+        self.calls.append("scrape")
+        return self.page
+
+    def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
+        """Let a pod end. Its finished state and a deletion that waits for it take effect at once."""
+        reason = reason or ("Completed" if code == 0 else "Error")
+        self.store.let_go(pod, status=pods.finished_status(pod, code, reason, message, self._clock()))
+        self.settle()
+
+    def settle(self) -> None:
+        """Let the controllers act."""
+        self._settle()
+
+    def _changed(self, item: Object, gone: bool) -> None:
+        self.changes += 1
+        super()._changed(item, gone)
+
+
+class Faults:
+    """Loses one call: ``before`` the cluster hears of it, or its answer after it was carried out."""
+
+    def __init__(self, cluster: MemoryCluster, number: int, *, before: bool) -> None:
+        self._cluster, self._number, self._before = cluster, number, before
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._cluster, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            lost = self.count == self._number
+            if lost and self._before:
+                raise ClusterError(f"lost the request of call {self.count}, {name}")
+            result = await method(*args, **kwargs)
+            if lost:
+                raise ClusterError(f"lost the answer to call {self.count}, {name}")
+            return result
+
+        return call
+
+
+class World:
+    """One job in a cluster in memory, its user, and its reconciler."""
+
+    def __init__(self, item: Mapping[str, Any] | None = None, **spec: Any) -> None:
+        self.clock = Clock()
+        self.cluster = MemoryCluster(self.clock)
+        item = item or resource(**{"nodes": 2, **spec})
+        self.key = Key(item["metadata"].get("namespace", "default"), item["metadata"]["name"])
+        self.item = item
+        self.cluster.add(item)
+        self.reconciler = self.restart_operator()
+        self.requeue: float | None = None
+
+    def restart_operator(self, cluster: Any = None) -> Reconciler:
+        """Begin with a reconciler that remembers nothing."""
+        self.reconciler = Reconciler(cluster or self.cluster, clock=self.clock)
+        return self.reconciler
+
+    async def reconcile(self) -> float | None:
+        """Make one pass."""
+        self.requeue = await self.reconciler.reconcile(self.key)
+        return self.requeue
+
+    async def settle(self, limit: int = 20) -> World:
+        """Make passes until one writes nothing, as a queue fed by events would; lost calls are tried again."""
+        for _ in range(limit):
+            before = self.cluster.changes
+            try:
+                requeue = await self.reconcile()
+            except ClusterError:
+                continue
+            if before == self.cluster.changes and requeue != 0:
+                return self
+        raise AssertionError(f"still writing after {limit} passes: {self.cluster.calls[-12:]}")
+
+    # What there is
+
+    @property
+    def raw(self) -> Json | None:
+        """The resource as stored."""
+        return self.cluster.store.get(constants.KIND, self.key.namespace, self.key.name)
+
+    @property
+    def version(self) -> str:
+        """What changes with every write of the resource."""
+        return "" if self.raw is None else str(self.raw["metadata"]["resourceVersion"])
+
+    @property
+    def status(self) -> Status:
+        """The resource's status."""
+        assert self.raw is not None
+        return msgspec.convert(self.raw.get("status") or {}, Status)
+
+    def condition(self, kind: str) -> Condition:
+        """Return a condition that must be there."""
+        return next(c for c in self.status.conditions if c.type == kind)
+
+    def state(self, kind: str) -> tuple[str, str]:
+        """Return a condition's status and reason."""
+        found = self.condition(kind)
+        return found.status, found.reason
+
+    def children(self) -> dict[str, list[str]]:
+        """Return the names of what the operator has made, by kind."""
+        kinds = ("Service", "ConfigMap", "Job")
+        return {kind: [item["metadata"]["name"] for item in self.cluster.store.list(kind)] for kind in kinds}
+
+    def jobs(self) -> list[str]:
+        """Return the names of the Jobs."""
+        return self.children()["Job"]
+
+    def pods(self, attempt: int | None = None, *, living: bool = True) -> list[Json]:
+        """Return the pods of an attempt (the current one) by index."""
+        labels = {constants.LABEL_ATTEMPT: str(attempt or self.status.attempt)}
+        found = self.cluster.store.list("Pod", labels=labels)
+        wanted = [p for p in found if not living or p["status"]["phase"] in ("Pending", "Running")]
+        return sorted(wanted, key=lambda pod: completion_index(pod) or 0)
+
+    @property
+    def events(self) -> list[str]:
+        """The reasons of all events so far."""
+        return [event.reason for event in self.cluster.events]
+
+    async def observe(self) -> Snapshot:
+        """Return what the reconciler sees."""
+        snapshot = await self.cluster.observe(self.key)
+        assert snapshot is not None
+        return snapshot
+
+    # What users and nodes do
+
+    def edit(self, **spec: Any) -> None:
+        """Change members of the spec; None removes one."""
+        assert self.raw is not None
+        merged = {**self.raw["spec"], **spec}
+        self.cluster.store.change(self.raw, spec={k: v for k, v in merged.items() if v is not None})
+
+    def run_pods(self, *indexes: int) -> None:
+        """Let the pending pods (all, or these) of the current attempt run on a node."""
+        for pod in self.pods():
+            if pod["status"]["phase"] == "Pending" and (not indexes or completion_index(pod) in indexes):
+                self.cluster.store.hold(pod)
+                status = pods.running_status(pod, self.clock())
+                self.cluster.store.change(pod, status=status, spec={**pod["spec"], "nodeName": "node-a"})
+        self.cluster.settle()
+
+    def tell_end(self, index: int, code: int, message: Any = "") -> None:
+        """Let a pod's end be seen before the Job controller has taken notice of it."""
+        pod = next(pod for pod in self.pods() if completion_index(pod) == index)
+        text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
+        self.cluster.store.change(pod, status=pods.finished_status(pod, code, "Error", text, self.clock()))
+
+    def end_pod(self, index: int, code: int = 0, message: Any = "", *, reason: str = "") -> None:
+        """Let the running pod of an index end."""
+        pod = next(pod for pod in self.pods() if completion_index(pod) == index)
+        text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
+        self.cluster.end(pod, code, text, reason=reason)
+
+    async def train(self, text: str | None = None) -> World:
+        """Go on until the current attempt trains."""
+        await self.settle()
+        self.run_pods()
+        self.cluster.page = text or (
+            'ddp_step{rank="0"} 5\nddp_total_steps{rank="0"} 10\nddp_launcher_phase{phase="Running"} 1\n'
+        )
+        self.clock.advance(11)
+        return await self.settle()

@@ -1,0 +1,18 @@
+"""Profiles of hypothesis: the same examples every time in CI, new ones elsewhere; few enough to run in seconds."""
+
+import os
+
+import celpy
+from hypothesis import HealthCheck, settings
+
+celpy.Environment()  # raises the recursion limit, once; hypothesis watches over that while it runs
+
+COMMON = {
+    "deadline": None,  # other work on the machine makes single examples slow
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    "max_examples": int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")),
+    "database": None,
+}
+settings.register_profile("ci", derandomize=True, **COMMON)
+settings.register_profile("dev", **COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))

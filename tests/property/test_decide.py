@@ -1,0 +1,179 @@
+"""The state machine on any history: whatever is observed, in whatever order, at whatever time."""
+
+import dataclasses
+import random
+from datetime import timedelta
+from typing import Any
+
+import jsonschema
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.api.crd import build_crd
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Status
+from ddp_operator.progress import Page, parse_page
+from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
+from ddp_operator.status.machine import decide, is_finished
+from ddp_operator.status.observation import Observation, observe_children
+from tests.builders import NOW, job, page
+
+from . import strategies
+
+STATUS = jsonschema.Draft202012Validator(
+    build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+)
+pages = st.none() | st.builds(
+    lambda step, phase: parse_page(page(ddp_step=step, phase=phase)),
+    st.integers(0, 9),
+    st.sampled_from(["Starting", "Rendezvous", "Running", "Done"]),
+)
+refusals = st.none() | st.builds(
+    Refusal, st.sampled_from(["InvalidSpec", "NameConflict", "Forbidden"]), st.just("words")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a pass meets: the spec as edited by then, what is seen, and the time."""
+
+    spec: Any
+    jobs: tuple[Any, ...]
+    pods: tuple[Any, ...]
+    page: Page | None
+    asked: bool
+    refusal: Refusal | None
+    seconds: int
+
+    def job(self, status: Status) -> DDPTrainingJob:
+        return job(status=status, **self.spec)
+
+    def observe(self, typed: DDPTrainingJob, shuffle: random.Random | None = None) -> Observation:
+        jobs, pods = list(self.jobs), list(self.pods)
+        if shuffle:
+            shuffle.shuffle(jobs)
+            shuffle.shuffle(pods)
+        return observe_children(typed, jobs, pods, self.page, asked=self.asked)
+
+    def decide(self, status: Status, shuffle: random.Random | None = None) -> Decision:
+        typed = self.job(status)
+        now = NOW + timedelta(seconds=self.seconds)
+        return decide(typed, self.observe(typed, shuffle), now, refusal=self.refusal)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    spec = {
+        "nodes": draw(st.integers(1, 3)),
+        "suspend": draw(st.booleans()),
+        "recovery": {"maxRestarts": draw(st.integers(0, 2))},
+        **draw(st.sampled_from([{}, {}, {"activeDeadlineSeconds": 40}, {"ttlSecondsAfterFinished": 30}])),
+    }
+    attempts = draw(st.sets(st.integers(1, 3), max_size=2))
+    names = set()
+    seen = []
+    for pod in draw(st.lists(strategies.pods(), max_size=4)):
+        if pod["metadata"]["name"] not in names:
+            names.add(pod["metadata"]["name"])
+            seen.append(pod)
+    return Step(
+        spec,
+        tuple(draw(strategies.jobs(attempt)) for attempt in sorted(attempts)),
+        tuple(seen),
+        draw(pages),
+        draw(st.booleans()),
+        draw(refusals),
+        draw(st.integers(-100, 100)),
+    )
+
+
+def without_times(status: Status) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(status))
+
+
+@given(st.lists(steps(), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_any_history(history: list[Step], shuffle: random.Random) -> None:
+    status = Status()
+    for step in history:
+        before, decision = status, step.decide(status)
+        status = decision.status
+        check_storable(status)
+        check_ledger(before, decision, step)
+        # The order in which things are listed changes nothing.
+        again = step.decide(before, shuffle)
+        assert again.status == status
+        assert set(again.actions) == set(decision.actions)
+        assert again.requeue_after == decision.requeue_after
+        check_rest(step, decision)
+
+
+def check_storable(status: Status) -> None:
+    raw = msgspec.to_builtins(status)
+    assert STATUS.is_valid(msgspec.json.decode(msgspec.json.encode(raw)))
+    kinds = [condition.type for condition in status.conditions]
+    assert len(kinds) == len(set(kinds))
+    true = {condition.type for condition in status.conditions if condition.status == "True"}
+    assert not {"Succeeded", "Failed"} <= true
+    assert (status.phase == "Failed") == ("Failed" in true)
+    assert (status.phase == "Succeeded") == ("Succeeded" in true)
+
+
+def check_ledger(before: Status, decision: Decision, step: Step) -> None:
+    after = decision.status
+    if is_finished(before):
+        assert after == before, "terminal states absorb"
+    assert after.attempt >= before.attempt
+    assert after.attempt <= max(before.attempt + 1, 3)
+    counted = after.restarts.counted
+    assert counted >= before.restarts.counted
+    recovered = (
+        any(raw["metadata"]["name"] == f"train-{after.attempt}" for raw in step.jobs) and after.attempt > before.attempt
+    )
+    if counted > before.restarts.counted and not recovered:
+        assert counted <= step.spec["recovery"]["maxRestarts"]
+    changed = (before.attempt, before.attempt_nodes, before.restarts.counted, is_finished(before)) != (
+        after.attempt, after.attempt_nodes, after.restarts.counted, is_finished(after)
+    )  # fmt: skip
+    if changed:
+        assert decision.actions == (), "the ledger is written before anything is done"
+        assert decision.requeue_after == 0
+    for action in decision.actions:
+        if isinstance(action, EnsureChildren):
+            assert (action.attempt, action.nodes) == (before.attempt, before.attempt_nodes)
+            assert not [
+                pod for pod in step.pods if is_alive(pod) and pod["metadata"]["labels"][ATTEMPT] != str(action.attempt)
+            ]
+        if isinstance(action, DeleteJob) and not is_finished(before):
+            assert action.name != f"train-{before.attempt}", "the current attempt's Job is never deleted"
+
+
+ATTEMPT = "ddp-operator.dev/attempt"
+
+
+def is_alive(pod: Any) -> bool:
+    return pod["status"]["phase"] in ("Pending", "Running")
+
+
+def check_rest(step: Step, decision: Decision) -> None:
+    """Decide again and again on the same observation at the same time: it comes to rest, at once but for the ledger."""
+    status, passes = decision.status, 0
+    while True:
+        following = step.decide(status)
+        if following.status == status:
+            break
+        status, passes = following.status, passes + 1
+        assert passes <= 8, "never comes to rest"
+    if decision.requeue_after != 0:
+        assert passes == 0, "a second look at the same things changes the status"
+    assert following.requeue_after != 0, "a storm: it asks for another pass at once, for ever"
+
+
+@given(steps(), st.integers(1, 10_000))
+def test_time_alone_never_undoes_the_end(step: Step, seconds: int) -> None:
+    status = Status()
+    for _ in range(4):
+        status = step.decide(status).status
+    later = dataclasses.replace(step, seconds=step.seconds + seconds)
+    if is_finished(status):
+        assert later.decide(status).status == status

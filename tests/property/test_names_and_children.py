@@ -1,0 +1,94 @@
+"""Names and children, for every input."""
+
+import copy
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator import constants, names
+from ddp_operator.api.cel import check_rules
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.local.job_controller import build_pod
+from ddp_operator.manifests.children import build_children
+from ddp_operator.manifests.template import resolve_template
+from tests.builders import job, resource, template
+
+from .strategies import FULL, RICH, json, mutated, pod_json
+
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+resource_names = st.from_regex(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", fullmatch=True)
+attempts = st.integers(1, 999_999)
+indexes = st.integers(0, constants.MAX_NODES - 1)
+
+
+@given(resource_names, attempts, indexes)
+def test_name_that_the_rules_take_gives_dns_labels(name: str, attempt: int, index: int) -> None:
+    assert check_rules({"metadata": {"name": name}, "spec": FULL["spec"]}) == []
+    host = names.pod_host(name, attempt, index)
+    labels = [*host.split("."), names.job_name(name, attempt), names.service_name(name)]
+    assert all(LABEL.fullmatch(label) for label in labels), labels
+    assert names.is_service_name(names.service_name(name))
+    assert len(names.launcher_config_map_name(name, "f" * 64)) <= 253
+
+
+@given(
+    st.sets(st.tuples(resource_names | st.sampled_from(["a", "a-1", "a-1-1", "a-1-2"]), attempts, indexes), min_size=2)
+)
+def test_no_two_pods_share_a_name(places: set[tuple[str, int, int]]) -> None:
+    hosts = {names.pod_host(*place) for place in places}
+    jobs = {names.job_name(name, attempt) for name, attempt, _ in places}
+    assert len(hosts) == len(places)
+    assert len(jobs) == len({(name, attempt) for name, attempt, _ in places})
+
+
+@given(resource_names, attempts)
+def test_job_is_known_as_its_resources_own(name: str, attempt: int) -> None:
+    assert names.is_job_name(names.job_name(name, attempt), name)
+
+
+@given(st.integers(1, 9), st.integers(1, 50), st.booleans(), st.sampled_from(["Default", "Restricted"]))
+def test_building_is_repeatable_and_mutates_nothing(attempt: int, nodes: int, suspend: bool, profile: str) -> None:
+    raw = resource(template=RICH, suspend=suspend, securityProfile=profile, checkpoint={"path": "/c"})
+    typed = job(**copy.deepcopy(raw["spec"]))
+    before = copy.deepcopy(typed)
+    first = build_children(typed, attempt=attempt, nodes=nodes)
+    kept = copy.deepcopy(first)
+    assert build_children(typed, attempt=attempt, nodes=nodes) == first
+    # What one caller does with its objects is no other's business.
+    first[2]["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "X"})
+    first[0]["metadata"]["labels"]["x"] = "y"
+    assert build_children(typed, attempt=attempt, nodes=nodes) == kept
+    assert typed == before
+
+
+def build_or_refuse(made: Any) -> None:
+    typed = job(template=made)
+    try:
+        resolve_template(typed)
+    except InvalidManifest:
+        return
+    service, _, child = build_children(typed, attempt=1, nodes=2)
+    build_pod(child | {"metadata": child["metadata"] | {"uid": "u"}}, 0, suffix="abcde")
+    assert service["kind"] == "Service"
+
+
+@given(st.dictionaries(st.sampled_from(["spec", "metadata", "x"]), json, max_size=3))
+def test_any_json_is_a_template_or_refused(made: Any) -> None:
+    build_or_refuse(made)
+
+
+@given(st.dictionaries(st.sampled_from(["spec", "metadata"]), pod_json, min_size=1))
+def test_anything_like_a_template_is_one_or_refused(made: Any) -> None:
+    build_or_refuse(made)
+
+
+@given(mutated(RICH))
+def test_broken_template_is_still_one_or_refused(made: Any) -> None:
+    build_or_refuse(made)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["name", "image", "command", "args", "env"]), pod_json), max_size=2))
+def test_any_containers_are_taken_or_refused(containers: Any) -> None:
+    build_or_refuse(template(*containers))

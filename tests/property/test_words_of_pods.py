@@ -1,0 +1,124 @@
+"""Metrics pages and termination messages come from the user's pods: no input raises, all output can be stored."""
+
+import json as stdlib_json
+from datetime import UTC, datetime
+from typing import Any
+
+import jsonschema
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator import constants
+from ddp_operator.api.crd import build_crd
+from ddp_operator.api.status import Status
+from ddp_operator.progress import build_checkpoint, build_progress, parse_page
+from ddp_operator.status.failure import judge
+from ddp_operator.status.observation import view_pod
+from ddp_operator.status.termination import parse_termination
+from tests.builders import NOW, child_pod
+
+from .strategies import json
+
+STATUS = jsonschema.Draft202012Validator(
+    build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+)
+metrics = st.sampled_from([value for name, value in vars(constants).items() if name.startswith("METRIC_")])
+numbers = st.one_of(
+    st.floats().map(str), st.integers(-(2**70), 2**70).map(str), st.sampled_from(["NaN", "+Inf", "-Inf", "x", ""])
+)
+labels = st.sampled_from(
+    ["", '{rank="0"}', '{rank="1"}', '{rank="x"}', '{phase="Running"}', "{", "{}", '{rank="0",a="\\""}']
+)
+lines = st.builds("{}{} {}".format, metrics, labels, numbers) | st.text(max_size=30)
+
+
+def check_status(status: Status) -> None:
+    """A status must fit the CRD and JSON, whatever pods have said."""
+    text = msgspec.json.encode(status)
+    raw = msgspec.json.decode(text)
+    assert STATUS.is_valid(raw), list(STATUS.iter_errors(raw))
+    stdlib_json.dumps(raw, allow_nan=False)
+    assert not any(abs(number) >= 2**63 for number in integers(raw))
+    assert len(text) < 64_000
+
+
+def integers(value: Any) -> Any:
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict | list):
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from integers(member)
+
+
+@given(st.lists(lines, max_size=12).map("\n".join))
+def test_any_page_is_read(text: str) -> None:
+    page = parse_page(text)
+    check_status(
+        Status(
+            progress=build_progress(page.values),
+            checkpoint=build_checkpoint(page.values),
+            attempt=page.in_place_restarts,
+        )
+    )
+
+
+@given(st.dictionaries(metrics, st.floats()))
+def test_any_numbers_are_progress(values: dict[str, float]) -> None:
+    check_status(Status(progress=build_progress(values), checkpoint=build_checkpoint(values)))
+
+
+@given(st.text() | st.characters(categories=["Cs"]))
+def test_any_text_is_a_page(text: str) -> None:
+    parse_page(text)
+
+
+MEMBERS = (
+    "category",
+    "exitCode",
+    "rank",
+    "node",
+    "message",
+    "traceback",
+    "hint",
+    "time",
+    "restarts",
+    "victim",
+    "progress",
+)
+words = st.one_of(
+    st.text(max_size=200),
+    json.map(lambda value: stdlib_json.dumps(value)),
+    st.dictionaries(
+        st.sampled_from(MEMBERS),
+        st.one_of(json, st.floats(), st.integers(), st.text(max_size=5000), st.dictionaries(metrics, st.floats())),
+    ).map(stdlib_json.dumps),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "category": st.sampled_from(constants.CATEGORIES),
+            "exitCode": st.integers(),
+            "rank": st.integers(),
+            "message": st.text(),
+            "traceback": st.text(),
+            "time": st.floats(),
+            "restarts": st.integers(),
+            "victim": st.booleans(),
+            "progress": st.dictionaries(metrics, st.floats()),
+        },
+    ).map(stdlib_json.dumps),
+)
+moments = st.none() | st.datetimes(timezones=st.just(UTC))
+
+
+@given(words, st.integers(0, 255), st.sampled_from(["", "Error", "OOMKilled", "Completed"]), moments)
+def test_any_last_words_are_a_cause_that_can_be_stored(
+    text: str, code: int, reason: str, finished: datetime | None
+) -> None:
+    end = parse_termination(code, reason, text, finished)
+    assert end.category in constants.CATEGORIES
+    pod = child_pod(0, "Failed", code=code, reason=reason, message=text)
+    verdict = judge(1, None, (view_pod(pod),), NOW)
+    if verdict is not None and verdict.cause is not None:
+        progress = build_progress(end.progress)
+        check_status(Status(last_failure=verdict.cause, progress=progress, checkpoint=build_checkpoint(end.progress)))

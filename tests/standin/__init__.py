@@ -1,0 +1,12 @@
+"""A stand-in for the Kubernetes API server, for tests that need one and have none.
+
+It keeps to what the operator, Kopf and kubectl rely on: versions and preconditions, watches with their ways to fail,
+the status subresource, owner references, the Job controller. The same tests run against a real one where that is
+present, which is how it is kept honest.
+"""
+
+from .faults import Fault, Faults
+from .running import StandIn
+from .world import World
+
+__all__ = ["Fault", "Faults", "StandIn", "World"]

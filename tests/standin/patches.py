@@ -1,0 +1,56 @@
+"""Merge patches and JSON patches."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from .errors import Failure
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Apply a JSON merge patch (RFC 7386); the arguments stay as they are."""
+    if not isinstance(patch, dict):
+        return deepcopy(patch)
+    result = dict(target) if isinstance(target, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merge(result.get(name), value)
+    return result
+
+
+def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
+    """Apply a JSON patch (RFC 6902): add, remove, replace and test."""
+    result = deepcopy(target)
+    for operation in operations:
+        *parents, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in operation["path"].removeprefix("/").split("/")
+        ]
+        node = result
+        try:
+            for part in parents:
+                node = node[int(part)] if isinstance(node, list) else node[part]
+            _operate(node, last, operation)
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise Failure(422, f"the JSON patch cannot be applied at {operation['path']}") from None
+    return result
+
+
+def _operate(node: Any, last: str, operation: dict[str, Any]) -> None:
+    what, value = operation["op"], operation.get("value")
+    if isinstance(node, list):
+        if what == "add":
+            node.insert(len(node) if last == "-" else int(last), value)
+        elif what == "remove":
+            del node[int(last)]
+        elif what == "replace":
+            node[int(last)] = value
+    elif what == "remove":
+        del node[last]
+    elif what == "test":
+        if node.get(last) != value:
+            raise ValueError
+    else:
+        node[last] = value

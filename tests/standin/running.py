@@ -1,0 +1,194 @@
+"""The stand-in as a context manager: a thread with its own event loop, on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import yaml
+from aiohttp import web
+
+from ddp_operator.constants import PLURAL
+
+from .controllers import Controllers
+from .faults import Faults
+from .server import Api
+from .storage import Object, Storage
+
+ROOT = Path(__file__).resolve().parents[2]
+CRD = ROOT / "deploy" / "crds" / f"{PLURAL}.yaml"
+T = TypeVar("T")
+
+
+class StandIn:
+    """An API server for tests. Everything public may be used from the test's thread.
+
+    ``faults`` breaks calls, ``writes`` is what was written by anybody, ``calls`` what was asked for.
+    """
+
+    def __init__(self, *, crd: bool = True, bookmark_interval: float = 1.0) -> None:
+        self.faults = Faults()
+        self._storage = Storage()
+        self._api = Api(self._storage, self.faults, bookmark_interval=bookmark_interval)
+        self.controllers = Controllers(self._storage, self._api.kind)
+        for name in ("default", "kube-system"):
+            self._storage.create(self._api.kind("Namespace"), {"metadata": {"name": name}, "spec": {}})
+        if crd:
+            self._api.install(yaml.safe_load(CRD.read_text()))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="stand-in API server", daemon=True)
+        self._ready = threading.Event()
+        self._end: asyncio.Event | None = None
+        self._failure: BaseException | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def calls(self) -> list[tuple[str, str, int]]:
+        """Every call so far: verb, plural[/subresource], HTTP status (0: cut)."""
+        return list(self._api.calls)
+
+    @property
+    def writes(self) -> list[tuple[str, str, str, str]]:
+        """Every write so far, whoever did it: verb, plural, namespace, name."""
+        return list(self._storage.writes)
+
+    def writes_of(self, *plurals: str) -> list[tuple[str, str]]:
+        """Return verb and name of every write to these kinds, Events apart."""
+        return [(verb, name) for verb, plural, _, name in self.writes if plural in plurals]
+
+    def __enter__(self) -> StandIn:
+        self._thread.start()
+        if not self._ready.wait(10) or self._failure is not None:
+            raise RuntimeError("the stand-in did not start") from self._failure
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop serving; doing so twice does no harm."""
+        if self._thread.is_alive() and self._end is not None:
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(10)
+        failure = self.controllers.failure or self._failure
+        if failure is not None:
+            raise RuntimeError("the stand-in failed") from failure
+
+    def call(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function in the server's loop and return what it returns."""
+
+        async def inside() -> T:
+            return function(*args, **kwargs)
+
+        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(10)
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
+        """Return an object as stored, or None."""
+        return self.call(self._storage.find, self._api.kind(kind), namespace, name)
+
+    def list(self, kind: str, namespace: str | None = None) -> list[Object]:
+        """Return all objects of a kind."""
+        return self.call(self._storage.list, self._api.kind(kind), namespace)
+
+    def change(self, kind: str, name: str, edit: Callable[[Object], None], namespace: str = "default") -> Object:
+        """Edit an object in place, past every rule of the API."""
+
+        def inside() -> Object:
+            of = self._api.kind(kind)
+            before, after = self._storage.get(of, namespace, name), self._storage.get(of, namespace, name)
+            edit(after)
+            return self._storage.update(of, before, after)
+
+        return self.call(inside)
+
+    def remove(self, kind: str, name: str, namespace: str = "default") -> None:
+        """Delete an object at once, past its finalizers."""
+
+        def inside() -> None:
+            of = self._api.kind(kind)
+            obj = self._storage.get(of, namespace, name)
+            obj["metadata"].pop("finalizers", None)
+            self._storage.delete(of, obj)
+
+        self.call(inside)
+
+    def allow(self, rule: Callable[[dict[str, Any]], bool]) -> None:
+        """Answer SelfSubjectAccessReviews by this rule on their resourceAttributes."""
+        self._api.allow = rule
+
+    def cut_watches(self) -> None:
+        """End all watches."""
+        self.call(self._api.watches.cut)
+
+    def freeze_watches(self) -> None:
+        """Make all watches silent."""
+        self.call(self._api.watches.freeze)
+
+    def thaw_watches(self) -> None:
+        """Let them speak again."""
+        self.call(self._api.watches.thaw)
+
+    def watch_count(self, plural: str | None = None) -> int:
+        """Return the number of open watches."""
+        return self.call(self._api.watches.count, plural)
+
+    def compact(self) -> None:
+        """Make every version before now too old to watch from (410)."""
+        self.call(self._storage.compact)
+
+    def write_kubeconfig(self, folder: Path) -> Path:
+        """Write a kubeconfig for this server and return its path."""
+        path = folder / "kubeconfig"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "stand-in", "cluster": {"server": self.url}}],
+                    "users": [{"name": "me", "user": {}}],
+                    "contexts": [{"name": "here", "context": {"cluster": "stand-in", "user": "me"}}],
+                    "current-context": "here",
+                }
+            )
+        )
+        return path
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except BaseException as exc:
+            self._failure = exc
+            self._ready.set()
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._end = asyncio.Event()
+        runner = web.AppRunner(self._api.app(), access_log=None, handle_signals=False, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = runner.addresses[0][1]
+        controllers = asyncio.create_task(self.controllers.run())
+        self._ready.set()
+        await self._end.wait()
+        controllers.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await controllers
+        await runner.cleanup()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,317 @@
+"""The stand-in's HTTP side: paths to storage, as the API server has them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from .errors import Failure, not_found
+from .faults import Faults
+from .patches import json_patch, merge
+from .resources import BUILTIN, Kind, custom_kind
+from .scale import from_scale, to_scale
+from .selectors import labels_of, parse
+from .storage import Object, Storage, copied
+from .validation import admit, default_builtin
+from .watching import Watches
+
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+FINISHED = ("Succeeded", "Failed")
+
+
+class Api:
+    """Answers requests. Lives in one event loop; ``running.py`` gives it a thread."""
+
+    def __init__(self, storage: Storage, faults: Faults, *, bookmark_interval: float = 1.0) -> None:
+        self.storage = storage
+        self.faults = faults
+        self.watches = Watches(storage, bookmark_interval)
+        self.kinds: list[Kind] = list(BUILTIN)
+        self.calls: list[tuple[str, str, int]] = []
+        """Every call but those of discovery: verb, plural[/subresource], HTTP status."""
+        self.allow: Callable[[dict[str, Any]], bool] = lambda attributes: True
+        """Answers SelfSubjectAccessReviews."""
+
+    def app(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(client_max_size=1 << 24)
+        app.router.add_get("/{page:healthz|readyz|livez}", self._well)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/{root:api|apis}", self._discovery)
+        app.router.add_get("/{root:api}/{version}", self._discovery)
+        app.router.add_get("/{root:apis}/{group}", self._discovery)
+        app.router.add_get("/{root:apis}/{group}/{version}", self._discovery)
+        app.router.add_post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", self._review)
+        app.router.add_route("*", "/{tail:apis?/.+}", self._serve)
+        return app
+
+    def kind(self, name: str) -> Kind:
+        """Return a served kind by its name."""
+        return next(kind for kind in self.kinds if kind.kind == name)
+
+    def install(self, crd: Object) -> None:
+        """Serve a custom resource and store its definition."""
+        self.kinds.append(custom_kind(crd))
+        self.storage.create(self.kind("CustomResourceDefinition"), copied(crd))
+
+    async def _well(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return web.json_response({"major": "1", "minor": "36", "gitVersion": "v1.36.0", "platform": "linux/amd64"})
+
+    async def _discovery(self, request: web.Request) -> web.Response:
+        info = request.match_info
+        group, version = info.get("group", ""), info.get("version")
+        if info["root"] == "api" and version is None:
+            return web.json_response({"kind": "APIVersions", "versions": ["v1"]})
+        groups = [
+            _group(name, {kind.version for kind in self.kinds if kind.group == name})
+            for name in sorted({kind.group for kind in self.kinds} - {""})
+        ]
+        if version is None:
+            found = [entry for entry in groups if entry["name"] == group]
+            if group and not found:
+                return _answer(Failure(404, "the server could not find the requested resource"))
+            return web.json_response(
+                {"kind": "APIGroup", **found[0]} if group else {"kind": "APIGroupList", "groups": groups}
+            )
+        resources = [
+            entry for kind in self.kinds if (kind.group, kind.version) == (group, version) for entry in kind.discovery()
+        ]
+        if not resources:
+            return _answer(Failure(404, "the server could not find the requested resource"))
+        name = f"{group}/{version}" if group else version
+        return web.json_response({"kind": "APIResourceList", "groupVersion": name, "resources": resources})
+
+    async def _review(self, request: web.Request) -> web.Response:
+        review = await request.json()
+        allowed = self.allow(review["spec"].get("resourceAttributes", {}))
+        return web.json_response(review | {"status": {"allowed": allowed}}, status=201)
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        try:
+            kind, namespace, name, subresource = self._route(request.path)
+        except Failure as failure:
+            return _answer(failure)
+        verb = VERBS[request.method]
+        if verb == "get" and name is None:
+            verb = "watch" if request.query.get("watch") in ("true", "1") else "list"
+        resource = f"{kind.plural}/{subresource}" if subresource else kind.plural
+        body = await request.read()
+        fault = self.faults.match(verb, resource, name or "")
+        if fault is not None and fault.status == "timeout":
+            await asyncio.sleep(3600)
+        elif fault is not None and fault.status == "drop":
+            self.calls.append((verb, resource, 0))
+            return _cut(request)
+        try:
+            if fault is not None and isinstance(fault.status, int):
+                raise Failure(fault.status, "injected fault", retry_after=fault.retry_after)
+            if verb == "watch":
+                self.calls.append((verb, resource, 200))
+                return await self.watches.serve(request, kind, namespace)
+            status, answer = self._perform(request, verb, kind, namespace, name, subresource, body)
+        except Failure as failure:
+            self.calls.append((verb, resource, failure.code))
+            return _answer(failure)
+        self.calls.append((verb, resource, status))
+        if fault is not None and fault.status == "lost answer":
+            return _cut(request)
+        return web.json_response(answer, status=status)
+
+    def _route(self, path: str) -> tuple[Kind, str | None, str | None, str | None]:
+        parts = path.strip("/").split("/")
+        group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
+        namespace = None
+        if len(rest) > 2 and rest[0] == "namespaces":
+            namespace, rest = rest[1], rest[2:]
+        for kind in self.kinds:
+            if rest and (kind.group, kind.version, kind.plural) == (group, version, rest[0]):
+                name, subresource = (*rest[1:3], None, None)[:2]
+                if subresource is None or subresource in kind.subresources:
+                    return kind, namespace, name, subresource
+        raise Failure(404, "the server could not find the requested resource")
+
+    def _perform(
+        self,
+        request: web.Request,
+        verb: str,
+        kind: Kind,
+        namespace: str | None,
+        name: str | None,
+        subresource: str | None,
+        body: bytes,
+    ) -> tuple[int, Object]:
+        if verb == "list":
+            return 200, self._list(request, kind, namespace)
+        where = namespace or ""
+        if verb == "create" and subresource == "binding" and name is not None:
+            return 201, self._bind(kind, where, name, json.loads(body))
+        if verb == "create":
+            return 201, self._create(request, kind, where, _parse(body))
+        if name is None:
+            raise Failure(405, "the server does not allow this method on the requested resource")
+        if verb == "patch" and "apply-patch" in request.content_type and self.storage.find(kind, where, name) is None:
+            return 201, self._create(request, kind, where, _parse(body))
+        stored = self.storage.get(kind, where, name)
+        if verb == "get":
+            return 200, to_scale(kind, stored) if subresource == "scale" else stored
+        if verb == "delete":
+            return 200, self._delete(kind, stored, json.loads(body) if body else {}, request)
+        return 200, self._change(request, verb, kind, stored, subresource, body)
+
+    def _list(self, request: web.Request, kind: Kind, namespace: str | None) -> Object:
+        matches = parse(request.query.get("labelSelector", ""))
+        fields = [part.partition("=")[::2] for part in request.query.get("fieldSelector", "").split(",") if part]
+        items = [
+            obj
+            for obj in self.storage.list(kind, namespace)
+            if matches(labels_of(obj)) and all(_field(obj, path) == value for path, value in fields)
+        ]
+        # A page begins where the token says; a real server shows the state of the first page, this one that of now.
+        version, _, start = request.query.get("continue", "").partition(":")
+        first, limit = int(start or 0), int(request.query.get("limit") or 0)
+        meta = {"resourceVersion": version or str(self.storage.version)}
+        if limit and len(items) > first + limit:
+            meta["continue"] = f"{meta['resourceVersion']}:{first + limit}"
+        items = items[first : first + limit] if limit else items[first:]
+        if "as=PartialObjectMetadataList" in request.headers.get("Accept", ""):
+            head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
+            partial = [head | {"metadata": obj["metadata"]} for obj in items]
+            return {
+                "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": meta, "items": partial,
+            }  # fmt: skip
+        return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": meta, "items": items}
+
+    def _create(self, request: web.Request, kind: Kind, namespace: str, obj: Object) -> Object:
+        if kind.namespaced:
+            if self.storage.find(self.kind("Namespace"), "", namespace) is None:
+                raise not_found("namespaces", namespace)
+            obj["metadata"]["namespace"] = namespace
+        elif "namespace" in obj["metadata"]:
+            del obj["metadata"]["namespace"]
+        obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
+        if "status" in kind.subresources and kind.schema is not None:
+            obj.pop("status", None)
+        obj = admit(kind, obj, None, strictness=request.query.get("fieldValidation", "Warn"))
+        dry_run = request.query.get("dryRun") == "All"
+        obj["metadata"].setdefault("uid", "")
+        if kind.kind in ("Job", "Pod", "Namespace"):
+            default_builtin(kind, obj)
+        created = self.storage.create(kind, obj, dry_run=dry_run)
+        if kind.kind == "CustomResourceDefinition" and not dry_run:
+            self.kinds.append(custom_kind(created))
+        return created
+
+    def _change(
+        self, request: web.Request, verb: str, kind: Kind, stored: Object, subresource: str | None, body: bytes
+    ) -> Object:
+        before = to_scale(kind, stored) if subresource == "scale" else stored
+        if verb == "update":
+            changed = _parse(body)
+        elif "json-patch" in request.content_type:
+            changed = json_patch(before, json.loads(body))
+        else:  # merge patches; strategic and apply patches are taken for such, which is enough for kubectl here
+            changed = merge(before, _parse(body, partial=True))
+        if subresource == "scale":
+            after = from_scale(kind, stored, changed)
+        elif subresource == "status":
+            after = copied(stored) | {"status": changed.get("status", {})}
+            if "resourceVersion" in changed["metadata"]:
+                after["metadata"]["resourceVersion"] = changed["metadata"]["resourceVersion"]
+        else:
+            after = changed
+            if "status" in kind.subresources:
+                after.pop("status", None)
+                if "status" in stored:
+                    after["status"] = stored["status"]
+        if after["metadata"].get("uid", stored["metadata"]["uid"]) != stored["metadata"]["uid"]:
+            raise Failure(409, f"Precondition failed: UID in precondition: {after['metadata']['uid']}")
+        strictness = request.query.get("fieldValidation", "Warn")
+        after = admit(kind, after, stored, strictness=strictness, status_only=subresource == "status")
+        _keep_template(kind, stored, after)
+        label = f"{verb} {subresource}" if subresource else verb
+        dry_run = request.query.get("dryRun") == "All"
+        updated = self.storage.update(kind, stored, after, dry_run=dry_run, verb=label)
+        return to_scale(kind, updated) if subresource == "scale" else updated
+
+    def _delete(self, kind: Kind, stored: Object, options: Object, request: web.Request) -> Object:
+        uid = options.get("preconditions", {}).get("uid")
+        meta = stored["metadata"]
+        if uid is not None and uid != meta["uid"]:
+            raise Failure(
+                409,
+                f'Operation cannot be fulfilled on {kind.plural} "{meta["name"]}": Precondition failed: UID in '
+                f"precondition: {uid}, UID in object meta: {meta['uid']}",
+            )
+        grace = None
+        if kind.kind == "Pod" and stored["spec"].get("nodeName") and stored["status"].get("phase") not in FINISHED:
+            wanted = options.get("gracePeriodSeconds")
+            grace = stored["spec"].get("terminationGracePeriodSeconds", 30) if wanted is None else wanted
+        if options.get("propagationPolicy") == "Orphan":
+            self._orphan(meta["uid"])
+        left = self.storage.delete(kind, stored, grace=grace)
+        if left is not None:
+            return left
+        details = {"name": meta["name"], "kind": kind.plural, "uid": meta["uid"]}
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+    def _orphan(self, uid: str) -> None:
+        for kind, obj in self.storage.peek():
+            owners = obj["metadata"].get("ownerReferences") or []
+            if any(owner["uid"] == uid for owner in owners):
+                free = copied(obj)
+                free["metadata"]["ownerReferences"] = [owner for owner in owners if owner["uid"] != uid]
+                self.storage.update(kind, copied(obj), free)
+
+    def _bind(self, kind: Kind, namespace: str, name: str, binding: Object) -> Object:
+        pod = self.storage.get(kind, namespace, name)
+        bound = copied(pod)
+        bound["spec"]["nodeName"] = binding["target"]["name"]
+        self.storage.update(kind, pod, bound, verb="bind")
+        return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+
+
+def _keep_template(kind: Kind, before: Object, after: Object) -> None:
+    """A Job's template may not change (the API server lets a suspended Job's scheduling fields change; nobody here)."""
+    if kind.kind == "Job" and before["spec"]["template"] != after["spec"]["template"]:
+        name = before["metadata"]["name"]
+        raise Failure(422, f'Job.batch "{name}" is invalid: spec.template: Invalid value: field is immutable')
+
+
+def _parse(body: bytes, *, partial: bool = False) -> Object:
+    try:
+        obj = json.loads(body)
+    except ValueError:
+        raise Failure(400, "the body is not JSON") from None
+    if not isinstance(obj, dict) or not (partial or isinstance(obj.get("metadata"), dict)):
+        raise Failure(400, "the body is not an object")
+    return obj
+
+
+def _group(name: str, versions: set[str]) -> dict[str, Any]:
+    entries = [{"groupVersion": f"{name}/{version}", "version": version} for version in sorted(versions)]
+    return {"name": name, "versions": entries, "preferredVersion": entries[0]}
+
+
+def _field(obj: Object, path: str) -> str:
+    value: Any = obj
+    for part in path.split("."):
+        value = value.get(part, "") if isinstance(value, dict) else ""
+    return str(value)
+
+
+def _answer(failure: Failure) -> web.Response:
+    headers = {"Retry-After": str(failure.retry_after)} if failure.retry_after is not None else {}
+    return web.json_response(failure.body(), status=failure.code, headers=headers)
+
+
+def _cut(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()

@@ -1,0 +1,197 @@
+"""The stand-in's etcd: objects, one counter of versions, a history, and watchers.
+
+Everything runs in the server's event loop, so nothing is locked. Objects that leave are copies, but for those of
+``peek``, which are for looking at only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from .errors import Failure, not_found
+from .resources import Kind
+
+Object = dict[str, Any]
+
+
+def copied(obj: Object) -> Object:
+    """Return a deep copy; by way of JSON, which is ten times as fast as ``deepcopy``."""
+    copy: Object = msgspec.json.decode(msgspec.json.encode(obj))
+    return copy
+
+
+def timestamp() -> str:
+    """Return the time as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step of the history: what an object was (None: nothing) and became (None: nothing)."""
+
+    version: int
+    kind: Kind
+    before: Object | None
+    after: Object | None
+
+    @property
+    def namespace(self) -> str:
+        obj = self.after or self.before
+        assert obj is not None
+        return str(obj["metadata"].get("namespace", ""))
+
+
+class Storage:
+    """All objects by kind, namespace and name."""
+
+    def __init__(self) -> None:
+        self.version = 1000
+        self.history: list[Change] = []
+        self.compacted = 1000
+        """Watches from a version below this one are answered with 410."""
+        self.writes: list[tuple[str, str, str, str]] = []
+        """Every write that changed something: verb, plural, namespace, name."""
+        self._objects: dict[tuple[Kind, str, str], Object] = {}
+        self._watchers: dict[object, Callable[[Change], None]] = {}
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        """Return one object. Raises: Failure 404."""
+        try:
+            return copied(self._objects[kind, namespace, name])
+        except KeyError:
+            raise not_found(kind.plural, name) from None
+
+    def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """Return one object or None."""
+        found = self._objects.get((kind, namespace, name))
+        return None if found is None else copied(found)
+
+    def list(self, kind: Kind, namespace: str | None = None) -> list[Object]:
+        """Return the objects of a kind, in all namespaces (None) or one, in the order of their names."""
+        found = [
+            (where, name, obj)
+            for (of, where, name), obj in self._objects.items()
+            if of == kind and (namespace is None or where == namespace)
+        ]
+        return [copied(obj) for _, _, obj in sorted(found, key=lambda item: item[:2])]
+
+    def peek(self, kind: Kind | None = None) -> Iterator[tuple[Kind, Object]]:
+        """Yield every object (of a kind), with its kind. They are the stored ones: do not change them."""
+        for (of, _, _), obj in list(self._objects.items()):
+            if kind in (None, of):
+                yield of, obj
+
+    def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
+        """Store a new object and return it as stored. Raises: Failure 409."""
+        meta = obj["metadata"]
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = meta["generateName"] + uuid.uuid4().hex[:5]
+        ident = (kind, str(meta.get("namespace", "")), str(meta["name"]))
+        if ident in self._objects:
+            raise Failure(409, f'{kind.plural} "{meta["name"]}" already exists', reason="AlreadyExists")
+        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(), "generation": 1}
+        meta.pop("deletionTimestamp", None)
+        if dry_run:
+            return obj
+        self._put("create", kind, None, obj)
+        return copied(obj)
+
+    def update(
+        self, kind: Kind, before: Object, after: Object, *, dry_run: bool = False, verb: str = "update"
+    ) -> Object:
+        """Store a changed object; what changes nothing gets no new version. Raises: Failure 409."""
+        wanted = after["metadata"].get("resourceVersion")
+        if wanted and wanted != before["metadata"]["resourceVersion"]:
+            raise Failure(
+                409,
+                f'Operation cannot be fulfilled on {kind.plural} "{before["metadata"]["name"]}": the object has been '
+                "modified; please apply your changes to the latest version and try again",
+            )
+        for name in ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp"):
+            if name in before["metadata"]:
+                after["metadata"][name] = before["metadata"][name]
+        if after == before or dry_run:
+            return after
+        if _generation_of(before) != _generation_of(after):
+            after["metadata"]["generation"] = before["metadata"].get("generation", 1) + 1
+        if after["metadata"].get("deletionTimestamp") and not _is_held(after):
+            self._remove(verb, kind, after)
+        else:
+            self._put(verb, kind, before, after)
+        return copied(after)
+
+    def delete(self, kind: Kind, obj: Object, *, grace: int | None = None) -> Object | None:
+        """Delete an object, or mark it where finalizers or a grace time hold it; return it if it is still there."""
+        marked = copied(obj)
+        meta = marked["metadata"]
+        meta["deletionGracePeriodSeconds"] = grace or 0
+        if not meta.get("finalizers") and not grace:
+            self._remove("delete", kind, marked)
+            return None
+        if "deletionTimestamp" not in meta:
+            meta["deletionTimestamp"] = timestamp()
+            meta["generation"] = meta.get("generation", 1) + 1
+        if marked != obj:
+            self._put("delete", kind, obj, marked)
+        return marked
+
+    def compact(self) -> None:
+        """Forget the history: every watch that resumes from before now gets 410."""
+        self.history.clear()
+        self.compacted = self.version
+
+    def watch(self, tell: Callable[[Change], None]) -> Callable[[], None]:
+        """Call ``tell`` for every change from now on; returns what ends that."""
+        token = object()
+        self._watchers[token] = tell
+        return lambda: self._watchers.pop(token, None) and None
+
+    def _put(self, verb: str, kind: Kind, before: Object | None, after: Object) -> None:
+        self.version += 1
+        meta = after["metadata"]
+        meta["resourceVersion"] = str(self.version)
+        namespace = str(meta.get("namespace", ""))
+        stored = copied(after)
+        self._objects[kind, namespace, str(meta["name"])] = stored
+        self._record(verb, Change(self.version, kind, before, stored))
+
+    def _remove(self, verb: str, kind: Kind, obj: Object) -> None:
+        self.version += 1
+        meta = obj["metadata"]
+        before = self._objects.pop((kind, str(meta.get("namespace", "")), str(meta["name"])))
+        last = copied(obj)
+        last["metadata"]["resourceVersion"] = str(self.version)
+        self._record(verb, Change(self.version, kind, before | {"metadata": last["metadata"]}, None))
+
+    def _record(self, verb: str, change: Change) -> None:
+        obj = change.after or change.before
+        assert obj is not None
+        self.writes.append((verb, change.kind.plural, change.namespace, str(obj["metadata"]["name"])))
+        self.history.append(change)
+        for tell in list(self._watchers.values()):
+            tell(change)
+
+
+def _generation_of(obj: Object) -> Object:
+    """Return the part of an object whose change makes a new generation."""
+    return {key: value for key, value in obj.items() if key not in ("metadata", "status")}
+
+
+def _is_held(obj: Object) -> bool:
+    meta = obj["metadata"]
+    return bool(meta.get("finalizers") or meta.get("deletionGracePeriodSeconds"))
+
+
+class Mailbox:
+    """A watcher's queue, made for one event loop."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.queue: asyncio.Queue[Change] = asyncio.Queue()
+        self.close = storage.watch(self.queue.put_nowait)

@@ -1,0 +1,160 @@
+"""Which tier a test belongs to, whether that tier can run here, and the report at the end that says what ran.
+
+A marker decides the tier, else the first folder under ``tests/``. A tier that cannot run here skips its tests with the
+reason; a tier without tests says so. Nothing is left out in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import pytest
+
+
+def _runs_anywhere() -> str | None:
+    return None
+
+
+def _apiserver() -> str | None:
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    if not assets:
+        return "KUBEBUILDER_ASSETS is not set (a folder with etcd and kube-apiserver, as setup-envtest makes it)"
+    lacking = [name for name in ("etcd", "kube-apiserver") if not os.access(os.path.join(assets, name), os.X_OK)]
+    return f"KUBEBUILDER_ASSETS={assets} lacks {' and '.join(lacking)}" if lacking else None
+
+
+def _e2e() -> str | None:
+    kubeconfig = os.environ.get("DDP_E2E_KUBECONFIG")
+    if not kubeconfig:
+        return "DDP_E2E_KUBECONFIG is not set (the kubeconfig of a cluster that may be used)"
+    return None if os.path.isfile(kubeconfig) else f"DDP_E2E_KUBECONFIG={kubeconfig} is not a file"
+
+
+def _tool(*names: str) -> Callable[[], str | None]:
+    def missing() -> str | None:
+        lacking = [name for name in names if shutil.which(name) is None]
+        return f"{' and '.join(lacking)} not found (`make tools` installs what tests need)" if lacking else None
+
+    return missing
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One kind of test: ``missing`` returns why it cannot run here, or None."""
+
+    name: str
+    about: str
+    missing: Callable[[], str | None] = _runs_anywhere
+    folder: str | None = None
+    marker: str | None = None
+
+
+# In the order of the report. Markers win over folders, earlier markers over later ones.
+TIERS = (
+    Tier("unit", "one module, no I/O beyond a temporary folder", folder="unit"),
+    Tier("golden", "manifests and pages against files kept in the repository", folder="golden"),
+    Tier("property", "what must hold for every input (hypothesis)", folder="property"),
+    Tier("contract", "one suite for each implementation of an interface", folder="contract"),
+    Tier("operator-in-the-loop", "real Kopf against the stand-in API server", folder="integration"),
+    Tier("e2e", "any whole cluster", _e2e, folder="e2e", marker="e2e"),
+    Tier("apiserver", "a real kube-apiserver and etcd", _apiserver, marker="apiserver"),
+    Tier("prometheus", "a real Prometheus", _tool("prometheus", "promtool"), marker="prometheus"),
+    Tier("chromium", "pages in a headless browser", _tool("chromium"), marker="chromium"),
+    Tier("buildah", "image builds", _tool("buildah"), marker="buildah"),
+    Tier("process", "real torchrun and gloo processes", marker="process"),
+    Tier("bench", "the measuring code itself", folder="bench"),
+)
+
+
+def tier_of(path: str, markers: Iterable[str]) -> str:
+    """Return the name of the tier of a test in ``path`` (below the repository, with slashes) with these markers."""
+    present = set(markers)
+    for tier in TIERS:
+        if tier.marker in present:
+            return tier.name
+    parts = PurePosixPath(path).parts
+    for tier in TIERS:
+        if tier.folder is not None and parts[:2] == ("tests", tier.folder):
+            return tier.name
+    raise pytest.UsageError(f"{path}: not in the folder of a tier (see tests/tiers.py)")
+
+
+@dataclass
+class Count:
+    """What became of one tier's tests."""
+
+    collected: int = 0
+    selected: int = 0
+    outcomes: dict[str, str] = field(default_factory=dict)  # node id -> worst outcome so far
+    seconds: float = 0.0
+
+    def add(self, nodeid: str, outcome: str, seconds: float) -> None:
+        """Take one phase (set-up, call, tear-down) of a test into account; a failed phase is what counts."""
+        self.seconds += seconds
+        rank = ("passed", "skipped", "failed")
+        before = self.outcomes.get(nodeid, "passed")
+        self.outcomes[nodeid] = max(before, outcome, key=rank.index)
+
+    def line(self, missing: str | None) -> str:
+        """Return the tier's line in the report, without its name."""
+        by_outcome = {name: list(self.outcomes.values()).count(name) for name in ("passed", "failed", "skipped")}
+        ran = by_outcome["passed"] + by_outcome["failed"]
+        if ran:
+            parts = [f"{count} {name}" for name, count in by_outcome.items() if count]
+            return f"ran {_tests(ran)} in {self.seconds:.1f} s ({', '.join(parts)})"
+        if missing:
+            return f"NOT RUN: {missing}" + (f": {_tests(self.collected)}" if self.collected else "")
+        if not self.collected:
+            return "NOT RUN: it has no tests among those asked for"
+        if not self.selected:
+            return f"NOT RUN: its {_tests(self.collected)} {'was' if self.collected == 1 else 'were'} deselected"
+        return f"NOT RUN: its {_tests(self.selected)}: skipped or not reached (the reasons are above)"
+
+
+def _tests(count: int) -> str:
+    return f"{count} test" if count == 1 else f"{count} tests"
+
+
+class TierReport:
+    """Pytest plugin: skips what cannot run here and reports each tier."""
+
+    def __init__(self) -> None:
+        self.counts = {tier.name: Count() for tier in TIERS}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Assign every test its tier, and skip those of a tier that cannot run here."""
+        missing = {tier.name: tier.missing() for tier in TIERS}
+        for item in items:
+            path = item.nodeid.split("::", 1)[0]
+            name = tier_of(path, (mark.name for mark in item.iter_markers()))
+            # Travels with the reports, also between the processes of pytest-xdist.
+            item.user_properties.append(("tier", name))
+            self.counts[name].collected += 1
+            reason = missing[name]
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count what is left after -k, -m and --deselect."""
+        for item in session.items:
+            self.counts[dict(item.user_properties)["tier"]].selected += 1
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take one phase of one test into account."""
+        name = dict(report.user_properties).get("tier")
+        if name is not None:
+            self.counts[str(name)].add(report.nodeid, report.outcome, report.duration)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print one line a tier (with -q: a tier that has tests here)."""
+        terminalreporter.section("tiers")
+        width = max(len(tier.name) for tier in TIERS)
+        for tier in TIERS:
+            count = self.counts[tier.name]
+            if count.collected or count.outcomes or terminalreporter.verbosity >= 0:
+                terminalreporter.line(f"{tier.name:{width}}  {count.line(tier.missing())}")

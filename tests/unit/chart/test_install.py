@@ -1,0 +1,156 @@
+"""The chart on a real API server: installed, used by the operator under its own account, upgraded, uninstalled."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from ddp_operator.settings import Settings
+from tests.integration.apiserver import ControlPlane
+from tests.integration.running_operator import RunningOperator
+
+from .rendering import CHART, CI_FILES, ROOT, of_kind, read_values, render
+
+pytestmark = pytest.mark.apiserver
+
+NAMESPACE = "ddp-operator"
+VALUES = {path.stem.removesuffix("-values"): read_values(path) for path in CI_FILES}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane with nothing of ours in it."""
+    with ControlPlane(tmp_path_factory.mktemp("chart-plane")) as found:
+        yield found
+
+
+def helm(plane: ControlPlane, namespace: str = NAMESPACE) -> helm_python.Config:
+    """Helm for one namespace."""
+    return helm_python.Config(kubeconfig_path=plane.admin, namespace=namespace)
+
+
+def get(plane: ControlPlane, *what: str) -> Any:
+    """Return what `kubectl get` finds."""
+    return json.loads(plane.kubectl("get", *what, "-o", "json").stdout)
+
+
+def until(probe: Callable[[], Any], what: str) -> Any:
+    """Wait until ``probe()`` is true."""
+    deadline = time.monotonic() + 60
+    while not (found := probe()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def operator(plane: ControlPlane, namespace: str, account: str, **settings: Any) -> RunningOperator:
+    """Start the operator as the pod of the release would run, by the account's own token."""
+    kubeconfig = plane.account(namespace, account)
+    return RunningOperator(Settings(kubeconfig=str(kubeconfig), health_port=0, **settings)).start()
+
+
+def submit(plane: ControlPlane, namespace: str) -> None:
+    """Apply the first sample."""
+    plane.kubectl("apply", "-n", namespace, "-f", str(ROOT / "deploy/samples/digits.yaml"))
+
+
+def children(plane: ControlPlane, namespace: str) -> list[str]:
+    """Return the UIDs of the Jobs of the sample."""
+    found = get(plane, "jobs", "-n", namespace, "-l", "ddp-operator.dev/job-name=digits")
+    return [item["metadata"]["uid"] for item in found["items"]]
+
+
+def test_install_upgrade_uninstall(plane: ControlPlane) -> None:
+    with helm(plane) as client:
+        client.install(CHART, "ddp-operator", {}, create_namespace=True, timeout=60)
+        assert [release["name"] for release in client.list()] == ["ddp-operator"]
+        plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+
+        with operator(plane, NAMESPACE, "ddp-operator"):
+            submit(plane, "default")
+            (uid,) = until(lambda: children(plane, "default"), "the operator creates the Job")
+
+            changed = VALUES["locked-down"] | {"replicas": 0}
+            client.upgrade(CHART, "ddp-operator", changed, timeout=60)
+            (deployment,) = get(plane, "deployments", "-n", NAMESPACE)["items"]
+            assert deployment["spec"]["replicas"] == 0
+            assert get(plane, "networkpolicies", "-n", NAMESPACE)["items"]
+            assert children(plane, "default") == [uid]
+
+            # Values that an older release was given go on working, and one that is gone is refused by its name.
+            client.upgrade(CHART, "ddp-operator", {"settings": {"logLevel": "debug"}}, reuse_values=True, timeout=60)
+            (deployment,) = get(plane, "deployments", "-n", NAMESPACE)["items"]
+            env = {e["name"]: e.get("value") for e in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+            assert (env["DDP_OPERATOR_LOG_LEVEL"], env["DDP_OPERATOR_WORKERS"]) == ("debug", "64")
+            with pytest.raises(helm_python.HelmError, match="'formerly' not allowed"):
+                client.upgrade(CHART, "ddp-operator", {"formerly": 1}, timeout=60)
+            assert children(plane, "default") == [uid]
+
+        client.uninstall("ddp-operator", timeout=60)
+    assert get(plane, "deployments,services,networkpolicies", "-n", NAMESPACE)["items"] == []
+    assert not [r for r in get(plane, "clusterroles")["items"] if r["metadata"]["name"].startswith("ddp-operator")]
+    kept = get(plane, "ddp", "-n", "default")["items"]
+    assert [item["metadata"]["name"] for item in kept] == ["digits"]
+    assert children(plane, "default") == [uid]
+
+
+def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPlane) -> None:
+    """Needs the custom resource, which the release before has left."""
+    if plane.kubectl("get", "crd", "ddptrainingjobs.ddp-operator.dev", check=False).returncode:
+        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
+    for name in ("team-a", "team-b", "team-c"):
+        plane.kubectl("create", "namespace", name)
+    with helm(plane, "team-a") as client:
+        client.install(CHART, "some", VALUES["namespaced"], timeout=60)
+    account = "some-ddp-operator"
+    with operator(plane, "team-a", account, namespaces=("team-a", "team-b")):
+        submit(plane, "team-b")
+        until(lambda: children(plane, "team-b"), "the operator creates the Job")
+    subject = f"--as=system:serviceaccount:team-a:{account}"
+    for verb, resource, namespace in (
+        ("create", "jobs", "team-c"), ("list", "pods", "default"), ("get", "secrets", "team-a"),
+        ("create", "rolebindings", "team-a"), ("create", "pods/exec", "team-a"),
+    ):  # fmt: skip
+        asked = plane.kubectl("auth", "can-i", verb, resource, "-n", namespace, subject, check=False)
+        assert asked.stdout.strip() == "no", (verb, resource, namespace)
+
+
+@pytest.mark.parametrize("name", ["default", "locked-down", "foreign-account"])
+def test_server_takes_every_object(plane: ControlPlane, name: str) -> None:
+    """A dry run on the server: its defaults, its validation, and the restricted Pod Security Standard's admission."""
+    namespace = f"dry-{name}"
+    plane.kubectl("create", "namespace", namespace)
+    plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    objects = render(VALUES[name], name="dry", namespace=namespace)
+    (deployment,) = of_kind(objects, "Deployment")
+    pods = [*of_kind(objects, "Pod"), {"kind": "Pod", **deployment["spec"]["template"]}]
+    for index, pod in enumerate(pods):
+        # In a dry run the account does not come to be, and admission asks for it.
+        spec = pod["spec"] | {"serviceAccountName": "default"}
+        pods[index] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{index}"}, "spec": spec}
+    until(lambda: get(plane, "serviceaccounts", "-n", namespace)["items"], "the account default")
+    wanted = [found for found in objects if found["kind"] != "Pod"] + pods
+    said = plane.kubectl(
+        "apply", "-n", namespace, "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-",
+        stdin=yaml.safe_dump_all(wanted),
+    )  # fmt: skip
+    assert len(said.stdout.splitlines()) == len(wanted)
+    assert "Warning" not in said.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "deploy/samples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_server_takes_every_sample(plane: ControlPlane, path: Path) -> None:
+    """A dry run on the server, with the CRD's own rules."""
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
+    plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+    said = plane.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-n", "default", "-f", str(path)
+    )
+    assert "Warning" not in said.stderr

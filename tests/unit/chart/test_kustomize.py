@@ -1,0 +1,94 @@
+"""The plain manifests: what kustomize makes of them is what the chart installs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from .rendering import ROOT, Object, of_kind, read_objects, render
+from .test_operator_pod import granted
+
+DEPLOY = ROOT / "deploy"
+FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
+INSTALLABLE = ("manifests", "overlays/monitoring", "overlays/namespaced")
+folders = pytest.mark.parametrize("folder", INSTALLABLE)
+
+
+def build(folder: str) -> list[Object]:
+    """Return what `kubectl kustomize` makes of a folder of deploy/."""
+    beside = Path(os.environ.get("KUBEBUILDER_ASSETS", "")) / "kubectl"
+    for command in ([shutil.which("kustomize"), "build"], [shutil.which("kubectl") or beside, "kustomize"]):
+        if command[0] and os.access(command[0], os.X_OK):
+            ran = subprocess.run([*command, DEPLOY / folder], capture_output=True, text=True, timeout=60)
+            assert ran.returncode == 0, ran.stderr
+            return read_objects(ran.stdout)
+    pytest.skip("neither kustomize nor kubectl is installed (nor is kubectl in $KUBEBUILDER_ASSETS)")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_everything_that_is_named_exists(folder: Path) -> None:
+    content = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    files = [entry.partition("=")[2] for made in content.get("configMapGenerator", []) for entry in made["files"]]
+    for name in [*content.get("resources", []), *content.get("components", []), *files]:
+        path = folder / name
+        assert path.is_file() or (path / "kustomization.yaml").is_file(), name
+        # kustomize refuses a folder that holds the one it is named in.
+        assert not folder.resolve().is_relative_to(path.resolve()), name
+
+
+@folders
+def test_every_object_is_valid_and_in_the_namespace(folder: str) -> None:
+    objects = build(folder)
+    (namespace,) = of_kind(objects, "Namespace")
+    for found in objects:
+        if found["apiVersion"] != "monitoring.coreos.com/v1":
+            kubernetes_validate.validate(found, "1.31", strict=True)
+        assert found["metadata"].get("namespace") in (None, namespace["metadata"]["name"])
+    for binding in of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding"):
+        assert [subject["namespace"] for subject in binding["subjects"]] == [namespace["metadata"]["name"]]
+
+
+def test_base_is_the_chart() -> None:
+    def without_labels(found: Object) -> Object:
+        return {key: value for key, value in found.items() if key != "metadata"}
+
+    installed = {
+        (found["kind"], found["metadata"]["name"]): without_labels(found)
+        for found in render(name="ddp-operator", namespace="ddp-operator")
+        if "helm.sh/hook" not in (found["metadata"].get("annotations") or {}) and found["kind"] != "Deployment"
+    }
+    built = {(found["kind"], found["metadata"]["name"]): without_labels(found) for found in build("manifests")}
+    (deployment,) = (found for (kind, _), found in built.items() if kind == "Deployment")
+    (from_chart,) = of_kind(render(name="ddp-operator", namespace="ddp-operator"), "Deployment")
+    assert deployment["spec"]["template"]["spec"] == from_chart["spec"]["template"]["spec"]
+    assert {key: built.get(key) for key in installed} == installed
+
+
+def test_namespaced_overlay_has_the_same_rules_in_a_role() -> None:
+    objects = build("overlays/namespaced")
+    (role,) = of_kind(objects, "Role")
+    (whole,) = (
+        found for found in of_kind(build("manifests"), "ClusterRole") if found["metadata"]["name"] == "ddp-operator"
+    )
+    assert granted(role) == granted(whole)
+    (binding,) = of_kind(objects, "RoleBinding")
+    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "ddp-operator"}
+    assert of_kind(objects, "ClusterRoleBinding") == []
+    (deployment,) = of_kind(objects, "Deployment")
+    env = {entry["name"]: entry["value"] for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env["DDP_OPERATOR_NAMESPACES"] == role["metadata"]["namespace"]
+
+
+def test_monitoring_overlay_adds_monitors_rules_and_dashboards() -> None:
+    objects = build("overlays/monitoring")
+    kinds = {found["kind"] for found in objects}
+    assert {"ServiceMonitor", "PodMonitor", "PrometheusRule"} <= kinds
+    dashboards = of_kind(objects, "ConfigMap")
+    assert len(dashboards) == len(list((DEPLOY / "monitoring/dashboards").glob("*.json")))
+    assert all(found["metadata"]["labels"]["grafana_dashboard"] == "1" for found in dashboards)

@@ -1,0 +1,233 @@
+"""The operator's pod starts with what its program asks for, and may do no more than that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.constants import LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PORT_NAMES
+from ddp_operator.kube.checks import PERMISSIONS
+from ddp_operator.kube.resources import group, plural
+from ddp_operator.offline import check_manifest
+from ddp_operator.settings import Settings
+
+from .rendering import CI_FILES, ROOT, Object, is_test, of_kind, read_values, render, render_texts, the
+from .test_rendering import submitted
+
+ci_files = pytest.mark.parametrize("path", CI_FILES, ids=lambda path: path.stem.removesuffix("-values"))
+
+
+def container_of(objects: list[Object]) -> Object:
+    """Return the operator's container."""
+    (container,) = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def settings_of(objects: list[Object]) -> Settings:
+    """Return the settings that the operator reads from its environment."""
+    return Settings.from_env({entry["name"]: entry["value"] for entry in container_of(objects)["env"]})
+
+
+class TestSettings:
+    def test_defaults_are_the_operators_own(self) -> None:
+        assert settings_of(render()) == Settings(log_format="json")
+
+    def test_values_arrive(self) -> None:
+        values = {
+            "namespaces": ["a", "b"], "port": 9090,
+            "settings": {"workers": 3, "qps": 0.5, "burst": 100000, "callTimeout": 1.5, "progressInterval": 60,
+                         "resyncInterval": 86400, "logFormat": "text", "logLevel": "error"},
+        }  # fmt: skip
+        wanted = Settings(
+            namespaces=("a", "b"), health_port=9090, workers=3, qps=0.5, burst=100000, call_timeout=1.5,
+            progress_interval=60, resync_interval=86400, log_format="text", log_level="error",
+        )  # fmt: skip
+        assert settings_of(render(values)) == wanted
+
+    def test_every_setting_has_a_value(self) -> None:
+        names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}
+        assert names == set(Settings.__dataclass_fields__) - {"kubeconfig"}
+
+
+class TestProbes:
+    def test_pages_are_those_that_the_operator_serves(self) -> None:
+        container = container_of(render({"port": 9090}))
+        assert container["ports"] == [{"name": "http", "containerPort": 9090, "protocol": "TCP"}]
+        source = (ROOT / "operator/ddp_operator/health.py").read_text()
+        for probe in ("livenessProbe", "readinessProbe"):
+            asked = container[probe]["httpGet"]
+            assert asked["port"] == "http"
+            assert f'add_get("{asked["path"]}"' in source
+
+
+class TestSecurity:
+    @ci_files
+    def test_pods_fulfil_the_restricted_standard(self, path: Path) -> None:
+        objects = render(read_values(path))
+        pods = [the(objects, "Deployment")["spec"]["template"]["spec"], *(p["spec"] for p in of_kind(objects, "Pod"))]
+        assert len(pods) == 2
+        for pod in pods:
+            shared = pod["securityContext"]
+            assert shared["runAsNonRoot"] is True
+            assert shared["runAsUser"] >= 1
+            assert shared["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not any(pod.get(name) for name in ("hostNetwork", "hostPID", "hostIPC"))
+            assert {key for volume in pod["volumes"] for key in volume} - {"name"} <= {"configMap", "emptyDir"}
+            for container in pod["containers"]:
+                assert container["securityContext"] == {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": True,
+                }
+                assert container["resources"]["requests"]
+                assert container["resources"]["limits"]["memory"]
+
+    @ci_files
+    def test_roles_hold_no_wildcard_and_no_secret(self, path: Path) -> None:
+        objects = render(read_values(path))
+        for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role"):
+            for rule in role["rules"]:
+                words = {word for key in ("apiGroups", "resources", "verbs") for word in rule[key]}
+                assert not [word for word in words if "*" in word]
+                assert "secrets" not in words
+                assert words & {"escalate", "bind", "impersonate"} == set()
+
+    def test_role_is_what_the_operator_checks_at_its_start(self) -> None:
+        wanted = {
+            (group(kind), f"{plural(kind)}/{sub}" if sub else plural(kind), verb)
+            for what, verbs in PERMISSIONS.items()
+            for kind, _, sub in [what.partition("/")]
+            for verb in verbs
+        }
+        clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
+        assert granted(clusterwide) == wanted
+        roles = [r for r in of_kind(render({"namespaces": ["a", "b"]}), "Role") if not is_test(r)]
+        assert [role["metadata"]["namespace"] for role in roles] == ["a", "b"]
+        assert all(granted(role) == wanted for role in roles)
+
+    def test_account_is_the_one_that_is_bound(self) -> None:
+        for values in ({}, {"serviceAccount": {"name": "x"}}, {"namespaces": ["a"]}):
+            objects = render(values, namespace="system")
+            kind = "RoleBinding" if values.get("namespaces") else "ClusterRoleBinding"
+            account = the(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"]
+            assert the(objects, "ServiceAccount")["metadata"]["name"] == account
+            assert the(objects, kind)["subjects"] == [
+                {"kind": "ServiceAccount", "name": account, "namespace": "system"}
+            ]
+
+    def test_namespaced_release_has_nothing_that_is_the_clusters(self) -> None:
+        values = read_values(next(path for path in CI_FILES if path.stem.startswith("namespaced")))
+        assert not {found["kind"] for found in render(values)} & {
+            "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"
+        }  # fmt: skip
+
+
+def granted(role: Object) -> set[tuple[str, str, str]]:
+    """Return group, resource and verb of all that a role allows."""
+    return {
+        (in_group, resource, verb)
+        for rule in role["rules"]
+        for in_group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+class TestSelectors:
+    """A selector that selects nothing fails in silence, so each is held against labels that really occur."""
+
+    @pytest.fixture
+    def objects(self) -> list[Object]:
+        files = {path.stem.removesuffix("-values"): path for path in CI_FILES}
+        return render(read_values(files["monitoring"]) | read_values(files["locked-down"]))
+
+    @pytest.fixture
+    def training_pod(self) -> dict[str, Any]:
+        children = check_manifest((ROOT / "deploy/samples/digits.yaml").read_text()).children
+        (job,) = (child for child in children if child["kind"] == "Job")
+        return dict(job["spec"]["template"])
+
+    def test_operators_pod_is_selected(self, objects: list[Object]) -> None:
+        labels = the(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+        selectors = [
+            the(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+            the(objects, "Service")["spec"]["selector"],
+            the(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+            the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        ]
+        assert all(selector.items() <= labels.items() for selector in selectors)
+        (test,) = of_kind(objects, "Pod")
+        assert not any(selector.items() <= test["metadata"]["labels"].items() for selector in selectors)
+
+    def test_service_monitor_selects_the_service_and_its_port(self, objects: list[Object]) -> None:
+        monitor, service = the(objects, "ServiceMonitor")["spec"], the(objects, "Service")
+        assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        assert [port["name"] for port in service["spec"]["ports"]] == [e["port"] for e in monitor["endpoints"]]
+
+    def test_pod_monitor_and_policy_select_training_pods(
+        self, objects: list[Object], training_pod: dict[str, Any]
+    ) -> None:
+        labels = training_pod["metadata"]["labels"]
+        assert labels[LABEL_MANAGED_BY] == MANAGED_BY
+        policy = the(objects, "NetworkPolicy")["spec"]["egress"][-1]["to"][0]["podSelector"]
+        for selector in (the(objects, "PodMonitor")["spec"]["selector"], policy):
+            assert selector["matchLabels"].items() <= labels.items()
+            assert [entry["key"] for entry in selector["matchExpressions"]] == [LABEL_JOB_NAME]
+            assert LABEL_JOB_NAME in labels
+        (endpoint,) = the(objects, "PodMonitor")["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in PORT_NAMES
+        ports = training_pod["spec"]["containers"][0]["ports"]
+        assert endpoint["port"] in {port["name"] for port in ports}
+        for relabeling in endpoint["relabelings"]:
+            (source,) = relabeling["sourceLabels"]
+            meta = {"__meta_kubernetes_pod_label_" + re.sub(r"[^a-zA-Z0-9_]", "_", label) for label in labels}
+            assert source in meta
+
+    def test_pod_monitor_looks_where_the_operator_works(self) -> None:
+        switch = {"monitoring": {"podMonitor": {"enabled": True}}}
+        assert the(render(switch), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
+        some = the(render(switch | {"namespaces": ["a"]}), "PodMonitor")
+        assert some["spec"]["namespaceSelector"] == {"matchNames": ["a"]}
+
+
+class TestImage:
+    @pytest.mark.parametrize(
+        ("values", "image"),
+        [
+            ({}, "ddp-operator/operator:0.1.0"),
+            ({"registry": "r.example"}, "r.example/ddp-operator/operator:0.1.0"),
+            ({"tag": "1"}, "ddp-operator/operator:1"),
+            ({"tag": "1", "digest": f"sha256:{'0' * 64}"}, f"ddp-operator/operator@sha256:{'0' * 64}"),
+        ],
+    )
+    def test_name(self, values: dict[str, str], image: str) -> None:
+        assert container_of(render({"image": values}))["image"] == image
+
+
+class TestNotes:
+    @ci_files
+    def test_tell_the_next_two_commands(self, path: Path) -> None:
+        notes = render_texts(read_values(path), namespace="system")["NOTES.txt"]
+        commands = re.findall(r"^  (kubectl .*)$", notes, flags=re.MULTILINE)
+        assert len(commands) == 2
+        name = the(render(read_values(path)), "Deployment")["metadata"]["name"]
+        assert commands[0] == f"kubectl -n system rollout status deployment/{name}"
+        assert (ROOT / commands[1].split()[-1]).is_file()
+        foreign = path.stem == "foreign-account-values"
+        assert ("WARNING: crds.keep=false" in notes) == foreign
+        assert ("paused" in notes) == foreign
+
+
+class TestJobOfTheHelmTest:
+    @ci_files
+    def test_is_a_job_that_the_operator_takes(self, path: Path) -> None:
+        children = check_manifest(submitted(render(read_values(path)))).children
+        assert {child["kind"] for child in children} == {"Service", "ConfigMap", "Job"}
+
+    def test_goes_where_the_operator_serves(self) -> None:
+        for namespaces, wanted in (([], "system"), (["a", "b"], "a"), (["a", "system"], "system")):
+            objects = render({"namespaces": namespaces}, namespace="system")
+            assert {found["metadata"]["namespace"] for found in objects if is_test(found)} == {wanted}

@@ -1,0 +1,212 @@
+"""Whatever the values: what Helm makes of the chart is what Kubernetes takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from charts.tooling.readme import render_readme
+from charts.tooling.schema import build_schema, render_schema
+from charts.tooling.values import read_values as read_documented
+from ddp_operator import __version__
+from ddp_operator.offline import check_manifest
+
+from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render, render_texts
+
+KUBERNETES = ("1.31", "1.36")
+ci_files = pytest.mark.parametrize("path", CI_FILES, ids=lambda path: path.stem.removesuffix("-values"))
+
+# What the Prometheus operator takes of its own kinds, as far as the chart uses it.
+_DURATION = {"type": "string", "pattern": r"^\d+(ms|s|m)$"}
+_SELECTOR = {"type": "object", "additionalProperties": False, "properties": {"matchLabels": {}, "matchExpressions": {}}}
+_RELABELING = {
+    "type": "object", "additionalProperties": False, "required": ["action", "sourceLabels", "targetLabel"],
+    "properties": {"action": {"const": "replace"}, "sourceLabels": {"type": "array"}, "targetLabel": {}},
+}  # fmt: skip
+_ENDPOINT = {
+    "type": "object", "additionalProperties": False, "required": ["port", "path", "interval"],
+    "properties": {"port": {"type": "string"}, "path": {"const": "/metrics"}, "interval": _DURATION,
+                   "relabelings": {"type": "array", "items": _RELABELING}},
+}  # fmt: skip
+MONITORING_SPECS: dict[str, dict[str, Any]] = {
+    "ServiceMonitor": {
+        "type": "object", "additionalProperties": False, "required": ["selector", "endpoints"],
+        "properties": {"selector": _SELECTOR, "endpoints": {"type": "array", "items": _ENDPOINT, "minItems": 1}},
+    },
+    "PodMonitor": {
+        "type": "object", "additionalProperties": False, "required": ["selector", "podMetricsEndpoints"],
+        "properties": {"selector": _SELECTOR, "namespaceSelector": {"type": "object"},
+                       "podMetricsEndpoints": {"type": "array", "items": _ENDPOINT, "minItems": 1}},
+    },
+    "PrometheusRule": {
+        "type": "object", "additionalProperties": False, "required": ["groups"],
+        "properties": {"groups": {"type": "array", "minItems": 1, "items": {
+            "type": "object", "additionalProperties": False, "required": ["name", "rules"],
+            "properties": {"name": {}, "interval": _DURATION, "rules": {"type": "array", "minItems": 1}}}}},
+    },
+}  # fmt: skip
+
+
+@ci_files
+def test_every_object_is_valid(path: Path) -> None:
+    objects = render(read_values(path))
+    assert len(objects) >= 5
+    for found in objects:
+        if found["apiVersion"] == "monitoring.coreos.com/v1":
+            jsonschema.validate(found["spec"], MONITORING_SPECS[found["kind"]])
+            continue
+        for version in KUBERNETES:
+            kubernetes_validate.validate(found, version, strict=True)
+
+
+@ci_files
+def test_names_are_unique_and_every_object_says_whose_it_is(path: Path) -> None:
+    objects = render(read_values(path), namespace="system")
+    keys = [(found["kind"], found["metadata"].get("namespace"), found["metadata"]["name"]) for found in objects]
+    assert len(set(keys)) == len(keys)
+    cluster_wide = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
+    for found in objects:
+        labels = found["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "ddp-operator"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert ("namespace" in found["metadata"]) == (found["kind"] not in cluster_wide), found
+
+
+@ci_files
+def test_lint_has_no_complaint(path: Path) -> None:
+    found = helm_python.lint(CHART, read_values(path), kube_version="1.31.0")
+    assert found["errors"] == []
+    assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
+
+
+def test_older_kubernetes_is_refused() -> None:
+    declared = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
+    assert declared == ">=1.31.0-0"  # -0: also a distribution's 1.31.0-gke.1
+
+
+def test_defaults_are_the_golden_file(golden: Callable[[str, str], None]) -> None:
+    texts = render_texts()
+    parts = [
+        f"# {path}\n{text.strip()}\n"
+        for path, text in sorted(texts.items())
+        if text.strip() and path != "crd.yaml" and not path.startswith("tests/")
+    ]
+    golden("chart/defaults.yaml", "---\n".join(parts))
+
+
+def test_definition_is_the_generated_one() -> None:
+    (crd,) = of_kind(render(), "CustomResourceDefinition")
+    kept = yaml.safe_load((ROOT / "deploy/crds/ddptrainingjobs.yaml").read_text())
+    assert (crd["spec"], crd["metadata"]["name"]) == (kept["spec"], kept["metadata"]["name"])
+
+
+def test_definition_stays_unless_told_otherwise() -> None:
+    (kept,) = of_kind(render(), "CustomResourceDefinition")
+    assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    (dropped,) = of_kind(render({"crds": {"keep": False}}), "CustomResourceDefinition")
+    assert "annotations" not in dropped["metadata"]
+    assert of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
+
+
+class TestSchema:
+    GROUPS = [(), *(value.path for value in read_documented() if value.is_group)]
+
+    @pytest.mark.parametrize("group", GROUPS, ids=lambda group: ".".join(group) or "top")
+    def test_unknown_value_is_refused_by_its_name(self, group: tuple[str, ...]) -> None:
+        values: dict[str, Any] = {"mistyped": 1}
+        for name in reversed(group):
+            values = {name: values}
+        with pytest.raises(helm_python.HelmValuesError, match="additional properties 'mistyped' not allowed") as caught:
+            render(values)
+        assert f"at '{''.join('/' + name for name in group)}'" in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"replicas": 2}, "/replicas': value must be one of 0, 1"),
+            ({"namespaces": ["Team"]}, "/namespaces/0'"),
+            ({"image": {"digest": "latest"}}, "/image/digest'"),
+            ({"settings": {"workers": 0}}, "/settings/workers'"),
+            ({"settings": {"logLevel": "loud"}}, "/settings/logLevel'"),
+            ({"imagePullSecrets": ["plain"]}, "/imagePullSecrets/0'"),
+            ({"crds": {"keep": "yes"}}, "/crds/keep'"),
+            ({"resources": {"request": {}}}, "/resources'"),
+        ],
+    )
+    def test_bad_value_is_refused_at_its_place(self, values: dict[str, Any], message: str) -> None:
+        with pytest.raises(helm_python.HelmValuesError, match=re.escape(message)):
+            render(values)
+
+    def test_defaults_obey_it(self) -> None:
+        jsonschema.validate(read_values(CHART / "values.yaml"), json.loads((CHART / "values.schema.json").read_text()))
+
+    def test_missing_account_is_named(self) -> None:
+        with pytest.raises(helm_python.HelmRenderError, match=r"serviceAccount\.name: name an existing account"):
+            render({"serviceAccount": {"create": False}})
+
+    def test_comment_is_asked_for(self) -> None:
+        with pytest.raises(ValueError, match=r"^b\.d: has no comment"):
+            read_documented("# about a\na: 1\nb:\n  # about c\n  c: 1\n\n  d: 2\n")
+
+    def test_comments_become_types_and_keywords(self) -> None:
+        schema = build_schema(read_documented('# @section S\n\n# of a\n# @schema {"minimum": 1}\na: 1\n'))
+        assert schema["properties"]["a"] == {"description": "of a", "type": "integer", "default": 1, "minimum": 1}
+
+
+class TestGenerated:
+    def test_schema_and_readme_follow_from_the_values(self) -> None:
+        assert (CHART / "values.schema.json").read_text() == render_schema(), "run `make generate`"
+        assert (CHART / "README.md").read_text() == render_readme(), "run `make generate`"
+
+    def test_readme_has_a_row_for_every_value(self) -> None:
+        rows = re.findall(r"^\| `([\w.]+)` \|", (CHART / "README.md").read_text(), flags=re.MULTILINE)
+        assert rows == [".".join(value.path) for value in read_documented() if not value.is_group]
+
+    def test_version_is_that_of_the_package(self) -> None:
+        chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+        assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+
+    def test_package_holds_no_tooling(self, tmp_path: Path) -> None:
+        archive = helm_python.package(CHART, destination=tmp_path)
+        listed = subprocess.run(["tar", "-tzf", archive], capture_output=True, text=True, check=True).stdout.split()
+        assert "ddp-operator/files/crd.yaml" in listed
+        assert "ddp-operator/files/helm_test.py" in listed
+        assert [name for name in listed if "/ci/" in name or "/tooling/" in name] == []
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("release", "values", "name"),
+        [
+            ("ddp-operator", {}, "ddp-operator"),
+            ("prod", {}, "prod-ddp-operator"),
+            ("my-ddp-operator-2", {}, "my-ddp-operator-2"),
+            ("prod", {"nameOverride": "train"}, "prod-train"),
+            ("prod", {"fullnameOverride": "x"}, "x"),
+            ("r" * 53, {}, "r" * 50),
+        ],
+    )
+    def test_follow_the_release(self, release: str, values: dict[str, Any], name: str) -> None:
+        objects = render(values, name=release)
+        (deployment,) = of_kind(objects, "Deployment")
+        assert deployment["metadata"]["name"] == name
+        for found in objects:
+            assert len(found["metadata"]["name"]) <= 63
+            assert found["metadata"]["name"].startswith(name[:40]) or found["kind"] == "CustomResourceDefinition"
+        assert check_manifest(submitted(objects)).children
+
+
+def submitted(objects: list[dict[str, Any]]) -> str:
+    """Return the job that `helm test` submits."""
+    (scripts,) = (found for found in of_kind(objects, "ConfigMap") if is_test(found))
+    return str(scripts["data"]["job.json"])

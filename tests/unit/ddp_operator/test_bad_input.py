@@ -1,0 +1,165 @@
+"""Broken manifests: each is refused in one sentence that names field and remedy, at the earliest place that knows.
+
+``crd``: by schema and CEL rules at ``kubectl apply``, which ``parse_manifest`` does offline. ``operator``: stored, then
+Accepted=False with no child; ``ddp render`` and ``ddp run`` refuse it before. ``api server``: as ``operator``, by the
+dry-run of the Job. The sentence is the same in all of them.
+"""
+# ruff: noqa: E501 (a row of the table is a line)
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import parse_manifest
+from ddp_operator.cluster import Refused
+from ddp_operator.manifests.template import resolve_template
+from ddp_operator.offline import check_manifest
+from tests.builders import resource, template, trainer
+from tests.memory import World
+
+CONTAINER = "spec.template.spec.containers[0]"
+GPUS = {"limits": {"nvidia.com/gpu": "4"}}
+SIDECAR = {"name": "logs", "image": "x"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One broken manifest, where it is refused, and the sentence."""
+
+    name: str
+    place: Literal["crd", "operator", "api server"]
+    given: Any
+    sentence: str
+
+    @property
+    def text(self) -> str:
+        return self.given if isinstance(self.given, str) else yaml.safe_dump(self.given)
+
+
+def job(**spec: Any) -> Any:
+    return resource(**spec)
+
+
+def pod(*containers: Any, **members: Any) -> Any:
+    return resource(template=template(*containers, **members))
+
+
+def named(name: Any) -> Any:
+    return resource() | {"metadata": {"name": name}}
+
+
+ROWS = [
+    Row("misspelt field", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; known here: nodes, procPerNode, suspend, template, rendezvous, shm, recovery, checkpoint, metrics, activeDeadlineSeconds, ttlSecondsAfterFinished, securityProfile'),
+    Row("nearly right field", "crd", job(recovery={"maxRestart": 3}), 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
+    Row("unknown top-level field", "crd", job() | {"specs": {}}, 'unknown field "specs"; did you mean spec?'),
+    Row("no nodes", "crd", job(nodes=0), "spec.nodes: Invalid value: 0: must be from 1 to 5000; to run no pod for a while, set suspend: true"),
+    Row("nodes as text", "crd", job(nodes="2"), 'spec.nodes: Invalid value: "string": spec.nodes in body must be of type integer: "string"'),
+    Row("half a node", "crd", job(nodes=1.5), 'spec.nodes: Invalid value: "number": spec.nodes in body must be of type integer: "number"'),
+    Row("name too long", "crd", named("a" * 51), "metadata.name: Invalid value: metadata.name must have at most 50 characters, because pod host names are <name>-<attempt>-<index>; choose a shorter name"),
+    Row("name with dots", "crd", named("a.b"), "metadata.name: Invalid value: metadata.name must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit, because a Service is named after it; choose such a name"),
+    Row("name as a number", "crd", named(2026), "metadata.name: Invalid value: 2026: must be a string; quote it"),
+    Row("no name", "crd", resource() | {"metadata": {}}, "metadata.name: Required value: every job needs a name; add it"),
+    Row("no spec", "crd", {k: v for k, v in resource().items() if k != "spec"}, "spec: Required value: a job needs at least spec.template; add it"),
+    Row("no template", "crd", resource() | {"spec": {"nodes": 1}}, "spec.template: Required value: it has no default; add it"),
+    Row("unknown backend", "crd", job(rendezvous={"backend": "etcd"}), 'spec.rendezvous.backend: Unsupported value: "etcd": supported values: "c10d", "static"'),
+    Row("processes as a word", "crd", job(procPerNode="all"), 'spec.procPerNode: Invalid value: "all": must be auto, gpu, cpu or a number from 1 to 1024; leave it out for auto'),
+    Row("privileged port", "crd", job(metrics={"port": 80}), "spec.metrics.port: Invalid value: 80: must be a port from 1024 to 65535; leave it out for the default"),
+    Row("metrics on the rendezvous port", "crd", job(metrics={"port": 29400}), "spec.metrics.port: Invalid value: must differ from rendezvous.port, since both are served by pod 0; change one of them"),
+    Row("static with restarts in place", "crd", job(rendezvous={"backend": "static"}, recovery={"inPlaceRestarts": 2}), "spec.recovery.inPlaceRestarts: Invalid value: must be 0 with the static rendezvous, which can't restart workers in place; set it to 0 or use backend: c10d"),
+    Row("relative checkpoint path", "crd", job(checkpoint={"path": "ckpt"}), 'spec.checkpoint.path: Invalid value: "ckpt": must be an absolute path; write it with a leading slash, such as /ckpt'),
+    Row("no checkpoint path", "crd", job(checkpoint={"claimName": "c"}), "spec.checkpoint.path: Required value: it has no default; add it"),
+    Row("shared memory in words", "crd", job(shm={"sizeLimit": "8 GB"}), 'spec.shm.sizeLimit: Invalid value: "8 GB": must be a quantity such as 8Gi; leave it out for half of the node\'s memory'),
+    Row("exit code beyond a byte", "crd", job(recovery={"nonRetryableExitCodes": [300]}), "spec.recovery.nonRetryableExitCodes: Invalid value: must hold exit codes from 1 to 255; remove the others"),
+    Row("duplicate key", "crd", yaml.safe_dump(resource()) + "kind: Job\n", 'line 15: key "kind" is given twice; remove one'),
+    Row("not YAML", "crd", "kind: [DDPTrainingJob\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'; mend the file there"),
+    Row("two jobs in one file", "crd", yaml.safe_dump_all([resource("a"), resource("b")]), "kind: the file holds 2 objects of kind DDPTrainingJob (found: DDPTrainingJob); give exactly one"),
+    Row("no job in the file", "crd", "kind: Job\n", "kind: the file holds no kind DDPTrainingJob (found: Job); give exactly one"),
+    Row("wrong apiVersion", "crd", resource() | {"apiVersion": "ddp-operator.dev/v1"}, 'apiVersion: Invalid value: "ddp-operator.dev/v1": must be ddp-operator.dev/v1alpha1; change it'),
+    Row("reserved variable", "operator", pod(trainer(env=[{"name": "RANK", "value": "0"}])), f'{CONTAINER}.env[0].name: Invalid value: "RANK": is reserved: torchrun and the operator set it; remove it'),
+    Row("torchrun's own variable", "operator", pod(trainer(env=[{"name": "PET_NNODES", "value": "2"}])), f'{CONTAINER}.env[0].name: Invalid value: "PET_NNODES": is reserved: torchrun and the operator set it; remove it'),
+    Row("no container", "operator", job(template={"spec": {"containers": []}}), "spec.template.spec.containers: Required value: needs one container, named trainer, whose command runs the training script; add it"),
+    Row("template without spec", "operator", job(template={}), "spec.template.spec: Required value: the pods need containers; add it"),
+    Row("two containers without a trainer", "operator", pod(SIDECAR, {"name": "b", "image": "x"}), "spec.template.spec.containers: holds 2 containers and none is named trainer; give the one that trains that name"),
+    Row("sidecar that is not native", "operator", pod(trainer(), SIDECAR), 'spec.template.spec.containers[1]: container "logs" beside the trainer would keep the job from ending; move it to initContainers with restartPolicy: Always (a native sidecar)'),
+    Row("no image", "operator", pod(trainer(image=None)), f"{CONTAINER}.image: Required value: needs an image with Python and torch; add it"),
+    Row("neither command nor args", "operator", pod(trainer(command=None)), f"{CONTAINER}.command: neither command nor args: an image's entrypoint cannot be known; write the training command, for example [python, train.py]"),
+    Row("command as one text", "operator", pod(trainer(command="python train.py")), f"{CONTAINER}.command: must be a list of strings; split it and quote numbers and booleans, for example [python, train.py, --lr, \"0.1\"]"),
+    Row("torchrun with a flag of the operator's", "operator", pod(trainer(command=["torchrun", "--nnodes=2", "x.py"])), f"{CONTAINER}.command: --nnodes: set spec.nodes instead"),
+    Row("torchrun without a script", "operator", pod(trainer(command=["torchrun"])), f"{CONTAINER}.command: torchrun without a script; write for example [torchrun, train.py]"),
+    Row("GPUs with procPerNode cpu", "operator", job(procPerNode="cpu", template=template(trainer(resources=GPUS))), f'spec.procPerNode: Invalid value: "cpu": 4 GPUs in {CONTAINER}.resources would idle; use gpu or remove them'),
+    Row("procPerNode gpu without GPU", "operator", job(procPerNode="gpu"), f'spec.procPerNode: Invalid value: "gpu": needs a GPU in {CONTAINER}.resources.limits; add nvidia.com/gpu or use auto'),
+    Row("more processes than GPUs", "operator", job(procPerNode=8, template=template(trainer(resources=GPUS))), f"spec.procPerNode: Invalid value: 8: is more than the 4 GPUs in {CONTAINER}.resources; ask for 8 there or use gpu"),
+    Row("container on the rendezvous port", "operator", pod(trainer(ports=[{"containerPort": 29400}])), f"{CONTAINER}.ports[0].containerPort: Invalid value: 29400: is taken by spec.rendezvous.port, which the operator declares itself; remove it or change one"),
+    Row("restartPolicy of another kind", "operator", pod(restartPolicy="OnFailure"), 'spec.template.spec.restartPolicy: Invalid value: "OnFailure": must be Never: restarts are spec.recovery\'s; remove it'),
+    Row("unknown field beside the pod's spec", "operator", job(template=template() | {"specc": {}}), 'unknown field "spec.template.specc"; did you mean spec?'),
+    Row("label that is a number", "operator", job(template=template(metadata={"labels": {"v": 1}})), "spec.template.metadata.labels: must map strings to strings; quote numbers and booleans"),
+    Row("unknown field of the container", "api server", pod(trainer(imagePullPolcy="Always")), f'unknown field "{CONTAINER}.imagePullPolcy"; remove it or mend its name'),
+    Row("unknown field of the pod", "api server", pod(nodeSelektor={}), 'unknown field "spec.template.spec.nodeSelektor"; remove it or mend its name'),
+    Row("unknown field deep in the pod", "api server", pod(volumes=[{"name": "v", "emptyDir": {"sizeLimt": "1Gi"}}]), 'unknown field "spec.template.spec.volumes[0].emptyDir.sizeLimt"; remove it or mend its name'),
+]  # fmt: skip
+by_name = {"ids": lambda row: row.name.replace(" ", "_")}
+
+
+def refusal(check: Any, text: str) -> str:
+    with pytest.raises(InvalidManifest) as refused:
+        check(text)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("row", ROWS, **by_name)
+def test_is_refused_offline_in_one_sentence(row: Row) -> None:
+    assert refusal(check_manifest, row.text) == row.sentence
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.place == "crd"], **by_name)
+def test_is_refused_at_the_first_place(row: Row) -> None:
+    assert refusal(parse_manifest, row.text) == row.sentence
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.place == "operator"], **by_name)
+async def test_is_stored_and_not_accepted_and_has_no_child(row: Row) -> None:
+    world = await World(dict(parse_manifest(row.text).resource)).settle()
+    assert world.state("Accepted") == ("False", "InvalidSpec")
+    assert world.condition("Accepted").message == row.sentence
+    assert world.children() == {"Service": [], "ConfigMap": [], "Job": []}
+    assert (world.status.phase, world.events) == ("Rejected", ["InvalidSpec"])
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.place == "api server"], **by_name)
+async def test_is_refused_by_the_dry_run_in_the_same_words(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = parse_manifest(row.text)
+    resolve_template(manifest.job)  # the operator itself sees nothing wrong
+    world = World(dict(manifest.resource))
+    path = row.sentence.split('"')[1]
+
+    def admit(job: Any) -> None:
+        words = f'Job in version "v1" cannot be handled as a Job: strict decoding error: unknown field "{path}"'
+        raise Refused(words, reason="Invalid")
+
+    monkeypatch.setattr(world.cluster, "_admit", admit)
+    await world.settle()
+    assert world.state("Accepted") == ("False", "InvalidSpec")
+    assert world.condition("Accepted").message == row.sentence
+    assert world.children()["Job"] == []
+
+
+def test_wrong_type_deep_in_the_template_is_named_by_its_path() -> None:
+    said = refusal(check_manifest, yaml.safe_dump(pod(trainer(livenessProbe={"periodSeconds": "often"}))))
+    assert said.startswith(f"{CONTAINER}.livenessProbe.periodSeconds: 'often' is not of type 'integer'")
+
+
+@pytest.mark.parametrize("row", ROWS, **by_name)
+def test_sentence_reads_as_one(row: Row) -> None:
+    assert "\n" not in row.sentence
+    assert not row.sentence.endswith(".")
+    assert "None" not in row.sentence
+    assert row.sentence.isprintable()
+
+
+def test_rows_are_many_and_of_all_places() -> None:
+    assert len(ROWS) >= 40
+    assert {row.place for row in ROWS} == {"crd", "operator", "api server"}
+    assert len({row.name for row in ROWS}) == len(ROWS)

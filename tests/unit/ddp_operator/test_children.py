@@ -1,0 +1,251 @@
+"""The objects of one attempt. Their whole text is in tests/golden; here is what must hold of them and why."""
+
+import copy
+import hashlib
+from typing import Any
+
+import pytest
+
+from ddp_operator import constants, names
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.local.job_controller import build_pod
+from ddp_operator.manifests.children import build_children, load_launcher
+from tests.builders import UID, job, template, trainer
+
+
+def children(attempt: int = 1, nodes: int = 2, **spec: Any) -> dict[str, Any]:
+    made = build_children(job(**spec), attempt=attempt, nodes=nodes)
+    return {child["kind"]: child for child in made}
+
+
+def pod_of(**spec: Any) -> dict[str, Any]:
+    pod: dict[str, Any] = children(**spec)["Job"]["spec"]["template"]["spec"]
+    return pod
+
+
+def env_of(**spec: Any) -> dict[str, str]:
+    return {item["name"]: item.get("value", "") for item in pod_of(**spec)["containers"][0]["env"]}
+
+
+class TestAll:
+    def test_come_in_the_order_in_which_pods_need_them(self) -> None:
+        made = build_children(job(), attempt=1, nodes=1)
+        assert [child["kind"] for child in made] == ["Service", "ConfigMap", "Job"]
+
+    def test_are_owned_so_that_deletion_needs_no_operator(self) -> None:
+        for child in children().values():
+            [owner] = child["metadata"]["ownerReferences"]
+            assert (owner["uid"], owner["controller"], owner["kind"]) == (UID, True, constants.KIND)
+
+    def test_carry_the_label_by_which_they_are_found(self) -> None:
+        for child in children().values():
+            assert names.child_labels("train").items() <= child["metadata"]["labels"].items()
+
+    def test_bad_template_makes_none(self) -> None:
+        with pytest.raises(InvalidManifest):
+            children(template={"spec": {}})
+
+    def test_building_leaves_the_resource_as_it_is(self) -> None:
+        made = template(trainer(env=[{"name": "A", "value": "1"}]), metadata={"labels": {"a": "b"}})
+        typed = job(template=made)
+        before = copy.deepcopy(typed.spec.template)
+        first = build_children(typed, attempt=1, nodes=2)
+        assert typed.spec.template == before
+        assert build_children(typed, attempt=1, nodes=2) == first
+
+
+class TestService:
+    def test_names_pods_before_they_are_ready(self) -> None:
+        spec = children()["Service"]["spec"]
+        assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
+
+    def test_selects_the_pods_of_every_attempt(self) -> None:
+        selector = children()["Service"]["spec"]["selector"].items()
+        for attempt in (1, 7):
+            labels = children(attempt)["Job"]["spec"]["template"]["metadata"]["labels"]
+            assert selector <= labels.items()
+
+
+class TestLauncher:
+    def test_is_in_an_immutable_config_map_named_by_its_hash(self) -> None:
+        config_map = children()["ConfigMap"]
+        source = config_map["data"]["launcher.py"]
+        assert config_map["immutable"] is True
+        assert config_map["metadata"]["name"] == f"train-launcher-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
+        assert source == load_launcher().source
+
+    def test_is_what_the_pod_mounts_and_runs(self) -> None:
+        made = children()
+        pod = made["Job"]["spec"]["template"]["spec"]
+        [volume] = [v for v in pod["volumes"] if v["name"] == constants.LAUNCHER_VOLUME]
+        assert volume["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
+        assert pod["containers"][0]["command"] == ["python", "/opt/ddp-operator/launcher.py", "run"]
+
+
+class TestJob:
+    def test_is_indexed_with_as_many_pods_as_nodes(self) -> None:
+        spec = children(nodes=5)["Job"]["spec"]
+        assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 5, 5)
+        assert spec["podReplacementPolicy"] == "Failed"
+
+    def test_never_counts_on_its_own(self) -> None:
+        spec = children()["Job"]["spec"]
+        assert spec["backoffLimit"] == 2**31 - 1
+        assert "ttlSecondsAfterFinished" not in spec
+        assert "activeDeadlineSeconds" not in spec
+
+    @pytest.mark.parametrize("name", ["trainer", "main"])
+    def test_fails_on_what_no_new_pod_can_mend(self, name: str) -> None:
+        ignore, fail = children(template=template(trainer(name=name)))["Job"]["spec"]["podFailurePolicy"]["rules"]
+        assert ignore["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        assert fail["onExitCodes"] == {"containerName": name, "operator": "NotIn", "values": [85, 130, 137, 143]}
+        assert [ignore["action"], fail["action"]] == ["Ignore", "FailJob"]
+
+    def test_begins_suspended_where_the_resource_is(self) -> None:
+        assert children(suspend=True)["Job"]["spec"]["suspend"] is True
+
+    def test_takes_the_labels_of_its_queue_and_no_others(self) -> None:
+        labels = children(labels={"kueue.x-k8s.io/queue-name": "q", "team": "a"})["Job"]["metadata"]["labels"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "q"
+        assert "team" not in labels
+
+    def test_pod_zero_is_the_master_by_its_name(self) -> None:
+        made = children(attempt=3)
+        env = {e["name"]: e.get("value") for e in made["Job"]["spec"]["template"]["spec"]["containers"][0]["env"]}
+        pod = build_pod(made["Job"] | {"metadata": made["Job"]["metadata"] | {"uid": "u"}}, 0, suffix="abcde")
+        assert env["MASTER_ADDR"] == f"{pod['spec']['hostname']}.{pod['spec']['subdomain']}" == "train-3-0.train"
+
+    def test_run_id_is_one_attempts_own(self) -> None:
+        ids = {
+            child["spec"]["template"]["spec"]["containers"][0]["env"][2]["value"]
+            for child in (children(1)["Job"], children(2)["Job"])
+        }
+        assert ids == {f"{UID}-1", f"{UID}-2"}
+
+
+class TestPod:
+    def test_has_no_token_and_no_privileges_by_default(self) -> None:
+        pod = pod_of()
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
+
+    def test_restricted_profile_adds_the_rest(self) -> None:
+        pod = pod_of(securityProfile="Restricted")
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+    @pytest.mark.parametrize(
+        "own", [{"privileged": True}, {"capabilities": {"add": ["SYS_ADMIN"]}}, {"allowPrivilegeEscalation": True}]
+    )
+    def test_what_the_user_grants_is_not_contradicted(self, own: dict[str, Any]) -> None:
+        made = pod_of(securityProfile="Restricted", template=template(trainer(securityContext=own)))
+        context = made["containers"][0]["securityContext"]
+        assert own.items() <= context.items()
+        assert context.get("allowPrivilegeEscalation") is not False
+
+    def test_values_of_the_template_win_over_defaults(self) -> None:
+        pod = pod_of(
+            template=template(
+                trainer(env=[{"name": "OMP_NUM_THREADS", "value": "3"}], resources={"limits": {"cpu": "8"}}),
+                automountServiceAccountToken=True,
+                terminationGracePeriodSeconds=7,
+                metadata={"annotations": {"sidecar.istio.io/inject": "true"}},
+            )
+        )
+        assert (pod["automountServiceAccountToken"], pod["terminationGracePeriodSeconds"]) == (True, 7)
+        assert [e["value"] for e in pod["containers"][0]["env"] if e["name"] == "OMP_NUM_THREADS"] == ["3"]
+
+    @pytest.mark.parametrize(
+        ("cpu", "processes", "threads"), [("8", 2, "4"), ("1", 4, "1"), ("3500m", 1, "3"), (None, 1, None)]
+    )
+    def test_threads_are_the_cpus_of_a_process(self, cpu: str | None, processes: int, threads: str | None) -> None:
+        limits = {"limits": {"cpu": cpu}} if cpu else None
+        env = env_of(procPerNode=processes, template=template(trainer(resources=limits)))
+        assert env.get("OMP_NUM_THREADS") == threads
+
+    @pytest.mark.parametrize(
+        ("checkpoint", "own", "pod", "workers"),
+        [
+            (None, None, 60, "30"),
+            ({"path": "/c"}, None, 150, "120"),
+            ({"path": "/c", "graceSeconds": 0}, None, 30, "0"),
+            ({"path": "/c"}, 60, 60, "45"),
+            ({"path": "/c"}, 600, 600, "120"),
+            ({"path": "/c"}, 0, 0, "0"),
+        ],
+    )
+    def test_launcher_keeps_time_for_its_last_words(
+        self, checkpoint: Any, own: int | None, pod: int, workers: str
+    ) -> None:
+        members = {} if own is None else {"terminationGracePeriodSeconds": own}
+        spec = {"checkpoint": checkpoint, "template": template(**members)}
+        assert pod_of(**spec)["terminationGracePeriodSeconds"] == pod
+        assert env_of(**spec)["DDP_GRACE_SECONDS"] == workers
+
+    @pytest.mark.parametrize(
+        ("spec", "source"),
+        [
+            ({"checkpoint": {"path": "/c", "claimName": "ckpt"}}, {"persistentVolumeClaim": {"claimName": "ckpt"}}),
+            ({"checkpoint": {"path": "/c"}}, {"emptyDir": {}}),
+            ({}, None),
+            (
+                {
+                    "checkpoint": {"path": "/c"},
+                    "template": template(
+                        trainer(volumeMounts=[{"name": "own", "mountPath": "/c/"}]), volumes=[{"name": "own"}]
+                    ),
+                },
+                None,
+            ),
+        ],
+        ids=["claim", "no claim", "no checkpoint", "own mount"],
+    )
+    def test_checkpoints_have_a_place(self, spec: dict[str, Any], source: Any) -> None:
+        volumes = {volume["name"]: volume for volume in pod_of(**spec)["volumes"]}
+        found = volumes.get(constants.CHECKPOINT_VOLUME)
+        assert (found and {k: v for k, v in found.items() if k != "name"}) == source
+        assert env_of(**spec).get("DDP_CHECKPOINT_DIR") == spec.get("checkpoint", {}).get("path")
+
+    def test_shared_memory_is_a_volume_unless_the_user_brings_one(self) -> None:
+        [own] = [v for v in pod_of(shm={"sizeLimit": "8Gi"})["volumes"] if v["name"] == constants.SHM_VOLUME]
+        assert own["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+        mounts = [{"name": "mine", "mountPath": "/dev/shm"}]
+        pod = pod_of(template=template(trainer(volumeMounts=mounts), volumes=[{"name": "mine"}]))
+        assert [v["name"] for v in pod["volumes"]] == ["mine", constants.LAUNCHER_VOLUME]
+
+    def test_environment_holds_every_name_of_the_pod_contract(self) -> None:
+        elsewhere = ("ENV_RUNTIME_DIR", "ENV_COMPLETION_INDEX", "ENV_PORT_FILE", "ENV_LIFELINE_FD")  # set by others
+        ours = {name: value for name, value in vars(constants).items() if name.startswith("ENV_")}
+        wanted = {value for name, value in ours.items() if name not in elsewhere}
+        limits = {"limits": {"cpu": "1"}}
+        env = env_of(checkpoint={"path": "/c"}, template=template(trainer(resources=limits)))
+        assert wanted <= set(env)
+        assert all(isinstance(value, str) for value in env.values())
+
+    def test_variables_of_the_user_may_refer_to_ours(self) -> None:
+        made = template(trainer(env=[{"name": "URL", "value": "tcp://$(MASTER_ADDR)"}]))
+        order = [item["name"] for item in pod_of(template=made)["containers"][0]["env"]]
+        assert order.index("MASTER_ADDR") < order.index("URL")
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("name", "good"), [("a", True), ("a-1", True), ("1a", False), ("a.b", False), ("a" * 64, False)]
+    )
+    def test_service_names(self, name: str, good: bool) -> None:
+        assert names.is_service_name(name) is good
+
+    @pytest.mark.parametrize(
+        ("job_name", "ours"),
+        [
+            ("train-1", True),
+            ("train-12", True),
+            ("train-0", False),
+            ("train-x", False),
+            ("train-1-1", False),
+            ("train", False),
+        ],
+    )
+    def test_jobs_of_a_resource_are_known_by_name(self, job_name: str, ours: bool) -> None:
+        assert names.is_job_name(job_name, "train") is ours

@@ -1,0 +1,148 @@
+"""The command line: subcommands, refusals, exit codes. Nothing here starts a pod."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator import __version__, cli_run
+from ddp_operator.cli import main
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "ddp-operator.dev/v1alpha1",
+    "kind": "DDPTrainingJob",
+    "metadata": {"name": "x"},
+    "spec": {"template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python", "t.py"]}]}}},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(**changes: Any) -> str:
+    body = {**GOOD, "spec": {**GOOD["spec"], **changes}}
+    Path("job.yaml").write_text(yaml.safe_dump(body))
+    return "job.yaml"
+
+
+def prepare(*words: str, **changes: Any) -> Any:
+    """Return the plan of a run that is not started."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    cli_run.add_arguments(parser)
+    before, _, after = " ".join(words).partition("-- ")
+    arguments = parser.parse_args([write(**changes), *before.split()])
+    arguments.extra = after.split()
+    return cli_run._prepare(Path("job.yaml").read_text(), arguments)
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"ddp {__version__}\n"
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "run a job's YAML on this machine" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["walk"])
+    assert ended.value.code == 2
+    assert "walk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nodes": 0}, "spec.nodes"),
+        ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
+        ({"suspend": True}, "spec.suspend: is true, so nothing would run"),
+        ({"procPerNode": "gpu"}, "spec.procPerNode"),
+    ],
+)
+def test_a_bad_manifest_ends_with_2_naming_the_field_and_leaves_no_run_folder(
+    changes: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert main(["run", write(**changes)]) == 2
+    assert words in capsys.readouterr().err
+    assert not (folder / "ddp-runs").exists()
+
+
+def test_what_cannot_be_had_on_this_machine_is_refused_by_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+    template = {
+        "spec": {**GOOD["spec"]["template"]["spec"], "volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]}
+    }
+    assert main(["run", write(template=template)]) == 2
+    assert "spec.template.spec.volumes[0].nfs: cannot be had on this machine" in capsys.readouterr().err
+
+
+def test_a_secret_that_is_not_in_the_file_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    container = {**GOOD["spec"]["template"]["spec"]["containers"][0], "envFrom": [{"secretRef": {"name": "keys"}}]}
+    assert main(["run", write(template={"spec": {"containers": [container]}})]) == 2
+    assert 'Secret "keys" is not in the file' in capsys.readouterr().out
+    (run_folder,) = (path for path in (folder / "ddp-runs").iterdir() if path.name != "claims")
+    assert list((run_folder / "logs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("none.yaml", "No such file"), (".", "directory"), ("binary", "is not UTF-8 text")]
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    file: str, words: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "binary").write_bytes(b"\xff\xfe\x00")
+    assert main(["run", file]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("kind: Nothing"))
+    assert main(["run", "-"]) == 2
+    assert "no kind DDPTrainingJob" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--nodes", "0"], ["--procs", "-1"], ["--nodes", "x"], ["--metrics-port", "80"], ["--metrics-port", "x"]]
+)
+def test_bad_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", write(), *words])
+    assert ended.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_options_change_the_job_and_the_objects_made_of_it() -> None:
+    plan = prepare("--nodes 3 --procs 2 --name other -- --epochs 1")
+    (job,) = [child for child in plan.children if child["kind"] == "Job"]
+    assert (job["spec"]["completions"], plan.nproc, plan.folder_name) == (3, 2, "other")
+    line = job["spec"]["template"]["spec"]["containers"][0]
+    assert [*line["command"], *line["args"]][-3:] == ["t.py", "--epochs", "1"]
+    assert plan.resource["spec"]["nodes"] == 3
+
+
+def test_what_an_api_server_wrote_into_a_copied_manifest_is_dropped() -> None:
+    changed = {**GOOD, "metadata": {"name": "x", "uid": "u", "resourceVersion": "7"}, "status": {"phase": "Failed"}}
+    assert cli_run._as_new(changed) == GOOD
+
+
+def test_the_first_words_come_without_heavy_imports() -> None:
+    code = "import sys, ddp_operator.cli_run_loop, ddp_operator.cli_run; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}
+    assert heavy & set(loaded.stdout.split()) == set()

@@ -1,0 +1,177 @@
+"""What is true of a job now, in whose words, and since when."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import Condition
+from ddp_operator.progress import parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.observation import Observation, view_pod
+from ddp_operator.status.termination import format_time
+from tests.builders import NOW, child_pod, page
+
+
+def pods(*raw: Any) -> Any:
+    return tuple(map(view_pod, raw))
+
+
+def unschedulable(index: int, words: str = "0/3 nodes are available") -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    return child_pod(index, "Pending", status={"conditions": [condition]})
+
+
+def was(status: Any, reason: str, message: str = "") -> Condition:
+    return Condition(type="Rendezvoused", status=status, reason=reason, message=message, last_transition_time="x")
+
+
+class TestMerge:
+    def merge(self, before: tuple[Condition, ...], *facts: c.Fact, seconds: float = 0) -> tuple[Condition, ...]:
+        return c.merge_conditions(before, facts, NOW + timedelta(seconds=seconds), 7)
+
+    def test_time_changes_only_with_the_status(self) -> None:
+        first = self.merge((), c.Fact("Scheduled", "False", "A"))
+        second = self.merge(first, c.Fact("Scheduled", "False", "B", "words"), seconds=9)
+        third = self.merge(second, c.Fact("Scheduled", "True", "C"), seconds=20)
+        assert second[0].last_transition_time == first[0].last_transition_time == format_time(NOW)
+        assert (second[0].reason, second[0].message) == ("B", "words")
+        assert third[0].last_transition_time == format_time(NOW + timedelta(seconds=20))
+
+    def test_what_is_not_spoken_of_stays(self) -> None:
+        first = self.merge((), c.Fact("Accepted", "True", "Valid"))
+        assert self.merge(first, c.Fact("Failed", "False", "X"))[0] == first[0]
+
+    def test_order_is_fixed(self) -> None:
+        facts = [c.Fact(kind, "False", "X") for kind in reversed(c.TYPES)]
+        assert tuple(condition.type for condition in self.merge((), *facts)) == c.TYPES
+
+    def test_repeating_changes_nothing(self) -> None:
+        fact = c.Fact("Scheduled", "False", "A", "m" * 5000)
+        first = self.merge((), fact)
+        assert self.merge(first, fact, seconds=99) == first
+        assert len(first[0].message) == 1024
+
+
+class TestScheduled:
+    def describe(self, *raw: Any, nodes: int = 2, former: int = 0) -> tuple[str, str, str]:
+        fact = c.describe_scheduling(pods(*raw), nodes, former)
+        return fact.status, fact.reason, fact.message
+
+    def test_counts_placed_pods(self) -> None:
+        assert self.describe(child_pod(0), child_pod(1, "Pending")) == (
+            "False",
+            "WaitingForPods",
+            "1 of 2 pods are placed",
+        )
+        assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2 of 2 pods are placed")
+
+    def test_speaks_the_schedulers_words_of_the_first_pod(self) -> None:
+        said = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
+        assert said == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pods): first")
+
+    @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
+    def test_image_that_cannot_be_pulled(self, reason: str) -> None:
+        waiting = {"name": "trainer", "state": {"waiting": {"reason": reason, "message": "no such image"}}}
+        pod = child_pod(0, "Pending", node="n", status={"containerStatuses": [waiting]})
+        assert self.describe(pod, nodes=1) == ("False", "ImagePull", "train-1-0-abcde: no such image")
+
+    def test_other_reasons_keep_their_name(self) -> None:
+        waiting = {"name": "a", "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}}
+        pod = child_pod(0, "Pending", status={"initContainerStatuses": [waiting]})
+        said = self.describe(pod, nodes=1)
+        assert said == ("False", "PodsNotStarting", "train-1-0-abcde: CreateContainerConfigError: no secret")
+
+    @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
+    def test_start_that_takes_its_time_is_no_problem(self, reason: str) -> None:
+        waiting = {"name": "trainer", "state": {"waiting": {"reason": reason}}}
+        assert (
+            self.describe(child_pod(0, "Pending", node="n", status={"containerStatuses": [waiting]}), nodes=1)[0]
+            == "True"
+        )
+
+    def test_former_pods_come_first(self) -> None:
+        assert self.describe(former=3)[1:] == ("WaitingForFormerPods", "3 pods of the former attempt still run")
+
+    def test_replaced_pod_does_not_count_beside_its_successor(self) -> None:
+        dead = child_pod(0, "Failed", code=137, suffix="zzzzz", age=100)
+        assert self.describe(dead, child_pod(0, suffix="aaaaa", age=5), nodes=2)[2] == "1 of 2 pods are placed"
+
+
+class TestRendezvoused:
+    def describe(
+        self,
+        *raw: Any,
+        text: str | None = None,
+        asked: bool = True,
+        before: Any = None,
+        nodes: int = 1,
+        seconds: float = 0,
+    ) -> tuple[str, str, str]:
+        observation = Observation(page=None if text is None else parse_page(text), asked=asked)
+        now = NOW + timedelta(seconds=seconds)
+        fact = c.describe_rendezvous(pods(*raw), nodes, observation, before, now)
+        return fact.status, fact.reason, fact.message
+
+    def test_names_the_pods_that_are_missing(self) -> None:
+        said = self.describe(child_pod(1), child_pod(2, "Pending"), nodes=3)
+        assert said == ("False", "WaitingForRanks", "1 of 3 pods run; not yet: pods 0, 2")
+
+    def test_names_at_most_ten(self) -> None:
+        assert self.describe(nodes=500)[2].endswith("not yet: pods 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …")
+
+    @pytest.mark.parametrize("phase", ["Running", "Stopping", "Done"])
+    def test_launcher_knows_when_workers_have_started(self, phase: str) -> None:
+        assert self.describe(child_pod(0), text=page(phase=phase))[:2] == ("True", "AllRanksJoined")
+
+    @pytest.mark.parametrize("phase", ["Starting", "WaitingForMaster", "Rendezvous"])
+    def test_and_what_it_waits_for(self, phase: str) -> None:
+        said = self.describe(child_pod(0), text=page(phase=phase))
+        assert said[1:] == ("WaitingForWorkers", f"all 1 pods run; workers have not started yet (pod 0: {phase})")
+
+    def test_step_is_proof_enough(self) -> None:
+        assert self.describe(child_pod(0), text=page(ddp_step=1))[0] == "True"
+        assert self.describe(child_pod(0), text=page(ddp_step=0))[0] == "False"
+
+    @pytest.mark.parametrize("before", [was("True", "AllRanksJoined"), was("Unknown", "NoMetricsPage")])
+    def test_stands_while_no_page_was_asked_for(self, before: Condition) -> None:
+        assert self.describe(child_pod(0), asked=False, before=before)[:2] == (before.status, before.reason)
+
+    def test_news_of_the_last_page_stands_too(self) -> None:
+        before = was("False", "WaitingForWorkers", "pod 0: Rendezvous")
+        assert self.describe(child_pod(0), asked=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
+
+    def test_list_of_missing_pods_does_not_outlive_them(self) -> None:
+        before = was("False", "WaitingForRanks", "0 of 1 pods run; not yet: pods 0")
+        assert self.describe(child_pod(0), asked=False, before=before)[1] == "WaitingForWorkers"
+
+    def test_joined_job_stays_joined_when_a_page_fails_to_come(self) -> None:
+        assert self.describe(child_pod(0), before=was("True", "AllRanksJoined"), seconds=600)[0] == "True"
+
+    def test_silence_is_said_after_a_while(self) -> None:
+        assert self.describe(child_pod(0, age=5), seconds=0)[1] == "WaitingForWorkers"
+        status, reason, words = self.describe(child_pod(0, age=5), seconds=60)
+        assert (status, reason) == ("Unknown", "NoMetricsPage")
+        assert "NetworkPolicy" in words
+
+    def test_silence_is_not_said_where_nobody_asked(self) -> None:
+        assert self.describe(child_pod(0, age=5), asked=False, seconds=600)[1] == "WaitingForWorkers"
+
+
+class TestCounting:
+    def test_successor_counts_not_its_predecessor_whatever_their_names(self) -> None:
+        for first, second in (("aaaaa", "zzzzz"), ("zzzzz", "aaaaa")):
+            dead = child_pod(0, "Failed", code=137, suffix=first, age=100)
+            done = child_pod(0, "Succeeded", suffix=second, age=50)
+            assert c.count_pods(pods(dead, done)) == (0, 0, 1, 0)
+
+    def test_living_pod_counts_before_an_ended_one_of_the_same_second(self) -> None:
+        assert c.count_pods(pods(child_pod(0, suffix="a"), child_pod(0, "Failed", code=137, suffix="b"))) == (
+            1,
+            1,
+            0,
+            0,
+        )
+
+    def test_pod_that_is_being_deleted_is_not_running(self) -> None:
+        assert c.count_pods(pods(child_pod(0, deleting=True), child_pod(1, ready=False))) == (1, 0, 0, 0)

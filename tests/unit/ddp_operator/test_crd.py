@@ -1,0 +1,139 @@
+"""The CustomResourceDefinition: current, structural, and of one mind with the parser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+import yaml
+
+from ddp_operator.api.crd import build_crd, render_crd
+from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.schema import build_schema
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import LastFailure, Progress, Status
+from tests.builders import resource
+
+FILE = Path(__file__).resolve().parents[3] / "deploy" / "crds" / "ddptrainingjobs.yaml"
+CRD = build_crd()
+[VERSION] = CRD["spec"]["versions"]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+
+
+class TestFile:
+    def test_is_current(self) -> None:
+        assert FILE.read_text(encoding="utf-8") == render_crd(), "run `make generate`"
+
+    def test_says_that_it_is_generated(self) -> None:
+        assert FILE.read_text(encoding="utf-8").startswith("# Generated ")
+
+    def test_reads_back_as_built(self) -> None:
+        assert yaml.safe_load(render_crd()) == CRD
+
+    def test_fits_into_the_annotation_of_kubectl_apply(self) -> None:
+        assert len(render_crd().encode()) < 262_144 / 2
+
+
+class TestStructure:
+    def test_holds_nothing_that_a_structural_schema_may_not(self) -> None:
+        forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "$defs", "definitions", "additionalProperties", "title"}
+        assert [(path, sorted(forbidden & set(node))) for path, node in nodes(SCHEMA) if forbidden & set(node)] == []
+
+    def test_every_node_has_a_type(self) -> None:
+        typeless = [p for p, n in nodes(SCHEMA) if "type" not in n and not n.get("x-kubernetes-int-or-string")]
+        assert typeless == []
+
+    def test_every_field_of_the_spec_is_described(self) -> None:
+        spec = SCHEMA["properties"]["spec"]
+        assert [path for path, node in nodes(spec) if "description" not in node and not path.endswith("[]")] == []
+
+    def test_status_invents_nothing(self) -> None:
+        assert [path for path, node in nodes(SCHEMA["properties"]["status"]) if "default" in node] == []
+
+    def test_is_itself_valid(self) -> None:
+        jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+    def test_subresources_and_names(self) -> None:
+        assert VERSION["subresources"]["status"] == {}
+        assert VERSION["subresources"]["scale"]["specReplicasPath"] == ".spec.nodes"
+        assert CRD["spec"]["names"]["shortNames"] == ["ddp", "ddpjob"]
+        assert CRD["metadata"]["name"] == "ddptrainingjobs.ddp-operator.dev"
+
+    @pytest.mark.parametrize("column", VERSION["additionalPrinterColumns"], ids=lambda column: column["name"])
+    def test_column_shows_a_field_that_exists(self, column: dict[str, Any]) -> None:
+        if column["jsonPath"].startswith(".metadata"):
+            return
+        node = SCHEMA
+        for name in column["jsonPath"].strip(".").split("."):
+            node = node["properties"][name]
+        assert node["type"] == column["type"]
+
+    @pytest.mark.parametrize("path", ["scale.statusReplicasPath", "scale.labelSelectorPath", "scale.specReplicasPath"])
+    def test_scale_paths_exist(self, path: str) -> None:
+        node = SCHEMA
+        for name in VERSION["subresources"]["scale"][path.split(".")[1]].strip(".").split("."):
+            node = node["properties"][name]
+
+    def test_category_of_a_failure_is_always_written(self) -> None:
+        written = msgspec.to_builtins(LastFailure(attempt=1, category="Unknown"))
+        assert written == {"attempt": 1, "category": "Unknown"}
+
+
+def apply_defaults(value: Any, schema: dict[str, Any]) -> Any:
+    """What an API server does with a schema's defaults, written independently of the parser."""
+    if isinstance(value, dict):
+        for name, child in schema.get("properties", {}).items():
+            if name not in value and "default" in child:
+                value[name] = msgspec.json.decode(msgspec.json.encode(child["default"]))
+            if name in value:
+                apply_defaults(value[name], child)
+    return value
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"nodes": 3, "recovery": {}},
+        {"recovery": {"maxRestarts": 0}, "rendezvous": {"backend": "static"}},
+        {"checkpoint": {"path": "/c"}, "shm": {"sizeLimit": "1Gi"}},
+        {"checkpoint": {"path": "/c", "graceSeconds": 0}, "metrics": {"port": 9000}},
+    ],
+)
+def test_defaults_of_the_schema_are_those_of_the_parser(spec: dict[str, Any]) -> None:
+    raw = resource(**spec)
+    manifest = parse_manifest(yaml.safe_dump(raw))
+    stored = apply_defaults(yaml.safe_load(yaml.safe_dump(raw)), SCHEMA)
+    assert manifest.resource["spec"] == stored["spec"]
+    assert msgspec.convert(stored["spec"], Spec) == manifest.job.spec
+
+
+@pytest.mark.parametrize("sample", sorted((FILE.parents[1] / "samples").glob("*.yaml")), ids=lambda path: path.name)
+def test_samples_pass(sample: Path) -> None:
+    manifest = parse_manifest(sample.read_text(encoding="utf-8"))
+    jsonschema.validate(manifest.resource, SCHEMA)
+
+
+def test_full_status_fits_its_schema() -> None:
+    status = Status(
+        attempt=1, progress=Progress(step=1, loss="0.5"), last_failure=LastFailure(attempt=1, category="OOM")
+    )
+    jsonschema.validate(msgspec.to_builtins(status), SCHEMA["properties"]["status"])
+
+
+def test_type_without_a_structural_schema_is_a_mistake_of_ours() -> None:
+    class Odd(msgspec.Struct):
+        field: float | str
+
+    with pytest.raises(AssertionError, match="no structural schema"):
+        build_schema(Odd)

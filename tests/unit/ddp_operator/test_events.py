@@ -1,0 +1,82 @@
+"""Events: one for each transition, none for a pass that changes nothing."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import Condition, LastFailure, Status
+from ddp_operator.cluster import Event
+from ddp_operator.status.events import transition_events
+
+
+def condition(kind: str, status: Any, reason: str = "R", message: str = "words") -> Condition:
+    return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time="t")
+
+
+def events(old: Any, new: Any) -> list[tuple[str, str, str]]:
+    before, after = (Status(conditions=(found,)) if found else Status() for found in (old, new))
+    return [(event.type, event.reason, event.message) for event in transition_events(before, after)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (None, condition("Accepted", "True"), []),
+        (None, condition("Accepted", "False", "InvalidSpec"), [("Warning", "InvalidSpec", "words")]),
+        (condition("Accepted", "False", "InvalidSpec"), condition("Accepted", "False", "InvalidSpec"), []),
+        (
+            condition("Accepted", "False", "InvalidSpec", "other"),
+            condition("Accepted", "False", "InvalidSpec"),
+            [("Warning", "InvalidSpec", "words")],
+        ),
+        (None, condition("Scheduled", "False", "WaitingForPods"), []),
+        (None, condition("Scheduled", "True"), [("Normal", "Scheduled", "words")]),
+        (condition("Scheduled", "True"), condition("Scheduled", "True", message="2 of 2"), []),
+        (None, condition("Scheduled", "False", "Unschedulable"), [("Warning", "Unschedulable", "words")]),
+        (
+            condition("Scheduled", "False", "Unschedulable", "0/2 nodes"),
+            condition("Scheduled", "False", "Unschedulable", "0/3 nodes"),
+            [],
+        ),
+        (None, condition("Rendezvoused", "True"), [("Normal", "Rendezvoused", "words")]),
+        (None, condition("Rendezvoused", "Unknown"), []),
+        (None, condition("Suspended", "False", "NotSuspended"), []),
+        (
+            condition("Suspended", "True"),
+            condition("Suspended", "False", "NotSuspended"),
+            [("Normal", "Resumed", "spec.suspend is false")],
+        ),
+        (condition("Suspended", "False"), condition("Suspended", "True"), [("Normal", "Suspended", "words")]),
+        (condition("Failed", "False"), condition("Failed", "True", "OOM"), [("Warning", "Failed", "words")]),
+        (condition("Succeeded", "False"), condition("Succeeded", "True"), [("Normal", "Succeeded", "words")]),
+        (condition("Succeeded", "False"), condition("Succeeded", "False", "Finished"), []),
+    ],
+)  # fmt: skip
+def test_transition_says(old: Any, new: Any, said: Any) -> None:
+    assert events(old, new) == said
+
+
+def test_first_attempt_is_started() -> None:
+    new = Status(attempt=1, attempt_nodes=4, job_name="a-1")
+    assert transition_events(Status(), new) == (Event("Normal", "Started", "attempt 1 with 4 nodes as Job a-1"),)
+
+
+def test_next_attempt_says_why_after_the_failure_that_caused_it() -> None:
+    restart = condition("Restarting", "True", "GroupRestart", "attempt 2 after: x")
+    old = Status(attempt=1)
+    new = Status(
+        attempt=2, conditions=(restart,), last_failure=LastFailure(attempt=1, category="OOM", message="m" * 5000)
+    )
+    failure, begun = transition_events(old, new)
+    assert (failure.type, failure.reason, len(failure.message)) == ("Warning", "FailureOOM", 1000)
+    assert begun == Event("Normal", "GroupRestart", "attempt 2 after: x")
+
+
+def test_failure_that_is_already_known_is_not_said_again() -> None:
+    failure = LastFailure(attempt=1, category="OOM")
+    assert transition_events(Status(last_failure=failure), Status(last_failure=failure, attempt=0)) == ()
+
+
+def test_repeated_pass_is_silent() -> None:
+    status = Status(attempt=2, conditions=(condition("Accepted", "False"), condition("Scheduled", "True")))
+    assert transition_events(status, status) == ()

@@ -1,0 +1,172 @@
+"""Who is to blame: the earliest root cause across pods, never a victim's word."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator import constants
+from ddp_operator.status.failure import Verdict, judge, will_fail_job
+from ddp_operator.status.observation import view_job, view_pod
+from tests.builders import NOW, child_job, child_pod, last_words
+
+PEER_LOST = last_words("NCCL", victim=True)
+
+
+def at(seconds: float) -> Any:
+    return NOW + timedelta(seconds=seconds)
+
+
+def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float = 0, **changes: Any) -> dict[str, Any]:
+    """Return a pod that failed; a code that is a victim's says so."""
+    words = last_words(category, rank=index, node=index, time=at(seconds).timestamp())
+    if code == constants.EXIT_PEER_LOST:
+        words |= {"category": "NCCL", "victim": True}
+    message = changes.pop("message", words if code not in (137, 143) else "")
+    return child_pod(index, "Failed", code=code, message=message, at=at(seconds), **changes)
+
+
+def verdict(*pods: Any, job: Any = None, seconds: float = 1) -> Verdict | None:
+    return judge(1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds))
+
+
+def blamed(found: Verdict | None) -> tuple[int | None, str]:
+    assert found is not None
+    assert found.cause is not None
+    return found.cause.node, found.cause.category
+
+
+class TestNoFailure:
+    @pytest.mark.parametrize("code", [0, 85, 130, 137, 143])
+    def test_pod_that_is_done_or_replaced_ends_no_attempt(self, code: int) -> None:
+        phase = "Succeeded" if code == 0 else "Failed"
+        assert verdict(child_pod(0, phase, code=code), child_pod(1)) is None
+
+    @pytest.mark.parametrize("code", [1, 81, 82, 86, 128])
+    def test_disrupted_pod_ends_no_attempt_whatever_its_code(self, code: int) -> None:
+        assert verdict(ended(0, code, disrupted=True), child_pod(1)) is None
+
+    def test_evicted_pod_without_any_container_is_replaced(self) -> None:
+        assert verdict(child_pod(0, "Failed", status={"reason": "Evicted", "message": "disk pressure"})) is None
+
+    def test_sidecar_that_was_stopped_is_no_failed_init_container(self) -> None:
+        status = {
+            "initContainerStatuses": [{"name": "logs", "state": {"terminated": {"exitCode": 1}}}],
+            "reason": "Evicted",
+        }
+        spec = {"initContainers": [{"name": "logs", "restartPolicy": "Always"}]}
+        assert verdict(child_pod(0, "Failed", status=status, spec=spec)) is None
+
+
+class TestCause:
+    def test_earliest_of_two_that_are_no_victims(self) -> None:
+        pods = ended(0, 82, "NCCL", seconds=5), ended(1, 82, "CUDAError", seconds=2)
+        assert blamed(verdict(*pods)) == blamed(verdict(*reversed(pods))) == (1, "CUDAError")
+
+    def test_lowest_index_where_times_are_equal_or_unknown(self) -> None:
+        assert blamed(verdict(ended(1, 82, "Hang"), ended(0, 82))) == (0, "CUDAError")
+        unknown = ended(1, 82, "Hang")
+        del unknown["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
+        unknown["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = ""
+        assert blamed(verdict(unknown, ended(2, 82, seconds=9), seconds=10)) == (2, "CUDAError")
+
+    def test_that_is_no_victim_although_it_spoke_last(self) -> None:
+        assert blamed(verdict(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
+
+    def test_whole_story_is_kept(self) -> None:
+        words = last_words("UserError", rank=3, node=1, exitCode=2, message="m", traceback="t", hint="h")
+        found = verdict(ended(1, 81, message=words))
+        assert found is not None
+        assert found.permanent
+        cause = found.cause
+        assert cause is not None
+        assert (cause.rank, cause.exit_code, cause.message, cause.traceback, cause.hint) == (3, 2, "m", "t", "h")
+        assert (cause.pod, cause.node_name, cause.time) == ("train-1-1-abcde", "node-a", "2026-11-20T12:00:00Z")
+
+    @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (83, False), (84, False), (1, False)])
+    def test_only_a_users_error_is_permanent(self, code: int, permanent: bool) -> None:
+        found = verdict(ended(0, code, message=""))
+        assert found is not None
+        assert found.permanent is permanent
+
+    def test_killed_for_memory(self) -> None:
+        pod = child_pod(1, "Failed", code=137, reason="OOMKilled")
+        assert blamed(verdict(pod, child_pod(0))) == (1, "OOM")
+        assert not will_fail_job((view_pod(pod),)), "the Job controller would replace it"
+
+    def test_failed_init_container(self) -> None:
+        status = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 3}}}]}
+        pod = child_pod(0, "Failed", status=status)
+        found = verdict(pod)
+        assert found is not None
+        assert found.cause is not None
+        assert found.cause.message.startswith("init container fetch: ")
+        assert not will_fail_job((view_pod(pod),)), "the Job's policy looks at the training container only"
+
+    def test_only_container_is_the_trainer_whatever_its_name(self) -> None:
+        pod = ended(0, 82)
+        for part in (pod["spec"]["containers"], pod["status"]["containerStatuses"]):
+            part[0]["name"] = "main"
+        assert blamed(verdict(pod)) == (0, "CUDAError")
+
+
+class TestVictims:
+    def test_wait_for_a_witness_while_another_pod_lives(self) -> None:
+        found = verdict(ended(0, 86), child_pod(1), seconds=10)
+        assert found is not None
+        assert found.cause is None
+
+    def test_are_believed_when_their_time_is_over(self) -> None:
+        assert blamed(verdict(ended(0, 86), child_pod(1), seconds=16)) == (0, "NCCL")
+
+    def test_are_believed_when_nobody_is_left(self) -> None:
+        assert blamed(verdict(ended(0, 86), ended(1, 86), seconds=1)) == (0, "NCCL")
+
+    @pytest.mark.parametrize("skew", [-3000, 3000])
+    def test_clock_that_is_wrong_makes_nobody_wait_longer(self, skew: float) -> None:
+        assert blamed(verdict(ended(0, 86, seconds=skew), child_pod(1))) == (0, "NCCL")
+
+    def test_yield_to_a_pod_that_was_killed(self) -> None:
+        assert blamed(verdict(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Unknown")
+
+    def test_do_not_yield_to_a_pod_that_was_killed_and_replaced_long_ago(self) -> None:
+        long_ago = ended(1, 137, seconds=-3600, suffix="first", age=7200)
+        assert blamed(verdict(long_ago, ended(0, 86), ended(1, 86, seconds=1), seconds=20)) == (0, "NCCL")
+
+
+class TestJobWithoutWitness:
+    def failed(self, seconds: float = 0) -> dict[str, Any]:
+        return child_job(conditions={"FailureTarget": "backoff limit"}, at=at(seconds))
+
+    def test_is_waited_for_as_pods_are_seen_later_than_jobs(self) -> None:
+        found = verdict(child_pod(0), child_pod(1), job=self.failed(), seconds=5)
+        assert found is not None
+        assert found.cause is None
+
+    def test_is_believed_after_a_while_although_a_pod_never_ends(self) -> None:
+        found = verdict(child_pod(0), job=self.failed(), seconds=16)
+        assert found is not None
+        assert found.cause is not None
+        assert (found.cause.category, found.cause.message, found.cause.node) == ("Unknown", "backoff limit", None)
+
+    def test_without_pods_says_the_controllers_words(self) -> None:
+        found = verdict(job=self.failed())
+        assert found is not None
+        assert found.cause is not None
+        assert found.cause.message == "backoff limit"
+
+    def test_repeats_itself_exactly(self) -> None:
+        assert verdict(job=self.failed(), seconds=1) == verdict(job=self.failed(), seconds=99)
+
+
+class TestPolicy:
+    @pytest.mark.parametrize("code", [1, 81, 82, 83, 84, 86, 128, 139])
+    def test_code_that_fails_the_job(self, code: int) -> None:
+        assert will_fail_job((view_pod(ended(0, code)),))
+
+    @pytest.mark.parametrize("code", constants.REPLACED_EXIT_CODES)
+    def test_code_that_is_replaced(self, code: int) -> None:
+        assert not will_fail_job((view_pod(ended(0, code)),))
+
+    def test_disruption_is_ignored_first(self) -> None:
+        assert not will_fail_job((view_pod(ended(0, 82, disrupted=True)),))

@@ -1,0 +1,59 @@
+"""How Kopf is set up: it watches, and does nothing else."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import kopf
+import pytest
+
+from ddp_operator import handlers
+from ddp_operator.settings import Settings, SettingsError
+
+
+@pytest.fixture
+def configured() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    handlers.configure(settings)
+    return settings
+
+
+def test_kopf_never_posts_peers_or_scans(configured: kopf.OperatorSettings) -> None:
+    assert not configured.posting.enabled
+    assert configured.peering.standalone
+    assert configured.scanning.disabled
+
+
+def test_kopf_does_not_give_up_on_an_api_server_that_is_away(configured: kopf.OperatorSettings) -> None:
+    delays = list(itertools.islice(configured.networking.error_backoffs, 1000))  # type: ignore[arg-type]
+    assert len(delays) == 1000
+    assert max(delays) <= 10
+    assert list(itertools.islice(configured.networking.error_backoffs, 3)) == delays[:3]  # type: ignore[arg-type]
+
+
+def test_only_raw_events_are_handled_so_that_no_object_is_ever_marked() -> None:
+    registry = kopf.get_default_registry()
+    own = [handler for handler in registry._watching.get_all_handlers() if handler.fn.__module__ == handlers.__name__]
+    assert len(own) == 3
+    marking: list[Any] = [*registry._changing.get_all_handlers(), *registry._spawning.get_all_handlers()]
+    assert [handler for handler in marking if handler.fn.__module__ == handlers.__name__] == []
+
+
+async def test_what_kopf_leaves_behind_does_not_hold_up_the_end() -> None:
+    left = asyncio.create_task(asyncio.sleep(3600), name="pause-waiter for pods.v1")
+    other = asyncio.create_task(asyncio.sleep(3600), name="somebody else's")
+    await handlers.stop(memo=kopf.Memo())
+    await asyncio.sleep(0)
+    assert (left.cancelled(), other.cancelled()) == (True, False)
+    other.cancel()
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "clusterwide", "words"),
+    [(("a", "b"), True, "-n a -n b"), ((), False, "DDP_OPERATOR_NAMESPACES")],
+)
+def test_flags_of_kopf_that_contradict_the_settings_are_refused(
+    namespaces: tuple[str, ...], clusterwide: bool, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=words):
+        handlers._check_namespaces(Settings(namespaces=namespaces), clusterwide=clusterwide)

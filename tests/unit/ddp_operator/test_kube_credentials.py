@@ -1,0 +1,177 @@
+"""Credentials: kubeconfig files, service accounts, plugins."""
+
+import json
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.kube.credentials import _from_service_account, login
+from ddp_operator.kube.errors import StartupError
+
+
+def kubeconfig(path: Path, *, user: dict[str, Any] | None = None, **cluster: Any) -> Path:
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1:6443", **cluster}}],
+                "users": [{"name": "u", "user": user or {}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    return path
+
+
+async def test_inline_certificates(tmp_path: Path) -> None:
+    user = {"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}
+    path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority-data": "Q0E="})
+    info = await login(str(path))
+    assert (info.server, info.ca_data, info.certificate_data, info.private_key_data, info.default_namespace) == (
+        "https://10.0.0.1:6443", "Q0E=", "Q0VSVA==", "S0VZ", "team",
+    )  # fmt: skip
+    assert info.expiration is None
+
+
+async def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
+    user = {"client-certificate": "me.crt", "client-key": "/abs/me.key"}
+    path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority": "pki/ca.crt"})
+    info = await login(str(path))
+    assert info.ca_path == str(tmp_path / "pki/ca.crt")
+    assert info.certificate_path == str(tmp_path / "me.crt")
+    assert info.private_key_path == "/abs/me.key"
+
+
+async def test_a_token_file_is_read_and_will_be_read_again(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first\n")
+    path = kubeconfig(tmp_path / "config", user={"tokenFile": "token"})
+    first = await login(str(path))
+    (tmp_path / "token").write_text("second\n")
+    second = await login(str(path))
+    assert (first.token, second.token) == ("first", "second")
+    assert first.expiration is not None
+    assert datetime.now(UTC) < first.expiration < datetime.now(UTC) + timedelta(hours=1)
+
+
+async def test_of_several_files_the_first_to_say_something_counts(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    first.write_text(yaml.safe_dump({"users": [{"name": "u", "user": {"token": "mine"}}]}))
+    second = kubeconfig(tmp_path / "second", user={"token": "theirs"})
+    info = await login(os.pathsep.join([str(first), str(tmp_path / "missing"), str(second)]))
+    assert info.token == "mine"
+    assert info.server == "https://10.0.0.1:6443"
+
+
+def plugin(tmp_path: Path, code: str) -> dict[str, Any]:
+    script = tmp_path / "plugin.py"
+    script.write_text(code)
+    return {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": sys.executable,
+            "args": [str(script)],
+            "env": [{"name": "WHO", "value": "me"}],
+            "installHint": "install it from https://example.org",
+        }
+    }
+
+
+async def test_a_plugin_gives_token_and_expiry(tmp_path: Path) -> None:
+    answer = {"kind": "ExecCredential", "status": {"token": "%s", "expirationTimestamp": "2031-01-02T03:04:05Z"}}
+    code = (
+        "import os, json\n"
+        "assert json.loads(os.environ['KUBERNETES_EXEC_INFO'])['kind'] == 'ExecCredential'\n"
+        f"print({json.dumps(answer)!r} % os.environ['WHO'])"
+    )
+    info = await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
+    assert info.token == "me"
+    assert info.expiration == datetime(2031, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+async def test_a_plugin_gives_a_client_certificate(tmp_path: Path) -> None:
+    status = {"clientCertificateData": "-----BEGIN CERTIFICATE-----", "clientKeyData": "-----BEGIN KEY-----"}
+    code = f"print({json.dumps({'status': status})!r})"
+    info = await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
+    assert info.certificate_data == status["clientCertificateData"]
+    assert info.private_key_data == status["clientKeyData"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import sys; print('no such account', file=sys.stderr); sys.exit(3)", "exit code 3: no such account"),
+        ("print('hello')", "did not print an ExecCredential"),
+        ("print('{}')", "did not print an ExecCredential"),
+    ],
+)
+async def test_a_failing_plugin_is_named_with_its_own_words(tmp_path: Path, code: str, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
+
+
+async def test_a_missing_plugin_is_named_with_its_hint(tmp_path: Path) -> None:
+    user = plugin(tmp_path, "")
+    user["exec"]["command"] = "no-such-plugin"
+    with pytest.raises(StartupError, match=r"no-such-plugin.*install it from"):
+        await login(str(kubeconfig(tmp_path / "config", user=user)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "no such file"),
+        ("{", "not a kubeconfig"),
+        ("- a", "not a kubeconfig"),
+        ("clusters: []", "no current-context"),
+        ("current-context: x", "not among its contexts"),
+        ("{current-context: x, contexts: [{name: x, context: {cluster: c}}]}", "names a cluster that is not there"),
+        (
+            "{current-context: x, contexts: [{name: x, context: {cluster: c}}], clusters: [{name: c, cluster: {}}]}",
+            "has no server",
+        ),
+    ],
+)
+async def test_a_bad_kubeconfig_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(StartupError) as caught:
+        await login(str(path))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_nothing_at_all_names_the_three_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StartupError, match=r"service account.*KUBECONFIG.*~/\.kube/config"):
+        await login(None, service_account=tmp_path)
+
+
+async def test_a_service_account_comes_before_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".kube").mkdir()
+    kubeconfig(tmp_path / ".kube" / "config", user={"token": "home"})
+    assert (await login(None, service_account=tmp_path)).token == "home"
+    (tmp_path / "token").write_text("pod\n")
+    assert (await login(None, service_account=tmp_path)).token == "pod"
+
+
+@pytest.mark.parametrize(
+    ("env", "server"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "6443"}, "https://10.96.0.1:6443"),
+        ({"KUBERNETES_SERVICE_HOST": "fd00::1"}, "https://[fd00::1]:443"),
+        ({}, "https://kubernetes.default.svc"),
+    ],
+)
+def test_a_pod_finds_its_api_server(tmp_path: Path, env: dict[str, str], server: str) -> None:
+    (tmp_path / "token").write_text("t")
+    (tmp_path / "ca.crt").write_text("ca")
+    (tmp_path / "namespace").write_text("ddp-system\n")
+    info = _from_service_account(tmp_path, env)
+    assert (info.server, info.ca_path, info.default_namespace) == (server, str(tmp_path / "ca.crt"), "ddp-system")

@@ -1,0 +1,307 @@
+"""The launcher's pure parts: command lines, verdicts, the termination message, merged metrics."""
+
+from __future__ import annotations
+
+import ast
+import json
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator import launcher
+from ddp_operator.launcher import PythonLine, Verdict, classify, fit_termination_message, merge_pages
+
+SOURCE = Path(launcher.__file__).read_text(encoding="utf-8")
+
+
+def test_the_file_runs_in_any_image_with_python_3_9() -> None:
+    tree = ast.parse(SOURCE, feature_version=(3, 9))
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or "ddp_operator"] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+    }
+    assert imported <= sys.stdlib_module_names
+    assert len(SOURCE.encode()) < 500_000  # a ConfigMap holds 1 MiB
+
+
+# ---- command lines
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train.py", "-u"], PythonLine([], "script", "train.py", ["-u"])),
+        (["-u", "-O", "train.py"], PythonLine(["-u", "-O"], "script", "train.py", [])),
+        (["-uO", "train.py"], PythonLine(["-uO"], "script", "train.py", [])),
+        (["-W", "ignore", "-Xdev", "train.py"], PythonLine(["-Wignore", "-Xdev"], "script", "train.py", [])),
+        (["-m", "a.b", "-m"], PythonLine([], "module", "a.b", ["-m"])),
+        (["-um", "a.b"], PythonLine(["-u"], "module", "a.b", [])),
+        (["-ma.b"], PythonLine([], "module", "a.b", [])),
+        (["-c", "pass", "x"], PythonLine([], "code", "pass", ["x"])),
+        (
+            ["--check-hash-based-pycs", "never", "t.py"],
+            PythonLine(["--check-hash-based-pycs", "never"], "script", "t.py", []),
+        ),
+    ],
+)
+def test_a_python_command_line_is_split_as_cpython_does(words: list[str], expected: PythonLine) -> None:
+    assert launcher.split_python_line(words) == expected
+
+
+def read_pod(**env: str) -> launcher.Pod:
+    return launcher.read_pod(
+        {"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", "DDP_NODES": "2", **env}, "/runtime"
+    )
+
+
+def test_flags_that_only_the_pod_knows() -> None:
+    master, worker = read_pod(), read_pod(JOB_COMPLETION_INDEX="1")
+    c10d = ["--rdzv-backend=c10d", "--local-addr=job-1-1.job"]
+    default = ["--monitor-interval=0.1"]
+    assert launcher.add_pod_flags(c10d, master) == [*default, *c10d, "--rdzv-endpoint=localhost:29400"]
+    assert launcher.add_pod_flags(c10d, worker) == [*default, *c10d, "--rdzv-endpoint=job-1-0.job:29400"]
+    static = ["--rdzv-backend=static"]
+    own = ["--master-addr=job-1-0.job", "--master-port=29400", "--node-rank=1"]
+    assert launcher.add_pod_flags(static, worker) == [*default, *static, *own]
+    lone = launcher.add_pod_flags(c10d, read_pod(DDP_NODES="1"))
+    assert lone[-2:] == ["--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
+    here = launcher.add_pod_flags(c10d, read_pod(JOB_COMPLETION_INDEX="1", MASTER_ADDR="127.0.0.1"))
+    assert here[-1] == "--local-addr=127.0.100.101"
+
+
+def test_pods_on_one_machine_are_ranked_by_their_index() -> None:
+    addresses = [launcher.loopback_address(index) for index in range(5000)]
+    assert sorted(addresses) == addresses
+    assert len(set(addresses)) == len(addresses)
+    for address in addresses:
+        socket.inet_aton(address)
+
+
+def test_an_environment_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(ValueError, match="DDP_GRACE_SECONDS='soon' is not a number"):
+        read_pod(DDP_GRACE_SECONDS="soon")
+
+
+# ---- verdicts
+
+GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message", "expected"),
+    [
+        (1, "ValueError", "boom", Verdict("UserError", 82)),
+        (1, "ModuleNotFoundError", "No module named 'x'", Verdict("UserError", 81)),
+        (1, "SyntaxError", "invalid syntax", Verdict("UserError", 81)),
+        (1, "SystemExit", "python: No module named x", Verdict("UserError", 81)),
+        (2, "SystemExit", "2", Verdict("UserError", 81)),
+        (1, "RuntimeError", GLOO, Verdict("NCCL", 86, True)),
+        (1, "torch.distributed.DistNetworkError", "failed to recv, got 0 bytes", Verdict("NCCL", 86, True)),
+        (
+            1,
+            "torch.distributed.DistNetworkError",
+            "port: 29500, EADDRINUSE, address already in use",
+            Verdict("NCCL", 82),
+        ),
+        (1, "torch.distributed.DistBackendError", "NCCL error: remote process exited", Verdict("NCCL", 86, True)),
+        (1, "torch.distributed.DistBackendError", "NCCL: Duplicate GPU detected", Verdict("NCCL", 82)),
+        (1, "ConnectionResetError", "[Errno 104] Connection reset by peer", Verdict("UserError", 82)),
+        (1, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate", Verdict("OOM", 84)),
+        (1, "RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory", Verdict("OOM", 84)),
+        (1, "MemoryError", "", Verdict("OOM", 84)),
+        (1, "RuntimeError", "CUDA error: device-side assert triggered", Verdict("CUDAError", 82)),
+        (-9, "", "", Verdict("Unknown", 82)),
+        (-11, "", "", Verdict("Unknown", 82)),
+        (1, "", "", Verdict("Unknown", 82)),
+        (81, "", "", Verdict("UserError", 81)),
+        (83, "", "", Verdict("Hang", 83)),
+        (84, "SystemExit", "84", Verdict("OOM", 84)),
+        (85, "", "", Verdict("Preempted", 85)),
+        (86, "", "", Verdict("NCCL", 86, True)),
+    ],
+)
+def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None:
+    assert classify(code, kind, message, oom_killed=False, non_retryable=[2]) == expected
+
+
+def test_sigkill_is_out_of_memory_only_where_the_kernel_says_so() -> None:
+    assert classify(-9, "", "", oom_killed=True) == Verdict("OOM", 84)
+    assert classify(137, "", "", oom_killed=True) == Verdict("OOM", 84)
+    assert classify(-11, "", "", oom_killed=True).category == "Unknown"
+
+
+def failure(rank: int, when: float, *, victim: bool = False, code: int = 1, kind: str = "ValueError") -> dict[str, Any]:
+    return {"rank": rank, "time": when, "exitCode": code, "type": kind, "verdict": Verdict("x", 82, victim)}
+
+
+def test_the_root_is_the_earliest_failure_that_explains_the_others() -> None:
+    failures = [failure(0, 1, victim=True), failure(1, 3), failure(2, 2), failure(3, 0, code=-15, kind="")]
+    assert launcher.find_root(failures)["rank"] == 2
+    assert launcher.find_root([failures[3], failures[0]])["rank"] == 0
+    assert launcher.find_root([failures[3]])["rank"] == 3
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"type": 5, "message": [], "time": "soon"}', b"\xff\xfe", b'{"time": NaN}']
+)
+def test_a_garbage_error_file_changes_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "errors" / "0.json").write_bytes(content)
+    pod = launcher.read_pod({}, str(tmp_path))
+    seen = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
+    assert launcher.judge(pod, seen) == {**seen, "verdict": Verdict("Unknown", 82)}
+
+
+def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
+    pod = launcher.read_pod({}, str(tmp_path))
+    seen = {
+        "rank": 0,
+        "localRank": 0,
+        "exitCode": 1,
+        "time": 1.0,
+        "type": "",
+        "message": "KeyError: 'x'",
+        "traceback": "",
+    }
+    judged = launcher.judge(pod, seen)
+    assert (judged["type"], judged["message"]) == ("KeyError", "'x'")
+
+
+# ---- the termination message
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "category": "UserError",
+        "message": "m",
+        "traceback": "",
+        "hint": "h",
+        "progress": {},
+        **fields,
+    }
+
+
+def test_a_short_message_is_kept_whole() -> None:
+    assert json.loads(fit_termination_message(message(traceback="t"))) == message(traceback="t")
+
+
+def test_a_long_traceback_keeps_its_tail() -> None:
+    cut = json.loads(fit_termination_message(message(traceback="line\n" * 5000 + "ValueError: boom\n")))
+    assert cut["traceback"].endswith("ValueError: boom\n")
+    assert len(cut["traceback"]) > 2000
+    assert cut["message"] == "m"
+
+
+@given(
+    text=st.text(alphabet=st.characters(), max_size=300),
+    repeat=st.integers(1, 60),
+    names=st.lists(st.text(max_size=50), max_size=60),
+)
+def test_any_message_fits_and_is_json(text: str, repeat: int, names: list[str]) -> None:
+    long = text * repeat
+    fitted = fit_termination_message(
+        message(message=long, traceback=long, hint=long, progress=dict.fromkeys(names, 1.5))
+    )
+    assert len(fitted) <= 4096
+    assert json.loads(fitted.decode("utf-8"))["category"] == "UserError"
+
+
+# ---- metrics
+
+
+def test_pages_are_merged_with_one_header_a_name() -> None:
+    pages = [
+        f'# HELP ddp_loss The loss.\n# TYPE ddp_loss gauge\nddp_loss{{rank="{rank}"}} 0.{rank}\n'
+        f'# TYPE ddp_step_seconds histogram\nddp_step_seconds_bucket{{rank="{rank}",le="+Inf"}} 1\n'
+        f'ddp_step_seconds_count{{rank="{rank}"}} 1\n'
+        for rank in (0, 1)
+    ]
+    assert merge_pages(pages).splitlines() == [
+        "# HELP ddp_loss The loss.",
+        "# TYPE ddp_loss gauge",
+        'ddp_loss{rank="0"} 0.0',
+        'ddp_loss{rank="1"} 0.1',
+        "# TYPE ddp_step_seconds histogram",
+        'ddp_step_seconds_bucket{rank="0",le="+Inf"} 1',
+        'ddp_step_seconds_count{rank="0"} 1',
+        'ddp_step_seconds_bucket{rank="1",le="+Inf"} 1',
+        'ddp_step_seconds_count{rank="1"} 1',
+    ]
+
+
+def test_garbage_lines_equal_series_and_false_launchers_are_left_out() -> None:
+    own = "ddp_launcher_in_place_restarts_total 1\n"
+    garbage = (
+        "<html>\nx\nddp_loss{ 1\nddp_loss one\nddp_launcher_in_place_restarts_total 9\n# EOF\nddp_loss 1\nddp_loss 2\n"
+    )
+    assert merge_pages([own, garbage]) == "ddp_launcher_in_place_restarts_total 1\nddp_loss 1\n"
+
+
+@given(st.lists(st.text(max_size=200), max_size=4))
+def test_no_page_can_break_the_merge(pages: list[str]) -> None:
+    merged = merge_pages(["own 1\n", *pages])
+    assert merged.startswith("own 1\n")
+    assert merge_pages([merged]) == merged
+
+
+def test_progress_is_what_has_no_label_but_rank() -> None:
+    page = (
+        '# TYPE ddp_loss gauge\nddp_loss{rank="0"} 0.5\n# TYPE ddp_epoch gauge\nddp_epoch 3\n'
+        '# TYPE ddp_samples counter\nddp_samples_total{rank="0"} 64\n'
+        '# TYPE ddp_lr gauge\nddp_lr{rank="0",group="1"} 1\n'
+        '# TYPE ddp_bad gauge\nddp_bad{rank="0"} NaN\n'
+        '# TYPE ddp_h histogram\nddp_h_count{rank="0"} 1\n# TYPE up gauge\nup 1\n'
+    )
+    assert launcher.read_progress(page) == {"ddp_loss": 0.5, "ddp_epoch": 3.0, "ddp_samples_total": 64.0}
+    many = "".join(f"# TYPE ddp_x{n} gauge\nddp_x{n} 1\n" for n in range(1000))
+    assert len(launcher.read_progress(many)) == 30
+
+
+def serve_once(answer: bytes) -> int:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        with server:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                try:
+                    connection.sendall(answer)
+                except OSError:
+                    pass
+
+    threading.Thread(target=run, daemon=True).start()
+    return int(server.getsockname()[1])
+
+
+def test_a_page_is_fetched_and_an_endless_or_wrong_one_is_refused() -> None:
+    assert launcher.fetch_page(serve_once(b"HTTP/1.0 200 OK\r\nX: y\r\n\r\nup 1\n")) == "up 1\n"
+    with pytest.raises(ValueError, match="no usable page"):
+        launcher.fetch_page(serve_once(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)))
+    with pytest.raises(ValueError, match="no usable page"):
+        launcher.fetch_page(serve_once(b"HTTP/1.0 500 Oops\r\n\r\nup 1\n"))
+    with pytest.raises(ValueError, match="no usable page"):
+        launcher.fetch_page(serve_once(b"garbage"))
+
+
+def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    (folder / "1.port").write_text("1")  # nobody listens there
+    (folder / "1.prom").write_text("last 1\n")
+    (folder / "0.port").write_text("not a port")
+    (folder / "2.port").write_text(str(serve_once(b"HTTP/1.0 200 OK\r\n\r\nlive 1\n")))
+    (folder / "x.port").write_text("5")
+    (folder / "3.port.tmp").write_text("5")
+    assert launcher.Metrics(str(tmp_path), lambda: "").collect() == ["last 1\n", "live 1\n"]

@@ -1,0 +1,132 @@
+"""What `ddp run` changes in a manifest, and what it refuses."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.local.adapt import Changes, Machine, Unsuitable, adapt_resource, check_suitable, share_cpus
+from ddp_operator.local.gpus import GpuPool, count_gpus, find_gpus
+from ddp_operator.local.hosts import rewrite_hosts
+
+MACHINE = Machine(cpus=8, rendezvous_port=40000)
+
+
+def resource(gpus: int = 0, **spec: Any) -> dict[str, Any]:
+    limits = {"cpu": "16"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})
+    container = {"name": "trainer", "args": ["--a"], "resources": {"limits": limits, "requests": dict(limits)}}
+    body = {"nodes": 2, "procPerNode": "auto", "rendezvous": {"backend": "c10d", "port": 29400}, **spec}
+    return {"metadata": {"name": "j"}, "spec": {**body, "template": {"spec": {"containers": [container]}}}}
+
+
+def trainer(item: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = item["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def test_ports_are_free_ones_of_this_machine_and_the_backend_stays() -> None:
+    adapted = adapt_resource(resource(), Changes(), MACHINE)
+    assert adapted["spec"]["rendezvous"] == {"backend": "c10d", "port": 40000}
+
+
+def test_the_given_resource_stays_as_it_is() -> None:
+    given = resource(4)
+    before = deepcopy(given)
+    share_cpus(adapt_resource(given, Changes(1, 1, True, ["--b"]), MACHINE), 1, MACHINE)
+    assert given == before
+
+
+def test_nodes_and_arguments_are_taken_from_the_command_line() -> None:
+    adapted = adapt_resource(resource(), Changes(nodes=3, extra_args=["--epochs", "1"]), MACHINE)
+    assert adapted["spec"]["nodes"] == 3
+    assert trainer(adapted)["args"] == ["--a", "--epochs", "1"]
+
+
+@pytest.mark.parametrize(("asked", "procs"), [("auto", 1), ("gpu", 1), (4, 4)])
+def test_cpu_drops_gpus_and_what_was_counted_by_them(asked: int | str, procs: int) -> None:
+    adapted = adapt_resource(resource(4, procPerNode=asked), Changes(cpu=True), MACHINE)
+    assert count_gpus(adapted["spec"]["template"]["spec"]) == 0
+    assert adapted["spec"]["procPerNode"] == procs
+
+
+def test_fewer_processes_need_fewer_gpus() -> None:
+    adapted = adapt_resource(resource(4), Changes(procs=2), MACHINE)
+    assert trainer(adapted)["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert adapted["spec"]["procPerNode"] == 2
+
+
+def test_cpus_are_shared_among_all_workers_of_all_pods() -> None:
+    assert trainer(share_cpus(resource(), 2, MACHINE))["env"] == [{"name": "OMP_NUM_THREADS", "value": "2"}]
+    assert trainer(share_cpus(resource(nodes=8), 8, MACHINE))["env"][0]["value"] == "1"
+
+
+def test_the_users_own_thread_count_stays() -> None:
+    given = resource()
+    trainer(given)["env"] = [{"name": "OMP_NUM_THREADS", "value": "7"}]
+    assert trainer(share_cpus(given, 2, MACHINE))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
+
+
+def test_too_few_gpus_are_refused_naming_the_ways_out() -> None:
+    with pytest.raises(Unsuitable, match=r"2 pods of 4 GPUs need 8, this machine has 1; .*--cpu.*--nodes and --procs"):
+        check_suitable(resource(4), ["0"])
+    check_suitable(resource(4), [str(number) for number in range(8)])
+
+
+def test_a_suspended_job_is_refused_rather_than_waited_for() -> None:
+    with pytest.raises(Unsuitable, match=r"spec\.suspend"):
+        check_suitable(resource(suspend=True), None)
+
+
+def test_a_volume_of_a_cluster_is_refused_by_its_path() -> None:
+    given = resource()
+    given["spec"]["template"]["spec"]["volumes"] = [{"name": "v", "nfs": {}}, {"name": "w", "csi": {"driver": "d"}}]
+    with pytest.raises(Unsuitable, match=r"spec\.template\.spec\.volumes\[1\]\.csi: cannot be had on this machine"):
+        check_suitable(given, None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [("0,1", ("0", "1")), ("GPU-abc", ("GPU-abc",)), ("", ()), ("-1", ()), (" 3 , 2 ", ("3", "2"))],
+)
+def test_visible_devices_decide_what_this_machine_has(visible: str, found: tuple[str, ...]) -> None:
+    assert find_gpus({"CUDA_VISIBLE_DEVICES": visible}) == found
+
+
+def test_without_the_drivers_tool_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert find_gpus({}, devices=tmp_path) == ("0", "1")
+
+
+def test_no_two_holders_share_a_gpu_and_what_is_given_back_is_free() -> None:
+    pool = GpuPool(["0", "1", "2"])
+    assert pool.take("a", 2) == ["0", "1"]
+    assert pool.take("b", 2) is None
+    assert pool.take("b", 1) == ["2"]
+    pool.give_back("a")
+    assert pool.take("c", 2) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rewritten"),
+    [
+        ("j-1-0.j", "127.0.0.1"),
+        ("j-1-0.j:29400", "127.0.0.1:29400"),
+        ("tcp://j-1-1.j.ns.svc.cluster.local:1", "tcp://127.0.100.101:1"),
+        ("j-1-1.j.ns.svc", "127.0.100.101"),
+        ("xj-1-0.j", "xj-1-0.j"),
+        ("j-1-0.jj", "j-1-0.jj"),
+        ("j-1-0", "j-1-0"),
+    ],
+)
+def test_names_of_pods_become_addresses(text: str, rewritten: str) -> None:
+    assert rewrite_hosts(text, "j-1", "j") == rewritten
+
+
+def test_addresses_sort_as_the_indexes_do() -> None:
+    """torchrun's c10d gives ranks in the order of the agents' addresses, compared as text."""
+    addresses = [rewrite_hosts(f"j-1-{index}.j", "j-1", "j") for index in range(500)]
+    assert addresses == sorted(addresses)
+    assert len(set(addresses)) == 500

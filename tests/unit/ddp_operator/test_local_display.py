@@ -1,0 +1,166 @@
+"""What a user sees during and after a run."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
+from ddp_operator.local.display import PlainDisplay, QuietDisplay, RichDisplay, View, choose_display, describe_view
+from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.summary import describe_run
+
+PROGRESS = Progress(
+    epoch=3, epochs=8, step=71, total_steps=184, percent="38.6%", eta="7s", eta_seconds=7, loss="0.11",
+    samples_per_second="1024", val_accuracy="0.96",
+)  # fmt: skip
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    """Return what was said, without the times."""
+    return [line.partition(" ")[2] for line in stream.getvalue().splitlines()]
+
+
+def test_a_view_is_told_in_one_line() -> None:
+    assert describe_view(View("Pending", 1, "0 of 2 pods are placed")) == "Pending  0 of 2 pods are placed"
+    said = describe_view(View("Running", 2, "", PROGRESS))
+    assert said == (
+        "Running  attempt 2  epoch 3/8  step 71/184  38.6%  ETA 7s  loss 0.11  val acc 0.96  1024 samples/s"
+    )
+
+
+def test_plain_lines_come_at_every_change_of_phase_and_else_only_now_and_then() -> None:
+    clock, stream = Clock(), io.StringIO()
+    display = PlainDisplay(stream, every=5, clock=clock)
+    display.update(View("Pending", 1, "waits"))
+    display.update(View("Running", 1))
+    for step in range(100):  # one a second and more would be a flood
+        display.update(View("Running", 1, "", Progress(step=step)))
+        clock.now += 0.125
+    display.update(View("Restarting", 2))
+    said = lines(stream)
+    assert said[:2] == ["Pending  waits", "Running"]
+    assert said[2:-1] == ["Running  step 40", "Running  step 80"], "every 5 s"
+    assert said[-1] == "Restarting  attempt 2"
+
+
+def test_plain_lines_do_not_repeat_themselves() -> None:
+    clock, stream = Clock(), io.StringIO()
+    display = PlainDisplay(stream, every=5, clock=clock)
+    for _ in range(3):
+        display.update(View("Running", 1, "", PROGRESS))
+        clock.now += 60
+    assert len(lines(stream)) == 1
+
+
+def test_the_bar_shows_phase_percent_and_figures_and_lines_go_above_it() -> None:
+    stream = Terminal()
+    display = RichDisplay(stream, "digits")
+    display.line("before")
+    display.update(View("Running", 1, "", PROGRESS))
+    display.line("[red]not markup[/red]")
+    display.close()
+    shown = stream.getvalue()
+    for words in ("before", "digits", "Running", "38.6%", "epoch 3/8", "loss 0.11", "[red]not markup[/red]"):
+        assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("stream", "quiet", "plain", "kind"),
+    [
+        (Terminal(), False, False, RichDisplay),
+        (Terminal(), False, True, PlainDisplay),
+        (io.StringIO(), False, False, PlainDisplay),
+        (Terminal(), True, False, QuietDisplay),
+    ],
+)
+def test_the_stream_and_the_options_choose_the_display(
+    stream: io.StringIO, quiet: bool, plain: bool, kind: type
+) -> None:
+    assert isinstance(choose_display("x", quiet=quiet, plain=plain, stream=stream), kind)
+
+
+# --- summary ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "x" / "logs").mkdir(parents=True)
+    return RunFolder(tmp_path / "runs" / "x")
+
+
+def condition(kind: str, value: str, reason: str, message: str) -> Condition:
+    time = "2026-11-20T12:00:00Z"
+    return Condition(type=kind, status=value, reason=reason, message=message, last_transition_time=time)  # type: ignore[arg-type]
+
+
+FAILURE = LastFailure(
+    attempt=2, rank=1, node=1, pod="x-2-1-abcde", exit_code=1, category="UserError", message="ValueError: bad",
+    traceback="\n".join(f"line {number}" for number in range(40)), hint="mend the data",
+)  # fmt: skip
+FAILED = Status(
+    phase="Failed",
+    attempt=2,
+    restarts=Restarts(total=1, counted=1),
+    last_failure=FAILURE,
+    conditions=(
+        condition("Failed", "True", "RestartBudgetExhausted", "failed 2 times; last: UserError: ValueError: bad"),
+    ),
+)
+
+
+def test_success_is_summed_up_with_its_results_and_where_they_lie(folder: RunFolder) -> None:
+    folder.metrics.write_text("time,samples_per_second\n1,100\n2,300\n")
+    status = Status(phase="Succeeded", attempt=1, progress=PROGRESS)
+    text = describe_run("digits", status, folder, seconds=75, interrupted=False)
+    assert text.splitlines()[0] == "digits: Succeeded after 1m15s (1 attempt, no restarts)"
+    assert "validation accuracy 0.96, loss 0.11, epoch 3 of 8, step 71" in text
+    assert "200 samples/s on average, 300 at best" in text
+    assert f"run folder: {os.path.join('runs', 'x')}" in text
+    assert "metrics.csv, logs/" in text
+
+
+def test_a_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: RunFolder) -> None:
+    (folder.logs / "attempt-2-pod-1.log").touch()
+    text = describe_run("x", FAILED, folder, seconds=5, interrupted=False)
+    assert "x: Failed after 5s (2 attempts, 1 restart)" in text
+    assert "RestartBudgetExhausted: failed 2 times\n" in text
+    assert "cause:      UserError: ValueError: bad" in text
+    assert "where:      rank 1, pod x-2-1-abcde, attempt 2, exit code 1" in text
+    assert "line 39" in text
+    assert "line 24" not in text, "only the tail"
+    assert "hint:       mend the data" in text
+    assert f"log:        {os.path.join('runs', 'x', 'logs', 'attempt-2-pod-1.log')}" in text
+
+
+def test_a_cause_is_not_told_twice(folder: RunFolder) -> None:
+    once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
+    text = describe_run("x", replace(FAILED, conditions=(once,)), folder, seconds=5, interrupted=False)
+    assert text.count("ValueError: bad") == 1
+
+
+def test_a_refusal_is_told_in_the_operators_words(folder: RunFolder) -> None:
+    refused = Status(phase="Rejected", conditions=(condition("Accepted", "False", "InvalidSpec", "nodes: too many"),))
+    assert "InvalidSpec: nodes: too many" in describe_run("x", refused, folder, seconds=1, interrupted=False)
+
+
+def test_an_interruption_is_called_that(folder: RunFolder) -> None:
+    assert "x: Interrupted" in describe_run("x", Status(phase="Running"), folder, seconds=1, interrupted=True)

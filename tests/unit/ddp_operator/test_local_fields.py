@@ -1,0 +1,77 @@
+"""The table of pod fields: what the checks say, and that the documentation says the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.local.fields import FIELDS, Support, check_template, markdown_table
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "local.md"
+
+
+def check(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, str]:
+    trainer = {"name": "trainer", "command": ["python"], **(container or {})}
+    template = {"spec": {"containers": [trainer, *spec.pop("others", [])], **spec}}
+    return {finding.path: finding.field.support.value for finding in check_template(template, "trainer")}
+
+
+def test_the_documentation_holds_the_table() -> None:
+    assert markdown_table() in DOCS.read_text(), "paste ddp_operator.local.fields.markdown_table() into docs/local.md"
+
+
+def test_no_field_is_in_the_table_twice() -> None:
+    paths = [field.path for field in FIELDS]
+    assert sorted(paths) == sorted(set(paths))
+
+
+def test_what_is_honoured_is_not_mentioned() -> None:
+    volume = {"name": "v", "emptyDir": {}}
+    env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+    assert check({"env": env, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}, volumes=[volume]) == {}
+
+
+@pytest.mark.parametrize(
+    ("container", "path"),
+    [
+        ({"image": "x"}, "spec.containers[0].image"),
+        ({"resources": {"limits": {"cpu": "1"}}}, "spec.containers[0].resources.limits"),
+        ({"readinessProbe": {"exec": {}}}, "spec.containers[0].readinessProbe"),
+    ],
+)
+def test_what_has_no_meaning_here_is_warned_about(container: dict[str, Any], path: str) -> None:
+    assert check(container) == {path: Support.WARNED.value}
+
+
+def test_gpus_alone_are_no_reason_for_a_warning() -> None:
+    assert check({"resources": {"limits": {"nvidia.com/gpu": "2"}}}) == {}
+
+
+def test_empty_values_say_nothing() -> None:
+    assert check(tolerations=[], nodeSelector={}, affinity=None) == {}
+
+
+def test_a_sidecar_and_init_containers_are_warned_about() -> None:
+    found = check(others=[{"name": "helper", "image": "y"}], initContainers=[{"name": "i"}])
+    assert found == {"spec.containers[1]": "warned about", "spec.initContainers": "warned about"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"volumes": [{"name": "v", "nfs": {"server": "s"}}]}, "spec.volumes[0].nfs"),
+        ({"volumes": [{"name": "v", "csi": {"driver": "d"}}]}, "spec.volumes[0].csi"),
+        ({"resourceClaims": [{"name": "c"}]}, "spec.resourceClaims"),
+    ],
+)
+def test_what_cannot_be_had_is_refused(spec: dict[str, Any], path: str) -> None:
+    assert check(**spec) == {path: Support.REFUSED.value}
+
+
+def test_resource_field_references_are_refused() -> None:
+    env = [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]
+    assert check({"env": env}) == {"spec.containers[0].env[0].valueFrom.resourceFieldRef": "refused"}
+
+
+def test_a_field_that_nobody_knows_is_warned_about() -> None:
+    assert check(fromTheFuture=True) == {"spec.fromTheFuture": "warned about"}

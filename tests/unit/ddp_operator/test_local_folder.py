@@ -1,0 +1,180 @@
+"""What a run writes down: files of the run folder, samples of the metrics pages, the plot, the tail of a log."""
+
+from __future__ import annotations
+
+import csv
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from ddp_operator.local.folder import COLUMNS, RunFolder, read_rows
+from ddp_operator.local.plotter import Plotter
+from ddp_operator.local.recorder import Recorder
+from ddp_operator.local.store import Store
+from ddp_operator.local.tail import Tail
+
+NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, "x", NOW)
+
+
+def test_two_runs_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    first, second = RunFolder.create(tmp_path, "x", NOW), RunFolder.create(tmp_path, "x", NOW)
+    assert second.path.name == f"{first.path.name}-2"
+
+
+def test_the_status_file_is_yaml_for_people_and_replaced_in_one_piece(folder: RunFolder) -> None:
+    for phase in ("Running", "Failed"):
+        folder.write_status({"kind": "K", "metadata": {}, "status": {"phase": phase, "traceback": "a\nb\n"}})
+    text = folder.status.read_text()
+    assert yaml.safe_load(text)["status"] == {"phase": "Failed", "traceback": "a\nb\n"}
+    assert "traceback: |" in text
+    assert not list(folder.path.glob("*.tmp"))
+
+
+def test_events_are_one_line_each(folder: RunFolder) -> None:
+    folder.write_event(NOW, "Warning", "Failed", "first\nsecond")
+    folder.write_event(NOW, "Normal", "Started", "again")
+    first, second = folder.events.read_text().splitlines()
+    assert first.endswith(" Warning Failed: first second")
+    assert second.endswith(" Normal Started: again")
+
+
+def test_metrics_rows_leave_empty_what_is_not_known(folder: RunFolder) -> None:
+    folder.write_row(NOW, 1, {"ddp_step": 5.0, "ddp_loss": 0.5})
+    folder.write_row(NOW, 2, {"ddp_step": 6.0, "ddp_validation_accuracy": 0.9})
+    with folder.metrics.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == list(COLUMNS)
+    assert (rows[0]["step"], rows[0]["loss"], rows[0]["validation_accuracy"]) == ("5.0", "0.5", "")
+    assert read_rows(folder.metrics)[1]["validation_accuracy"] == 0.9
+    assert "loss" not in read_rows(folder.metrics)[1]
+
+
+# --- recorder ---------------------------------------------------------------------------------------------------------
+
+
+class FakeKubelet:
+    def port_of(self, pod: Any) -> int:
+        return 1234
+
+
+class FakeCluster:
+    """Two running pods, and the pages that they serve."""
+
+    def __init__(self) -> None:
+        self.store = Store(lambda: NOW)
+        self.kubelet = FakeKubelet()
+        self.pages: dict[str, str | None] = {}
+        for index in ("0", "1"):
+            annotations = {"batch.kubernetes.io/job-completion-index": index}
+            metadata = {"name": f"p{index}", "annotations": annotations, "labels": {"ddp-operator.dev/attempt": "2"}}
+            self.store.add({"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
+
+    async def scrape(self, pod: Any, port: int) -> str | None:
+        return self.pages.get(pod["metadata"]["name"])
+
+
+def recorder(cluster: FakeCluster, folder: RunFolder) -> Recorder:
+    return Recorder(cluster, folder, lambda: NOW)  # type: ignore[arg-type]
+
+
+async def test_a_sample_keeps_the_page_and_adds_a_row_only_when_something_is_new(folder: RunFolder) -> None:
+    cluster = FakeCluster()
+    watching = recorder(cluster, folder)
+    cluster.pages = {"p0": 'ddp_step{rank="0"} 3\nddp_loss{rank="0"} 0.5\n', "p1": "# nothing\n"}
+    await watching.sample(everyone=True)
+    await watching.sample(everyone=False)
+    cluster.pages["p0"] = 'ddp_step{rank="0"} 4\nddp_loss{rank="0"} 0.4\n'
+    await watching.sample(everyone=False)
+    assert [(row["attempt"], row["step"], row["loss"]) for row in read_rows(folder.metrics)] == [
+        (2, 3, 0.5),
+        (2, 4, 0.4),
+    ]
+    assert watching.port == 1234
+    assert (folder.pages / "attempt-2-pod-0.prom").read_text() == cluster.pages["p0"]
+    assert (folder.pages / "attempt-2-pod-1.prom").read_text() == "# nothing\n"
+
+
+async def test_before_the_first_step_and_without_a_page_there_is_no_row(folder: RunFolder) -> None:
+    cluster = FakeCluster()
+    cluster.pages = {"p0": 'ddp_launcher_phase{phase="Starting"} 1\n', "p1": None}
+    await recorder(cluster, folder).sample(everyone=True)
+    assert not folder.metrics.exists()
+
+
+@pytest.mark.parametrize("message", ["", "no json", "[]", '{"progress": 3}', '{"progress": {"ddp_step": "x"}}'])
+def test_a_last_message_that_says_nothing_adds_nothing(folder: RunFolder, message: str) -> None:
+    cluster = FakeCluster()
+    end(cluster, "p0", message)
+    recorder(cluster, folder).record_end()
+    assert not folder.metrics.exists()
+
+
+def test_the_last_values_come_from_pod_0s_termination_message(folder: RunFolder) -> None:
+    cluster = FakeCluster()
+    end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}}))
+    end(cluster, "p1", json.dumps({"progress": {"ddp_step": 8, "ddp_loss": 0.2}}))
+    recorder(cluster, folder).record_end()
+    assert [(row["step"], row["loss"]) for row in read_rows(folder.metrics)] == [(9, 0.1)]
+
+
+def end(cluster: FakeCluster, name: str, message: str) -> None:
+    pod = cluster.store.get("Pod", "default", name)
+    assert pod is not None
+    state = {"terminated": {"exitCode": 0, "message": message}}
+    cluster.store.change(pod, status={"phase": "Succeeded", "containerStatuses": [{"state": state}]})
+
+
+# --- plot -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_plot_shows_what_the_rows_hold(folder: RunFolder) -> None:
+    for number in range(20):
+        values = {
+            "ddp_step": float(number),
+            "ddp_loss": 1 / (number + 1),
+            "ddp_global_samples_per_second": 100.0 + number,
+        }
+        folder.write_row(NOW.replace(second=number), 1 + number // 10, values)
+    await Plotter(folder).draw()
+    with Image.open(folder.plot) as picture:
+        assert picture.format == "PNG"
+        colours = picture.convert("RGB").getcolors(maxcolors=1 << 16) or []
+    assert any(colour == (31, 119, 180) for _, colour in colours), "no line in matplotlib's first colour"
+    assert not (folder.path / "plot.log").exists()
+
+
+async def test_without_rows_there_is_no_plot(folder: RunFolder) -> None:
+    await Plotter(folder).draw()
+    assert not folder.plot.exists()
+
+
+# --- tail -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tail_hands_on_complete_lines_and_moves_to_the_next_file(tmp_path: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    heard: list[str] = []
+    current = [first]
+    tail = Tail(lambda: current[0], heard.append)
+    tail.read()
+    with first.open("a") as stream:
+        for text in ("a\nb", "c\n", "10%\r20%\r\n"):
+            stream.write(text)
+            stream.flush()
+            tail.read()
+    with first.open("a") as stream:
+        stream.write("late\n")
+    second.write_text("new\n")
+    current[0] = second
+    tail.read()
+    assert heard == ["a", "bc", "20%", "late", "new"]

@@ -1,0 +1,384 @@
+"""Decisions as a pure function: ledger, actions on children, and when to look again."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator import constants
+from ddp_operator.api.status import LastFailure, Restarts, Status
+from ddp_operator.progress import parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decision import (
+    AT_ONCE,
+    Decision,
+    DeleteJob,
+    DeleteResource,
+    EnsureChildren,
+    Refusal,
+    SuspendJob,
+)
+from ddp_operator.status.machine import decide, is_finished, scrape_interval
+from ddp_operator.status.observation import observe_children
+from ddp_operator.status.termination import format_time
+from tests.builders import NOW, child_job, child_pod, job, last_words, page
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW))
+JOB = child_job()
+RUNNING = (child_pod(0), child_pod(1))
+TRAINING = page(ddp_step=3, phase="Running")
+REFUSED = Refusal("InvalidSpec", "spec.x: is wrong")
+
+
+def run(
+    status: Status = STARTED,
+    jobs: Any = (JOB,),
+    pods: Any = (),
+    *,
+    text: str | None = None,
+    asked: bool = False,
+    seconds: float = 0,
+    refusal: Refusal | None = None,
+    service: bool = True,
+    **spec: Any,
+) -> Decision:
+    typed = job(status=status, **{"nodes": 2, **spec})
+    found = None if text is None else parse_page(text)
+    observation = observe_children(typed, jobs, pods, found, asked=asked, service=service)
+    return decide(typed, observation, NOW + timedelta(seconds=seconds), refusal=refusal)
+
+
+def state(decision: Decision, kind: str) -> tuple[str, str]:
+    found = c.find(decision.status.conditions, kind)
+    assert found is not None
+    return found.status, found.reason
+
+
+def trained() -> Status:
+    return run(pods=RUNNING, text=TRAINING).status
+
+
+def finished(**changes: Any) -> Status:
+    status = run(jobs=[child_job(conditions={"Complete": ""})], pods=RUNNING).status
+    assert is_finished(status)
+    return replace(status, **changes)
+
+
+class TestLedger:
+    def test_is_written_before_anything_is_done(self) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
+        for decision in (
+            run(Status(), ()),
+            run(trained(), pods=[child_pod(0), failed]),
+            run(trained(), pods=RUNNING, nodes=3),
+            run(trained(), jobs=[child_job(conditions={"Complete": ""})]),
+            run(trained(), pods=RUNNING, seconds=99, activeDeadlineSeconds=9),
+            run(trained(), jobs=[child_job(3)]),
+        ):
+            assert decision.actions == ()
+            assert decision.requeue_after == AT_ONCE
+
+    def test_names_what_the_children_will_be_called(self) -> None:
+        status = run(Status(), (), nodes=4).status
+        assert (status.attempt, status.attempt_nodes, status.job_name) == (1, 4, "train-1")
+        assert (status.selector, status.start_time) == ("ddp-operator.dev/job-name=train", format_time(NOW))
+
+    def test_failure_is_counted_once(self) -> None:
+        pods = [child_pod(0), child_pod(1, "Failed", code=82, message=last_words("CUDAError"))]
+        first = run(trained(), pods=pods).status
+        second = run(first, pods=pods).status
+        assert (first.attempt, second.attempt) == (2, 2)
+        assert (first.restarts, second.restarts) == (Restarts(total=1, counted=1), Restarts(total=1, counted=1))
+
+    def test_new_attempt_does_not_take_the_old_ones_page_for_its_own(self) -> None:
+        pods = [child_pod(0), child_pod(1, "Failed", code=82)]
+        decision = run(trained(), pods=pods, text=TRAINING)
+        assert state(decision, "Rendezvoused")[0] == "False"
+        assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
+
+    def test_lost_one_is_taken_up_from_the_newest_job(self) -> None:
+        jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
+        status = run(Status(), jobs).status
+        assert (status.attempt, status.attempt_nodes, status.job_name) == (3, 4, "train-3")
+        assert status.restarts == Restarts(total=2, counted=2)
+
+    def test_lost_one_does_not_charge_what_was_free(self) -> None:
+        behind = replace(STARTED, restarts=Restarts(total=1, free=1))
+        assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1)
+
+    def test_jobs_of_a_deleted_namesake_are_nobody(self) -> None:
+        assert run(Status(), [child_job(9, owner="another")]).status.attempt == 1
+
+    def test_limit_of_zero_ends_with_the_first_failure(self) -> None:
+        pods = [child_pod(0, "Failed", code=82)]
+        decision = run(trained(), pods=pods, recovery={"maxRestarts": 0})
+        assert decision.status.phase == "Failed"
+        assert decision.status.attempt == 1
+
+    def test_success_of_the_job_wins_over_a_failed_pod(self) -> None:
+        pods = [child_pod(0, "Failed", code=82), child_pod(1, "Succeeded")]
+        assert run(trained(), [child_job(conditions={"Complete": ""})], pods).status.phase == "Succeeded"
+
+
+class TestActions:
+    def test_missing_children_are_made(self) -> None:
+        assert run(jobs=()).actions == (EnsureChildren(1, 2),)
+
+    def test_missing_service_is_made_while_the_job_needs_it(self) -> None:
+        assert run(service=False).actions == (EnsureChildren(1, 2),)
+        assert run(service=False, refusal=REFUSED).actions == ()
+        assert run(service=False, jobs=[child_job(conditions={"Failed": ""})], suspend=True).actions == ()
+
+    def test_present_ones_are_left_alone(self) -> None:
+        assert run(trained(), pods=RUNNING).actions == ()
+
+    @pytest.mark.parametrize(
+        "jobs",
+        [
+            [child_job(1)],
+            [child_job(1, deleting=True)],
+            [child_job(1, suspend=True)],
+        ],
+        ids=["running", "being deleted", "suspended"],
+    )
+    def test_next_job_waits_until_the_former_makes_no_more_pods(self, jobs: Any) -> None:
+        second = replace(STARTED, attempt=2)
+        decision = run(second, jobs)
+        assert not [action for action in decision.actions if isinstance(action, EnsureChildren)]
+        assert decision.requeue_after is not None
+
+    def test_next_job_waits_for_the_former_pods(self) -> None:
+        failed = child_job(1, conditions={"Failed": "x"})
+        second = replace(STARTED, attempt=2)
+        assert run(second, [failed], [child_pod(0)]).actions == ()
+        assert run(second, [failed], [child_pod(0, "Failed", code=82)]).actions == (EnsureChildren(2, 2),)
+
+    def test_pods_whose_job_is_gone_are_waited_for(self) -> None:
+        decision = run(jobs=(), pods=[child_pod(0, owner="gone")])
+        assert decision.actions == ()
+        assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
+
+    def test_pod_that_only_borrowed_the_label_is_not(self) -> None:
+        pod = child_pod(0, owner="x")
+        pod["metadata"]["ownerReferences"][0]["name"] = "somebody-else"
+        assert run(jobs=(), pods=[pod]).actions == (EnsureChildren(1, 2),)
+
+    def test_job_that_somebody_deletes_is_not_made_anew_too_early(self) -> None:
+        decision = run(trained(), [child_job(deleting=True)], RUNNING)
+        assert decision.actions == ()
+        assert decision.requeue_after is not None
+        assert decision.requeue_after >= 1
+
+    def test_former_jobs_go_but_the_last_failed_one(self) -> None:
+        third = replace(STARTED, attempt=3)
+        jobs = [child_job(n, conditions={"Failed": "x"}) for n in (1, 2)] + [child_job(3)]
+        assert run(third, jobs).actions == (DeleteJob("train-1", "job-1"),)
+
+    @pytest.mark.parametrize(("seconds", "deleted"), [(1, False), (59, False), (61, True)])
+    def test_job_that_is_about_to_fail_is_given_time_for_its_logs(self, seconds: float, deleted: bool) -> None:
+        failure = LastFailure(attempt=1, category="CUDAError", time=format_time(NOW))
+        second = replace(STARTED, attempt=2, last_failure=failure)
+        decision = run(second, [child_job(1)], [child_pod(0, "Failed", code=82)], seconds=seconds)
+        assert (DeleteJob("train-1", "job-1") in decision.actions) is deleted
+        assert decision.requeue_after is not None
+
+    def test_job_that_would_replace_its_pod_is_not(self) -> None:
+        failure = LastFailure(attempt=1, category="OOM", time=format_time(NOW))
+        second = replace(STARTED, attempt=2, last_failure=failure)
+        decision = run(second, [child_job(1)], [child_pod(0, "Failed", code=137, reason="OOMKilled")])
+        assert decision.actions == (DeleteJob("train-1", "job-1"),)
+
+    @pytest.mark.parametrize(
+        ("asked", "is_so", "labels", "actions"),
+        [
+            (True, False, None, (SuspendJob("train-1", True),)),
+            (True, True, None, ()),
+            (False, True, None, (SuspendJob("train-1", False),)),
+            (False, True, {"kueue.x-k8s.io/queue-name": "q"}, ()),
+            (True, False, {"kueue.x-k8s.io/queue-name": "q"}, (SuspendJob("train-1", True),)),
+        ],
+    )
+    def test_suspension_follows_the_spec_unless_a_queue_decides(
+        self, asked: bool, is_so: bool, labels: Any, actions: Any
+    ) -> None:
+        assert run(jobs=[child_job(suspend=is_so)], suspend=asked, labels=labels).actions == actions
+
+    def test_finished_job_is_not_suspended(self) -> None:
+        assert run(jobs=[child_job(conditions={"Failed": ""})], suspend=True).actions == ()
+
+
+class TestRefusal:
+    def test_before_the_first_attempt_rejects(self) -> None:
+        decision = run(Status(), (), refusal=REFUSED)
+        assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Rejected", 0, ())
+
+    @pytest.mark.parametrize(("reason", "again"), [("InvalidSpec", None), ("NameConflict", 30), ("Forbidden", 30)])
+    def test_is_looked_at_again_where_it_may_pass_by_itself(self, reason: Any, again: float | None) -> None:
+        assert run(Status(), (), refusal=Refusal(reason, "x")).requeue_after == again
+        assert run(jobs=(), refusal=Refusal(reason, "x")).requeue_after == 30
+
+    def test_makes_no_children_and_no_new_size(self) -> None:
+        assert run(jobs=(), refusal=REFUSED).actions == ()
+        assert run(trained(), pods=RUNNING, nodes=3, refusal=REFUSED).status.attempt == 1
+
+    def test_does_not_hold_up_the_end(self) -> None:
+        done = [child_job(conditions={"Complete": ""})]
+        assert run(trained(), done, refusal=REFUSED).status.phase == "Succeeded"
+
+
+class TestAfterTheEnd:
+    def test_everything_that_runs_is_stopped(self) -> None:
+        jobs = [child_job(1, conditions={"Failed": ""}), child_job(2)]
+        assert run(finished(), jobs).actions == (DeleteJob("train-2", "job-2"),)
+
+    def test_job_that_is_about_to_fail_keeps_its_logs(self) -> None:
+        failure = LastFailure(attempt=1, category="UserError", time=format_time(NOW))
+        pods = [child_pod(0, "Failed", code=81), child_pod(1)]
+        assert run(finished(last_failure=failure), [child_job(1)], pods).actions == ()
+        assert run(finished(last_failure=failure), [child_job(1)], pods, seconds=61).actions != ()
+
+    @pytest.mark.parametrize(("seconds", "left"), [(0, 10), (9, 1), (-5, 15)])
+    def test_time_to_live_is_waited_for(self, seconds: float, left: float) -> None:
+        decision = run(finished(), (), ttlSecondsAfterFinished=10, seconds=seconds)
+        assert (decision.requeue_after, decision.actions) == (left, ())
+
+    @pytest.mark.parametrize("seconds", [10, 1e6])
+    def test_time_to_live_is_over(self, seconds: float) -> None:
+        assert run(finished(), (), ttlSecondsAfterFinished=10, seconds=seconds).actions == (DeleteResource(),)
+
+    def test_without_time_to_live_the_resource_is_looked_at_no_more(self) -> None:
+        decision = run(finished(), ())
+        assert (decision.requeue_after, decision.actions) == (None, ())
+
+    @pytest.mark.parametrize("time", [None, "", "yesterday"])
+    def test_unreadable_time_of_the_end_deletes_nothing(self, time: Any) -> None:
+        assert run(finished(completion_time=time), (), ttlSecondsAfterFinished=0).actions == ()
+
+
+class TestLookingAgain:
+    def test_pending_job_waits_for_events(self) -> None:
+        assert run(pods=[child_pod(0, "Pending")]).requeue_after is None
+
+    def test_starting_job_is_looked_at_every_second_and_a_training_one_every_ten(self) -> None:
+        assert run(pods=RUNNING).requeue_after == 1.0
+        assert run(pods=RUNNING, text=TRAINING).requeue_after == 10.0
+
+    def test_silent_job_is_not_looked_at_every_second_for_ever(self) -> None:
+        status, seconds = STARTED, 0.0
+        while seconds < 400:
+            decision = run(status, pods=RUNNING, seconds=seconds, asked=True)
+            assert decision.requeue_after is not None
+            status, seconds = decision.status, seconds + decision.requeue_after
+        assert decision.requeue_after == 10.0
+
+    def test_slow_script_is_looked_at_every_second_for_two_minutes(self) -> None:
+        joined = run(pods=RUNNING, text=page(phase="Running")).status
+        assert scrape_interval(joined, NOW + timedelta(seconds=119), 10.0) == 1.0
+        assert scrape_interval(joined, NOW + timedelta(seconds=121), 10.0) == 10.0
+
+    def test_deadline_is_not_slept_through(self) -> None:
+        decision = run(trained(), pods=RUNNING, activeDeadlineSeconds=7, text=TRAINING)
+        assert decision.requeue_after == 7.0
+
+    def test_no_answer_asks_for_a_storm(self) -> None:
+        victim = child_pod(0, "Failed", code=constants.EXIT_PEER_LOST, message=last_words("NCCL", victim=True))
+        for decision in (
+            run(trained(), pods=[victim, child_pod(1)]),
+            run(jobs=(), pods=[child_pod(0, owner="gone")]),
+            run(trained(), pods=RUNNING, seconds=6.99, activeDeadlineSeconds=7),
+        ):
+            assert decision.requeue_after is None or decision.requeue_after >= 0.009
+
+
+class TestPhase:
+    @pytest.mark.parametrize(
+        ("pods", "phase"),
+        [
+            ((), "Pending"),
+            ((child_pod(0), child_pod(1, "Pending")), "Pending"),
+            (RUNNING, "Running"),
+            ((child_pod(0), child_pod(1, "Succeeded")), "Running"),
+            ((child_pod(0, "Succeeded"), child_pod(1, "Succeeded")), "Running"),
+        ],
+    )
+    def test_sums_up_the_pods(self, pods: Any, phase: str) -> None:
+        assert run(pods=pods).status.phase == phase
+
+    def test_stopping_pods_are_no_pending_job(self) -> None:
+        stopping = [child_pod(0, deleting=True), child_pod(1, deleting=True)]
+        decision = run(trained(), [child_job(suspend=True)], stopping, suspend=True)
+        assert decision.status.phase == "Running"
+        assert state(decision, "Suspended") == ("False", "Stopping")
+
+    def test_job_is_not_suspended_while_pods_of_a_former_attempt_stop(self) -> None:
+        second = replace(STARTED, attempt=2)
+        decision = run(second, [child_job(1)], [child_pod(0)], suspend=True)
+        assert state(decision, "Suspended") == ("False", "Stopping")
+
+    def test_job_that_does_not_train_promises_no_end(self) -> None:
+        status = run(pods=RUNNING, text=page(
+            ddp_step=5, ddp_steps_total=5, ddp_total_steps=10, ddp_samples_total=50, ddp_global_samples_per_second=1,
+            phase="Running",
+        )).status  # fmt: skip
+        assert status.progress is not None
+        assert status.progress.eta is not None
+        suspended = run(status, [child_job(suspend=True)], suspend=True).status
+        restarting = run(status, pods=[child_pod(0), child_pod(1, "Failed", code=82)]).status
+        for phase, quiet in (("Suspended", suspended), ("Restarting", restarting)):
+            assert quiet.progress is not None
+            assert (quiet.phase, quiet.progress.step, quiet.progress.eta) == (phase, 5, None)
+
+    def test_time_that_passes_in_suspension_changes_nothing(self) -> None:
+        status = run(trained(), [child_job(suspend=True)], suspend=True).status
+        assert run(status, [child_job(suspend=True)], suspend=True, seconds=3600).status == status
+
+    def test_resumption_starts_the_active_time_anew(self) -> None:
+        status = run(trained(), [child_job(suspend=True)], suspend=True).status
+        resumed = run(status, [child_job(suspend=True)], seconds=3600).status
+        assert resumed.start_time == format_time(NOW + timedelta(seconds=3600))
+
+    def test_training_is_unknown_only_where_it_may_have_begun(self) -> None:
+        assert state(run(pods=RUNNING, text=page(phase="Rendezvous")), "Progressing") == ("False", "NoStepYet")
+        assert state(run(pods=RUNNING, text=page(phase="Running")), "Progressing") == ("Unknown", "NoStepYet")
+        assert state(run(pods=RUNNING, text=TRAINING), "Progressing") == ("True", "Training")
+        assert state(run(pods=[child_pod(0)]), "Progressing") == ("False", "NotRunning")
+
+    def test_observed_generation_is_the_one_decided_on(self) -> None:
+        status = run().status
+        assert status.observed_generation == 1
+        assert {condition.observed_generation for condition in status.conditions} == {1}
+
+
+class TestRestarting:
+    def test_lasts_until_the_workers_have_met(self) -> None:
+        status = run(trained(), pods=[child_pod(0), child_pod(1, "Failed", code=82)]).status
+        jobs = [child_job(1, conditions={"Failed": ""}), child_job(2)]
+        new = [child_pod(n, attempt=2) for n in (0, 1)]
+        waiting = run(status, jobs, new, text=page(phase="Rendezvous"))
+        assert state(waiting, "Restarting") == ("True", "GroupRestart")
+        met = run(waiting.status, jobs, new, text=page(phase="Running"))
+        assert state(met, "Restarting") == ("False", "NotRestarting")
+        assert met.status.phase == "Running"
+
+    def test_does_not_begin_with_a_job_that_never_ran(self) -> None:
+        assert state(run(pods=[child_pod(0), child_pod(1, "Failed", code=137)]), "Restarting")[0] == "False"
+
+    def test_does_not_come_back_when_pods_succeed_one_by_one(self) -> None:
+        decision = run(trained(), pods=[child_pod(0, "Succeeded"), child_pod(1)])
+        assert state(decision, "Restarting")[0] == "False"
+
+    def test_suspension_is_no_restart(self) -> None:
+        decision = run(trained(), [child_job(suspend=True)], [child_pod(0, deleting=True)], suspend=True)
+        assert state(decision, "Restarting")[0] == "False"
+
+
+class TestFinalProgress:
+    def test_comes_from_the_pod_that_succeeded_not_from_the_one_it_replaced(self) -> None:
+        old = child_pod(0, "Failed", code=85, suffix="aaaaa", age=90, message=last_words(progress={"ddp_step": 3.0}))
+        new = child_pod(0, "Succeeded", suffix="bbbbb", age=60, message=last_words(progress={"ddp_step": 9.0}))
+        for pods in ((old, new), (new, old)):
+            status = run(trained(), [child_job(conditions={"Complete": ""})], [*pods, child_pod(1, "Succeeded")]).status
+            assert status.progress is not None
+            assert status.progress.step == 9
+            assert status.nodes.succeeded == 2

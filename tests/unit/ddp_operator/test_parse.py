@@ -1,0 +1,213 @@
+"""From text to a typed job: what is taken, what is refused and in which words."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.parse import parse_manifest, parse_resource
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Status
+from tests.builders import resource, template
+
+
+def parse(**spec: Any) -> Spec:
+    return parse_manifest(yaml.safe_dump(resource(**spec))).job.spec
+
+
+def refusal(text: str | dict[str, Any]) -> list[str]:
+    with pytest.raises(InvalidManifest) as refused:
+        parse_manifest(text if isinstance(text, str) else yaml.safe_dump(text))
+    return [str(error) for error in refused.value.errors]
+
+
+class TestDefaults:
+    def test_template_alone_is_enough(self) -> None:
+        spec = parse()
+        assert (spec.nodes, spec.proc_per_node, spec.suspend) == (1, "auto", False)
+        assert (spec.rendezvous.backend, spec.rendezvous.port, spec.metrics.port) == ("c10d", 29400, 9400)
+        assert spec.recovery.non_retryable_exit_codes == (2, 126, 127)
+
+    def test_resource_carries_them_as_the_api_server_stores_it(self) -> None:
+        stored = parse_manifest(yaml.safe_dump(resource(checkpoint={"path": "/c"}))).resource["spec"]
+        assert (stored["nodes"], stored["rendezvous"]["joinTimeoutSeconds"]) == (1, 600)
+        assert stored["checkpoint"] == {"path": "/c", "graceSeconds": 120}
+        assert stored["shm"] == {}
+        assert parse_resource(resource() | {"spec": stored}).spec == parse(checkpoint={"path": "/c"})
+
+    @pytest.mark.parametrize("field", ["recovery", "rendezvous", "nodes", "checkpoint", "activeDeadlineSeconds"])
+    def test_null_is_as_good_as_left_out(self, field: str) -> None:
+        assert parse(**{field: None}) == parse()
+
+    def test_null_deeper_down_too(self) -> None:
+        assert parse(recovery={"maxRestarts": None, "inPlaceRestarts": 1}).recovery.max_restarts == 3
+
+    def test_null_in_the_template_stays(self) -> None:
+        assert parse(template=template(nodeSelector=None)).template["spec"]["nodeSelector"] is None
+
+    def test_whole_number_with_a_point_is_a_number(self) -> None:
+        assert parse(nodes=2.0).nodes == 2
+
+    @pytest.mark.parametrize(("backend", "given", "wanted"), [("c10d", None, 2), ("static", None, 0), ("c10d", 5, 5)])
+    def test_in_place_restarts_follow_the_rendezvous(self, backend: str, given: int | None, wanted: int) -> None:
+        raw = resource(rendezvous={"backend": backend}, recovery={"inPlaceRestarts": given})
+        assert parse_manifest(yaml.safe_dump(raw)).job.in_place_restarts == wanted
+
+
+class TestFile:
+    def test_other_objects_come_along(self) -> None:
+        text = yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "c"}}, resource(), None])
+        assert [other["kind"] for other in parse_manifest(text).others] == ["ConfigMap"]
+
+    def test_merge_keys_and_anchors_work(self) -> None:
+        text = yaml.safe_dump(resource()) + "x-base: &base {a: 1}\n"
+        assert refusal(text) == ['unknown field "x-base"; known here: apiVersion, kind, metadata, spec, status']
+
+    def test_unquoted_date_stays_text_as_with_kubectl(self) -> None:
+        raw = yaml.safe_dump(resource()).replace("example.com/train:1", "2026-11-20")
+        assert parse_manifest(raw).job.spec.template["spec"]["containers"][0]["image"] == "2026-11-20"
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "kind: the file holds no kind DDPTrainingJob (found: nothing); give exactly one"),
+            ("kind: Job\n", "kind: the file holds no kind DDPTrainingJob (found: Job); give exactly one"),
+            ("- 1\n", "the file: holds something that is no Kubernetes object; remove it"),
+            ("just words\n", "the file: holds something that is no Kubernetes object; remove it"),
+            ("a: [1\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+            ("a: 1\nb: 2\na: 3\n", 'line 3: key "a" is given twice; remove one'),
+            ("1: 2\n", "line 1: the key 1 is not a string; quote it"),
+            ("{? [a] : 1}\n", "line 1: the key ['a'] is not a string; quote it"),
+            ("a: !!python/object:os.system x\n", "not valid YAML"),
+            ("a: \x00\n", "not valid YAML"),
+            ("a: &a [*a]\n", ""),
+        ],
+        ids=[
+            "empty", "another kind", "list", "scalar", "unclosed", "duplicate key", "number as key", "list as key",
+            "python object", "control character", "recursion",
+        ],
+    )  # fmt: skip
+    def test_broken_file_is_refused_in_one_sentence(self, text: str, words: str) -> None:
+        [said] = refusal(text)
+        assert words in said
+
+    def test_billion_laughs_do_not_hang(self) -> None:
+        lines = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
+        assert refusal("\n".join(lines) + "\nkind: Job\n")
+
+    def test_deep_nesting_is_refused_not_raised(self) -> None:
+        [said] = refusal("[" * 1200)
+        assert "not valid YAML" in said
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
+            ({"recovery": {"maxRestart": 2}}, 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
+            ({"shm": {"zzz": 1}}, 'unknown field "spec.shm.zzz"; known here: sizeLimit'),
+            (
+                {"nodes": "2"},
+                'spec.nodes: Invalid value: "string": spec.nodes in body must be of type integer: "string"',
+            ),
+            (
+                {"suspend": "no"},
+                'spec.suspend: Invalid value: "string": spec.suspend in body must be of type boolean: "string"',
+            ),
+            (
+                {"template": []},
+                'spec.template: Invalid value: "array": spec.template in body must be of type object: "array"',
+            ),
+            ({"template": None}, "spec.template: Required value: it has no default; add it"),
+            ({"checkpoint": {}}, "spec.checkpoint.path: Required value: it has no default; add it"),
+            (
+                {"rendezvous": {"backend": "etcd"}},
+                'spec.rendezvous.backend: Unsupported value: "etcd": supported values: "c10d", "static"',
+            ),
+            (
+                {"recovery": {"nonRetryableExitCodes": [1, "x"]}},
+                'spec.recovery.nonRetryableExitCodes[1]: Invalid value: "string": '
+                'spec.recovery.nonRetryableExitCodes[1] in body must be of type integer: "string"',
+            ),
+        ],
+    )
+    def test_name_field_problem_and_remedy(self, spec: dict[str, Any], words: str) -> None:
+        assert refusal(resource(**spec)) == [words]
+
+    @pytest.mark.parametrize(
+        ("metadata", "words"),
+        [
+            ({}, "metadata.name: Required value: every job needs a name; add it"),
+            (None, "metadata.name: Required value: every job needs a name; add it"),
+            ("x", "metadata: must be an object with a name"),
+            ({"name": 7}, "metadata.name: Invalid value: 7: must be a string; quote it"),
+            ({"name": "a", "namespace": 1}, "metadata.namespace: Invalid value: 1: must be a string"),
+            (
+                {"name": "a", "labels": {"x": 1}},
+                "metadata.labels: must map strings to strings; quote numbers and booleans",
+            ),
+            (
+                {"name": "a", "annotations": ["x"]},
+                "metadata.annotations: must map strings to strings; quote numbers and booleans",
+            ),
+        ],
+    )
+    def test_of_metadata(self, metadata: Any, words: str) -> None:
+        assert refusal(resource() | {"metadata": metadata}) == [words]
+
+    @pytest.mark.parametrize("spec", ["x", [], 3])
+    def test_spec_of_another_type(self, spec: Any) -> None:
+        [said] = refusal(resource() | {"spec": spec})
+        assert said.startswith("spec: Invalid value: ")
+
+    def test_missing_spec(self) -> None:
+        assert refusal({k: v for k, v in resource().items() if k != "spec"}) == [
+            "spec: Required value: a job needs at least spec.template; add it"
+        ]
+
+    def test_wrong_version(self) -> None:
+        assert refusal(resource() | {"apiVersion": "ddp-operator.dev/v1"}) == [
+            'apiVersion: Invalid value: "ddp-operator.dev/v1": must be ddp-operator.dev/v1alpha1; change it'
+        ]
+
+    def test_several_rules_are_all_told(self) -> None:
+        assert len(refusal(resource(nodes=0, metrics={"port": 1}))) == 2
+
+    @pytest.mark.parametrize(
+        ("error", "text"),
+        [
+            (FieldError("", "words"), "words"),
+            (FieldError("a.b", "words"), "a.b: words"),
+            (FieldError("a.b", "words", 3), "a.b: Invalid value: 3: words"),
+            (FieldError("a.b", "words", "x"), 'a.b: Invalid value: "x": words'),
+            (FieldError("a.b", "words", {"x": 1}), "a.b: Invalid value: words"),
+            (FieldError("a.b", "words", None), "a.b: Invalid value: null: words"),
+        ],
+    )
+    def test_are_printed_as_the_api_server_prints_them(self, error: FieldError, text: str) -> None:
+        assert str(error) == text
+
+
+class TestStored:
+    def test_identity_and_status_are_read(self) -> None:
+        raw = resource()
+        raw["metadata"] |= {"uid": "u", "generation": 3, "resourceVersion": "7", "deletionTimestamp": "x"}
+        raw["status"] = {"attempt": 2, "somethingNewer": {"a": 1}}
+        job = parse_resource(raw)
+        assert (job.uid, job.generation, job.resource_version, job.deleting) == ("u", 3, "7", True)
+        assert job.status.attempt == 2
+
+    @pytest.mark.parametrize("status", [{"attempt": "two"}, {"conditions": [{}]}, [], "x"])
+    def test_unreadable_status_counts_as_none(self, status: Any) -> None:
+        assert parse_resource(resource() | {"status": status}).status == Status()
+
+    def test_status_survives_the_way_to_the_api_server_and_back(self) -> None:
+        status = Status(attempt=3, attempt_nodes=2, job_name="a-3")
+        assert parse_resource(resource() | {"status": msgspec.to_builtins(status)}).status == status
+
+    def test_missing_metadata_is_refused(self) -> None:
+        with pytest.raises(InvalidManifest, match="metadata"):
+            parse_resource({"spec": {}})

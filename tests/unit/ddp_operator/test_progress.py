@@ -1,0 +1,199 @@
+"""The metrics page: what is read of a good one, and what a bad one can do (nothing)."""
+
+import time
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import Progress
+from ddp_operator.progress import Page, build_checkpoint, build_progress, format_duration, parse_page
+
+GOOD = """\
+# HELP ddp_loss training loss
+# TYPE ddp_loss gauge
+ddp_loss{rank="1"} 9
+ddp_loss{rank="0"} 0.25
+ddp_step{rank="0"} 40 1700000000000
+ddp_steps_total{rank="0"} 20
+ddp_total_steps{rank="0"} 100
+ddp_samples_total{rank="0"} 640
+ddp_world_size{rank="0"} 2
+ddp_global_samples_per_second{rank="0"} 64
+ddp_epoch{rank="0"} 2
+ddp_epochs{rank="0"} 5
+ddp_last_step_timestamp_seconds{rank="0"} 1763640000
+ddp_checkpoint_step{rank="0"} 30
+ddp_step_seconds_bucket{rank="0",le="+Inf"} 7
+go_goroutines 12
+ddp_launcher_phase{phase="Running"} 1
+ddp_launcher_phase{phase="Rendezvous"} 0
+ddp_launcher_in_place_restarts_total 3
+"""
+
+
+class TestGoodPage:
+    def test_values_of_the_lowest_rank_are_taken(self) -> None:
+        assert parse_page(GOOD).values["ddp_loss"] == 0.25
+
+    def test_only_known_names_are(self) -> None:
+        assert "go_goroutines" not in parse_page(GOOD).values
+        assert "ddp_step_seconds_bucket" not in parse_page(GOOD).values
+
+    def test_launcher_speaks_of_itself(self) -> None:
+        page = parse_page(GOOD)
+        assert (page.launcher_phase, page.in_place_restarts, page.training) == ("Running", 3, True)
+
+    def test_progress(self) -> None:
+        progress = build_progress(parse_page(GOOD).values)
+        assert progress == Progress(
+            epoch=2, epochs=5, step=40, total_steps=100, percent="40.0%", eta="1m00s", eta_seconds=60, loss="0.25",
+            samples_per_second="64", last_step_time="2025-11-20T12:00:00Z",
+        )  # fmt: skip
+
+    def test_checkpoint(self) -> None:
+        checkpoint = build_checkpoint(parse_page(GOOD).values)
+        assert checkpoint is not None
+        assert checkpoint.step == 30
+
+    def test_page_without_rank_labels_is_read_too(self) -> None:
+        assert parse_page("ddp_loss 2\n").values == {"ddp_loss": 2.0}
+
+    def test_empty_page_says_nothing(self) -> None:
+        assert parse_page("") == Page()
+        assert build_progress({}) is None
+        assert build_checkpoint({}) is None
+
+
+class TestProgress:
+    def test_ratio_of_the_trainer_wins_over_steps(self) -> None:
+        progress = build_progress({"ddp_step": 1, "ddp_total_steps": 10, "ddp_progress_ratio": 0.5})
+        assert progress is not None
+        assert progress.percent == "50.0%"
+
+    def test_last_step_leaves_no_time(self) -> None:
+        progress = build_progress({**parse_page(GOOD).values, "ddp_step": 100.0})
+        assert progress is not None
+        assert (progress.eta, progress.percent) == ("0s", "100.0%")
+
+    def test_validation_is_kept_between_validations(self) -> None:
+        before = Progress(val_accuracy="0.9", val_loss="0.3")
+        progress = build_progress({"ddp_step": 1}, before)
+        assert progress is not None
+        assert (progress.val_accuracy, progress.val_loss) == ("0.9", "0.3")
+
+    @pytest.mark.parametrize(
+        "missing", ["ddp_global_samples_per_second", "ddp_samples_total", "ddp_total_steps", "ddp_steps_total"]
+    )
+    def test_no_eta_is_guessed(self, missing: str) -> None:
+        values = dict(parse_page(GOOD).values)
+        del values[missing]
+        progress = build_progress(values)
+        assert progress is not None
+        assert progress.eta is None
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (0.123456, "0.1235"), (12345.6, "12346"), (0.0, "0"), (-1.5, "-1.5"), (1e-9, "1e-09"),
+            (float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf"), (1e300, "1000000000000000"),
+        ],
+    )  # fmt: skip
+    def test_numbers_are_short_and_honest(self, value: float, text: str) -> None:
+        progress = build_progress({"ddp_loss": value})
+        assert progress is not None
+        assert progress.loss == text
+
+    @pytest.mark.parametrize("ratio", [float("nan"), float("inf")])
+    def test_percent_that_is_none_is_left_out(self, ratio: float) -> None:
+        progress = build_progress({"ddp_step": 1, "ddp_progress_ratio": ratio})
+        assert progress is not None
+        assert progress.percent is None
+
+    @pytest.mark.parametrize(("ratio", "percent"), [(-1.0, "0.0%"), (7.0, "100.0%")])
+    def test_percent_stays_in_its_bounds(self, ratio: float, percent: str) -> None:
+        progress = build_progress({"ddp_step": 1, "ddp_progress_ratio": ratio})
+        assert progress is not None
+        assert progress.percent == percent
+
+    @pytest.mark.parametrize("rate", [-5.0, float("nan"), 1e-320, float("inf"), float("-inf")])
+    def test_eta_is_never_negative_nor_endless(self, rate: float) -> None:
+        progress = build_progress({**parse_page(GOOD).values, "ddp_global_samples_per_second": rate})
+        assert progress is not None
+        assert progress.eta_seconds is None or 0 <= progress.eta_seconds < 1e9
+
+    @pytest.mark.parametrize(
+        ("seconds", "text"),
+        [(0, "0s"), (-3, "0s"), (59.4, "59s"), (60, "1m00s"), (312, "5m12s"), (3600, "1h00m"), (11040, "3h04m"),
+         (90000, "1d01h"), (1e8, "1157d09h")],
+    )  # fmt: skip
+    def test_durations_are_for_readers(self, seconds: float, text: str) -> None:
+        assert format_duration(seconds) == text
+
+
+class TestBadPage:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "ddp_loss",
+            "ddp_loss x",
+            "ddp_loss{",
+            'ddp_loss{rank="0} 1',
+            'ddp_loss{rank="0"',
+            "ddp_loss{} {} {}",
+            "ddp_loss\x00 1",
+            'ddp_loss{rank="\\"} 1',
+            "ddp_loss 0x10",
+            'ddp_launcher_phase{phase="Nonsense"} 1',
+            "ddp_launcher_phase 1",
+            "<html>",
+            "\ud800",
+        ],
+    )
+    def test_garbage_is_nothing(self, text: str) -> None:
+        assert parse_page(text) == Page()
+
+    @pytest.mark.parametrize(
+        ("text", "restarts"),
+        [("1e300", 2**31 - 1), ("-4", 0), ("NaN", 0), ("+Inf", 0), ("2", 2)],
+    )
+    def test_restarts_are_a_small_number(self, text: str, restarts: int) -> None:
+        assert parse_page(f"ddp_launcher_in_place_restarts_total {text}\n").in_place_restarts == restarts
+
+    @pytest.mark.parametrize("rank", ["nan", "-1", "1e3", "x", "٣", "9" * 40, ""])
+    def test_rank_that_is_none_never_wins(self, rank: str) -> None:
+        text = f'ddp_loss{{rank="{rank}"}} 1\nddp_loss{{rank="5"}} 2\n'
+        assert parse_page(text).values == {"ddp_loss": 2.0}
+
+    @pytest.mark.parametrize(
+        "name", ["ddp_step", "ddp_checkpoint_step", "ddp_epoch", "ddp_last_step_timestamp_seconds"]
+    )
+    @pytest.mark.parametrize("value", ["NaN", "+Inf", "1e300", "-1e300"])
+    def test_numbers_that_cannot_be_written_are_left_out(self, name: str, value: str) -> None:
+        values = parse_page(f"ddp_loss 1\n{name} {value}\n").values
+        progress = build_progress(values)
+        assert progress is not None
+        assert (progress.step, progress.epoch, progress.last_step_time) == (None, None, None)
+        assert build_checkpoint(values) is None
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "x" * 2**20,
+            "ddp_loss" + " " * 2**20,
+            "ddp_loss{" + 'a="b",' * 170_000 + "} 1",
+            'ddp_loss{rank="' + "\\" * 2**20,
+            "ddp_loss 1\n" * 90_000,
+            'ddp_loss{rank="0"} 1\n' * 50_000,
+            "\n" * 2**20,
+            "ddp_step_seconds_bucket 1\n" * 40_000,
+        ],
+        ids=["one name", "spaces", "labels", "escapes", "lines", "lines with labels", "empty lines", "other names"],
+    )  # fmt: skip
+    def test_page_of_a_mebibyte_takes_no_noticeable_time(self, text: str) -> None:
+        started = time.process_time()
+        parse_page(text)
+        assert time.process_time() - started < 2
+
+    def test_flood_before_the_truth_costs_only_the_job_itself(self) -> None:
+        flood: Any = "".join(f'ddp_loss{{rank="{n}"}} {n}\n' for n in range(9000, 0, -1))
+        assert len(parse_page(flood).values) == 1

@@ -1,0 +1,54 @@
+"""Kubernetes quantities."""
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from ddp_operator.manifests.quantities import count_gpus, cpu_limit, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1", 1), (2, 2), (0.5, "0.5"), ("500m", "0.5"), ("1.5", "1.5"), ("2.", 2), (".5", "0.5"), ("1k", 1000),
+        ("1Ki", 1024), ("2Gi", 2 * 2**30), ("1e3", 1000), ("1E-1", "0.1"), ("100u", "0.0001"), ("+3", 3), (" 4 ", 4),
+        ("-1", -1), ("0", 0),
+    ],
+)  # fmt: skip
+def test_quantity_is_read(text: Any, number: Any) -> None:
+    assert parse_quantity(text) == Decimal(str(number))
+
+
+@pytest.mark.parametrize(
+    "value", ["", "x", "1x", "1 Gi", "1gi", True, None, [], {}, float("nan"), float("inf"), "1e999", "--1"]
+)
+def test_anything_else_is_none(value: Any) -> None:
+    assert parse_quantity(value) is None
+
+
+@pytest.mark.parametrize(
+    ("resources", "count"),
+    [
+        ({}, 0),
+        ({"limits": {"nvidia.com/gpu": "4"}}, 4),
+        ({"limits": {"nvidia.com/gpu": 4}}, 4),
+        ({"requests": {"nvidia.com/gpu": 2}}, 2),
+        ({"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 2}}, 2),
+        ({"limits": {"amd.com/gpu": 1, "nvidia.com/mig-1g.5gb": 2}}, 3),
+        ({"limits": {"nvidia.com/gpu.shared": 1}}, 1),
+        ({"limits": {"example.com/gpu": 8, "cpu": "4"}}, 0),
+        ({"limits": {"nvidia.com/gpu": "many"}}, 0),
+        ({"limits": None, "requests": []}, 0),
+        ({"limits": {"nvidia.com/gpu": -2}}, 0),
+    ],
+)
+def test_gpus_are_counted_by_the_names_of_device_plugins(resources: Any, count: int) -> None:
+    assert count_gpus(resources) == count
+
+
+@pytest.mark.parametrize(
+    ("resources", "cpus"), [({}, None), ({"limits": {"cpu": "1500m"}}, "1.5"), ({"requests": {"cpu": 2}}, None)]
+)
+def test_cpu_limit(resources: Any, cpus: str | None) -> None:
+    assert cpu_limit(resources) == (None if cpus is None else Decimal(cpus))

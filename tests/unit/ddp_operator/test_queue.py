@@ -1,0 +1,232 @@
+"""The keyed work queue."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ddp_operator.cluster import ClusterError, Conflict
+from ddp_operator.workqueue import LAST_BACKOFF, WorkQueue, backoff
+
+Work = Callable[[str], Awaitable[float | None]]
+
+
+@asynccontextmanager
+async def running(work: Work, *, workers: int = 2) -> AsyncIterator[WorkQueue[str]]:
+    queue: WorkQueue[str] = WorkQueue(work, workers=workers)
+    queue.start()
+    try:
+        yield queue
+    finally:
+        await queue.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_a_key_added_several_times_is_worked_on_once() -> None:
+    calls: list[str] = []
+
+    async def work(key: str) -> None:
+        calls.append(key)
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=1)
+    for key in ("a", "b", "a", "a"):
+        queue.add(key)
+    assert len(queue) == 2
+    queue.start()
+    await until(lambda: len(calls) >= 2)
+    await asyncio.sleep(0.01)
+    await queue.stop()
+    assert calls == ["a", "b"]
+
+
+async def test_a_key_is_never_worked_on_by_two_workers_at_once() -> None:
+    busy: Counter[str] = Counter()
+    overlaps: list[str] = []
+    done = 0
+
+    async def work(key: str) -> None:
+        nonlocal done
+        busy[key] += 1
+        if busy[key] > 1:
+            overlaps.append(key)
+        await asyncio.sleep(0.001)
+        busy[key] -= 1
+        done += 1
+
+    async with running(work, workers=8) as queue:
+        for _ in range(20):
+            queue.add("a")
+            queue.add("b")
+            await asyncio.sleep(0.0005)
+        await until(lambda: not len(queue) and not queue.active)
+    assert done >= 4
+    assert overlaps == []
+
+
+async def test_different_keys_are_worked_on_at_the_same_time() -> None:
+    together = asyncio.Barrier(3)
+
+    async def work(key: str) -> None:
+        await together.wait()
+
+    async with running(work, workers=3) as queue:
+        for key in "abc":
+            queue.add(key)
+        await until(lambda: not len(queue) and not queue.active)
+
+
+async def test_a_key_added_during_its_own_work_is_worked_on_again() -> None:
+    calls = 0
+    inside, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(key: str) -> None:
+        nonlocal calls
+        calls += 1
+        inside.set()
+        await go_on.wait()
+
+    async with running(work) as queue:
+        queue.add("a")
+        await inside.wait()
+        queue.add("a")
+        queue.add("a")
+        go_on.set()
+        await until(lambda: calls == 2)
+        await asyncio.sleep(0.01)
+    assert calls == 2
+
+
+async def test_the_wish_to_be_called_again_is_granted() -> None:
+    calls = 0
+
+    async def work(key: str) -> float | None:
+        nonlocal calls
+        calls += 1
+        return [0.01, 0.0, None][min(calls, 3) - 1]
+
+    async with running(work) as queue:
+        queue.add("a")
+        await until(lambda: calls == 3)
+        await asyncio.sleep(0.03)
+    assert calls == 3
+
+
+async def test_a_later_answer_replaces_the_time_asked_for_earlier() -> None:
+    answers: list[float | None] = [0.02, None]
+    calls = 0
+
+    async def work(key: str) -> float | None:
+        nonlocal calls
+        calls += 1
+        return answers[calls - 1]
+
+    async with running(work) as queue:
+        queue.add("a")
+        await until(lambda: calls == 1)
+        queue.add("a")
+        await until(lambda: calls == 2)
+        await asyncio.sleep(0.05)
+    assert calls == 2
+
+
+async def test_a_failing_key_comes_back_and_does_not_stop_the_others() -> None:
+    calls: list[str] = []
+
+    async def work(key: str) -> None:
+        calls.append(key)
+        if key == "bad" and calls.count("bad") < 3:
+            raise ClusterError("no connection")
+
+    async with running(work, workers=1) as queue:
+        queue.add("bad")
+        queue.add("good")
+        await until(lambda: calls.count("bad") == 3)
+        assert queue.alive
+    assert calls[:2] == ["bad", "good"]
+
+
+@pytest.mark.parametrize("error", [ClusterError("500"), Conflict("changed")])
+async def test_an_expected_error_leaves_no_traceback(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[BaseException | None] = []
+
+    async def work(key: str) -> None:
+        if not seen:
+            raise error
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=1, on_result=lambda _, exc: seen.append(exc))
+    with caplog.at_level(logging.DEBUG, "ddp_operator.workqueue"):
+        queue.start()
+        queue.add("a")
+        await until(lambda: len(seen) == 2)
+        await queue.stop()
+    assert seen == [error, None]
+    assert [record.exc_info for record in caplog.records] == [None]
+
+
+async def test_a_bug_is_logged_with_its_traceback_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    async def work(key: str) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyError("surprise")
+
+    async with running(work) as queue:
+        queue.add("ns/name")
+        await until(lambda: calls == 2)
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "ns/name" in record.getMessage()
+
+
+async def test_a_change_during_a_failing_run_does_not_skip_the_backoff() -> None:
+    calls = 0
+    queue: WorkQueue[str]
+
+    async def work(key: str) -> None:
+        nonlocal calls
+        calls += 1
+        queue.add(key)  # the echo of its own writes
+        raise ClusterError("always")
+
+    async with running(work) as queue:
+        queue.add("a")
+        await asyncio.sleep(0.05)
+        assert calls == 1
+
+
+async def test_stopping_ends_work_under_way_and_forgets_timers() -> None:
+    calls: list[str] = []
+
+    async def work(key: str) -> float:
+        calls.append(key)
+        if key == "stuck":
+            await asyncio.sleep(3600)
+        return 0.01
+
+    queue: WorkQueue[str] = WorkQueue(work, workers=2)
+    queue.start()
+    queue.add("timed")
+    queue.add("stuck")
+    await until(lambda: len(calls) >= 3)
+    await queue.stop()
+    before = list(calls)
+    await asyncio.sleep(0.03)
+    assert calls == before
+    assert [task for task in asyncio.all_tasks() if "worker" in task.get_name()] == []
+
+
+def test_the_backoff_grows_and_is_bounded() -> None:
+    delays = [backoff(failures) for failures in range(1, 2000)]
+    assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert delays == sorted(delays)
+    assert delays[-1] == LAST_BACKOFF

@@ -1,0 +1,169 @@
+"""Each CEL rule refuses what it names, passes the default and its bounds, and says a remedy."""
+
+import copy
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.api.cel import check_rules
+from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.rules import RULES, Rule
+from tests.builders import resource, template, trainer
+
+YEAR = 366 * 24 * 3600
+
+
+def stored(name: str = "train", **spec: Any) -> dict[str, Any]:
+    """Return a resource with its defaults, as it is when the API server evaluates a rule."""
+    return copy.deepcopy(dict(parse_manifest(yaml.safe_dump(resource(name, **spec))).resource))
+
+
+def change(item: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(item)
+    *folders, last = path.split(".")
+    node = changed
+    for name in folders:
+        node = node.setdefault(name, {})
+    node[last] = value
+    return changed
+
+
+def refused(item: dict[str, Any], old: dict[str, Any] | None = None) -> list[str]:
+    return [error.path for error in check_rules(item, old)]
+
+
+BAD: dict[str, tuple[Any, ...]] = {
+    "metadata.name": ("a" * 51, "A", "1a", "a.b", "a_b", "a-", "-a", "a b", "ä"),
+    "spec.nodes": (0, -1, 5001, 2**63, 2**70),
+    "spec.procPerNode": (0, -1, "all", "", "2", 1025, 2**70),
+    "spec.rendezvous.port": (0, 1023, 65536),
+    "spec.metrics.port": (80, 70000, 29400),
+    "spec.rendezvous.joinTimeoutSeconds": (9, 0, YEAR + 1),
+    "spec.recovery.inPlaceRestarts": (-1, 10_001),
+    "spec.recovery.maxRestarts": (-1, 10_001),
+    "spec.recovery.nonRetryableExitCodes": ([0], [1, 256], [-1], [2**70]),
+    "spec.checkpoint.path": ("ckpt", "", "./c"),
+    "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
+    "spec.shm.sizeLimit": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
+    "spec.activeDeadlineSeconds": (0, -1, 10**15),
+    "spec.ttlSecondsAfterFinished": (-1, 10**15),
+}
+GOOD: dict[str, tuple[Any, ...]] = {
+    "metadata.name": ("a", "a" * 50, "a-1", "a--b"),
+    "spec.nodes": (1, 5000),
+    "spec.procPerNode": (1, 1024, "auto", "gpu", "cpu"),
+    "spec.rendezvous.port": (1024, 65535),
+    "spec.metrics.port": (1024, 65535),
+    "spec.rendezvous.joinTimeoutSeconds": (10, YEAR),
+    "spec.recovery.inPlaceRestarts": (0, 10_000),
+    "spec.recovery.maxRestarts": (0, 10_000),
+    "spec.recovery.nonRetryableExitCodes": ([], [1], [255, 1]),
+    "spec.checkpoint.path": ("/", "/c/d"),
+    "spec.checkpoint.graceSeconds": (0, YEAR),
+    "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
+    "spec.activeDeadlineSeconds": (1, YEAR),
+    "spec.ttlSecondsAfterFinished": (0, YEAR),
+}
+BASE = stored(checkpoint={"path": "/ckpt"})
+cases = [(path, value) for path, values in BAD.items() for value in values]
+
+
+@pytest.mark.parametrize(("path", "value"), cases, ids=[f"{path}={str(value)[:12]!r}" for path, value in cases])
+def test_bad_value_is_refused_by_the_name_of_its_field(path: str, value: Any) -> None:
+    assert path in refused(change(BASE, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path, values in GOOD.items() for value in values],
+)  # fmt: skip
+def test_bound_itself_is_taken(path: str, value: Any) -> None:
+    assert refused(change(BASE, path, value)) == []
+
+
+def test_every_rule_about_one_object_is_met_by_a_bad_value_above() -> None:
+    met = set()
+    for path, value in [*cases, ("spec.recovery", {"inPlaceRestarts": 1})]:
+        item = change(BASE, path, value)
+        if path == "spec.recovery":
+            item = change(item, "spec.rendezvous.backend", "static")
+        met |= {error.message for error in check_rules(item)}
+    assert {rule.message for rule in RULES if not rule.is_transition} - met == set()
+
+
+def test_defaults_pass() -> None:
+    assert refused(stored()) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.at}{rule.field}")
+def test_rule_says_a_remedy(rule: Rule) -> None:
+    problem, _, remedy = rule.message.rpartition("; ")
+    assert problem
+    assert remedy
+    assert not rule.message.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("backend", "restarts", "bad"),
+    [("static", 1, True), ("static", 0, False), ("static", None, False), ("c10d", 3, False)],
+)
+def test_static_rendezvous_cannot_restart_in_place(backend: str, restarts: int | None, bad: bool) -> None:
+    item = change(stored(), "spec.rendezvous.backend", backend)
+    if restarts is not None:
+        item = change(item, "spec.recovery.inPlaceRestarts", restarts)
+    assert refused(item) == (["spec.recovery.inPlaceRestarts"] if bad else [])
+
+
+def test_port_clash_is_refused_whichever_is_moved() -> None:
+    assert refused(change(stored(), "spec.rendezvous.port", 9400)) == ["spec.metrics.port"]
+
+
+def test_number_beyond_64_bits_in_the_template_hides_no_other_refusal() -> None:
+    item = change(stored(template=template(trainer(securityContext={"runAsUser": 2**70}))), "spec.metrics.port", 29400)
+    assert refused(change(item, "metadata.name", "A")) == ["metadata.name", "spec.metrics.port"]
+
+
+FIXED = {
+    "spec.procPerNode": 4,
+    "spec.rendezvous.port": 30000,
+    "spec.metrics.port": 30001,
+    "spec.shm.sizeLimit": "1Gi",
+    "spec.securityProfile": "Restricted",
+    "spec.checkpoint.path": "/elsewhere",
+    "spec.template.spec.containers": [trainer(image="other")],
+}
+MUTABLE = {
+    "spec.nodes": 4,
+    "spec.suspend": True,
+    "spec.activeDeadlineSeconds": 5,
+    "spec.ttlSecondsAfterFinished": 5,
+    "spec.recovery.maxRestarts": 9,
+    "metadata.labels": {"a": "b"},
+}
+
+
+class TestTransitions:
+    @pytest.mark.parametrize("path", FIXED)
+    def test_what_pods_depend_on_is_fixed_once_an_attempt_has_begun(self, path: str) -> None:
+        old = stored() | {"status": {"attempt": 1}}
+        field = ".".join(path.split(".")[:2])
+        assert refused(change(old, path, FIXED[path]), old) == [field]
+
+    @pytest.mark.parametrize("path", FIXED)
+    @pytest.mark.parametrize("status", [None, {}, {"attempt": 0}, {"phase": "Rejected"}])
+    def test_refused_job_may_be_mended_in_place(self, path: str, status: Any) -> None:
+        old = stored() if status is None else stored() | {"status": status}
+        assert refused(change(old, path, FIXED[path]), old) == []
+
+    @pytest.mark.parametrize("path", MUTABLE)
+    def test_what_a_running_job_can_follow_may_change(self, path: str) -> None:
+        old = stored() | {"status": {"attempt": 1}}
+        assert refused(change(old, path, MUTABLE[path]), old) == []
+
+    def test_optional_block_may_neither_come_nor_go(self) -> None:
+        without, with_it = (item | {"status": {"attempt": 1}} for item in (stored(), BASE))
+        assert refused(with_it, without) == ["spec.checkpoint"]
+        assert refused(without, with_it) == ["spec.checkpoint"]
+
+    def test_creation_knows_no_transition(self) -> None:
+        assert refused(stored() | {"status": {"attempt": 1}}) == []

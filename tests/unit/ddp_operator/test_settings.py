@@ -1,0 +1,85 @@
+"""The operator's settings."""
+
+import pytest
+
+from ddp_operator.settings import Settings, SettingsError, describe
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert Settings.from_env({}) == Settings()
+
+
+def test_every_variable_is_read() -> None:
+    settings = Settings.from_env(
+        {
+            "DDP_OPERATOR_NAMESPACES": "team-a, team-b,,team-a",
+            "DDP_OPERATOR_WORKERS": "3",
+            "DDP_OPERATOR_QPS": "12.5",
+            "DDP_OPERATOR_BURST": "7",
+            "DDP_OPERATOR_CALL_TIMEOUT": "5",
+            "DDP_OPERATOR_PROGRESS_INTERVAL": "30",
+            "DDP_OPERATOR_RESYNC_INTERVAL": "60",
+            "DDP_OPERATOR_LOG_FORMAT": "JSON",
+            "DDP_OPERATOR_LOG_LEVEL": "warning",
+            "DDP_OPERATOR_HEALTH_PORT": "9000",
+            "KUBECONFIG": "/x/y",
+        }
+    )
+    assert settings == Settings(
+        namespaces=("team-a", "team-b"),
+        workers=3,
+        qps=12.5,
+        burst=7,
+        call_timeout=5,
+        progress_interval=30,
+        resync_interval=60,
+        log_format="json",
+        log_level="warning",
+        health_port=9000,
+        kubeconfig="/x/y",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORKERS", "0"),
+        ("WORKERS", "many"),
+        ("WORKERS", "2.5"),
+        ("QPS", "nan"),
+        ("QPS", "-1"),
+        ("BURST", "1e3"),
+        ("CALL_TIMEOUT", "0"),
+        ("PROGRESS_INTERVAL", "0.1"),
+        ("RESYNC_INTERVAL", "x"),
+        ("LOG_FORMAT", "xml"),
+        ("LOG_LEVEL", "loud"),
+        ("HEALTH_PORT", "70000"),
+        ("HEALTH_PORT", "tcp://10.0.0.1:8080"),  # what a Service named ddp-operator-health would put there
+        ("NAMESPACES", "a b"),
+        ("NAMESPACES", "team-*"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name_and_a_remedy(name: str, value: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env({f"DDP_OPERATOR_{name}": value})
+    message = str(caught.value)
+    assert message.startswith(f"DDP_OPERATOR_{name}: ")
+    assert value in message
+    assert any(word in message for word in (" from ", " one of ", "write names"))
+
+
+def test_variables_of_service_links_are_ignored() -> None:
+    assert Settings.from_env({"DDP_OPERATOR_PORT": "tcp://10.0.0.1:80", "DDP_OPERATOR_SERVICE_HOST": "x"}) == Settings()
+
+
+def test_the_help_names_every_variable_that_is_read() -> None:
+    class Recorder(dict[str, str]):
+        def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
+            asked.append(name)
+            return default
+
+    asked: list[str] = []
+    Settings.from_env(Recorder())
+    shown = {line.split()[0] for line in describe().splitlines()}
+    assert shown == {name for name in asked if name.startswith("DDP_OPERATOR_")}

@@ -1,0 +1,165 @@
+"""What the operator remembers, fed from several sources in any order."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import Key
+from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME
+from ddp_operator.kube.store import LAST_APPLIED, TOMBSTONES, Store
+
+KEY = Key("team", "digits")
+
+
+def resource(version: int, *, uid: str = "cr-1", **more: Any) -> dict[str, Any]:
+    meta = {"namespace": "team", "name": "digits", "uid": uid, "resourceVersion": str(version)}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, **more}
+
+
+def child(kind: str, name: str, version: int | str, *, uid: str = "", job: str | None = "digits") -> dict[str, Any]:
+    labels = {LABEL_JOB_NAME: job} if job else {}
+    meta = {"namespace": "team", "name": name, "uid": uid or f"{kind}-{name}", "resourceVersion": str(version)}
+    return {"apiVersion": "v1", "kind": kind, "metadata": meta | {"labels": labels}, "spec": {"seen": version}}
+
+
+def test_a_snapshot_holds_the_resource_and_its_labelled_children() -> None:
+    store = Store()
+    for kind, name in (("Job", "digits-1"), ("Pod", "b"), ("Pod", "a"), ("Service", "digits"), ("ConfigMap", "c")):
+        assert store.apply(kind, child(kind, name, 5)) == KEY
+    assert store.snapshot(KEY) is None
+    assert store.apply(KIND, resource(6, spec={"nodes": 2})) == KEY
+    store.apply("Pod", child("Pod", "other", 7, job="other"))
+    snapshot = store.snapshot(KEY)
+    assert snapshot is not None
+    assert snapshot.resource["spec"] == {"nodes": 2}
+    assert [pod["metadata"]["name"] for pod in snapshot.pods] == ["a", "b"]
+    assert len(snapshot.jobs) == len(snapshot.services) == len(snapshot.config_maps) == 1
+
+
+def test_an_unlabelled_child_is_nobodys() -> None:
+    store = Store()
+    assert store.apply("Pod", child("Pod", "a", 5, job=None)) is None
+    assert len(store) == 0
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([11, 12, 13])))
+def test_the_newest_version_wins_in_whatever_order_news_comes(order: tuple[int, ...]) -> None:
+    store = Store()
+    for version in order:
+        store.apply("Job", child("Job", "digits-1", version))
+    entry = store.entry("Job", "team", "digits-1")
+    assert entry is not None
+    assert entry.version == "13"
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    store = Store()
+    store.apply("Job", child("Job", "digits-1", 9))
+    assert store.apply("Job", child("Job", "digits-1", 10)) == KEY
+
+
+def test_the_same_version_again_is_no_news() -> None:
+    store = Store()
+    assert store.apply(KIND, resource(5)) == KEY
+    assert store.apply(KIND, resource(5)) is None
+
+
+def test_versions_that_are_no_numbers_are_taken_in_the_order_they_come() -> None:
+    store = Store()
+    assert store.apply("Job", child("Job", "digits-1", "b")) == KEY
+    assert store.apply("Job", child("Job", "digits-1", "a")) == KEY
+    assert store.apply("Job", child("Job", "digits-1", "a")) is None
+
+
+def test_old_news_does_not_bring_a_deleted_object_back() -> None:
+    store = Store()
+    store.apply("Job", child("Job", "digits-1", 5))
+    assert store.remove("Job", child("Job", "digits-1", 8)) == KEY
+    assert store.apply("Job", child("Job", "digits-1", 7)) is None
+    assert store.entry("Job", "team", "digits-1") is None
+
+
+def test_an_object_that_left_the_watch_by_its_label_comes_back_with_it() -> None:
+    store = Store()
+    store.apply("Job", child("Job", "digits-1", 5))
+    store.remove("Job", child("Job", "digits-1", 8))
+    assert store.apply("Job", child("Job", "digits-1", 9)) == KEY
+
+
+def test_what_we_deleted_ourselves_stays_gone_whatever_arrives_late() -> None:
+    store = Store()
+    store.apply("Job", child("Job", "digits-1", 5))
+    assert store.bury("Job", "team", "digits-1", "Job-digits-1") == KEY
+    assert store.apply("Job", child("Job", "digits-1", 99)) is None
+
+
+def test_a_namesake_with_another_uid_is_another_object() -> None:
+    store = Store()
+    store.apply("Job", child("Job", "digits-1", 5, uid="old"))
+    store.bury("Job", "team", "digits-1", "old")
+    assert store.apply("Job", child("Job", "digits-1", 9, uid="new")) == KEY
+    assert store.remove("Job", child("Job", "digits-1", 8, uid="old")) is None
+    entry = store.entry("Job", "team", "digits-1")
+    assert entry is not None
+    assert entry.uid == "new"
+
+
+def test_a_child_moves_with_its_label() -> None:
+    store = Store()
+    store.apply(KIND, resource(1))
+    store.apply("Pod", child("Pod", "a", 5))
+    assert store.apply("Pod", child("Pod", "a", 6, job="other")) == Key("team", "other")
+    snapshot = store.snapshot(KEY)
+    assert snapshot is not None
+    assert snapshot.pods == ()
+
+
+def test_graves_are_bounded() -> None:
+    store = Store()
+    for number in range(TOMBSTONES + 10):
+        store.bury("Pod", "team", f"p{number}", f"uid-{number}")
+    assert len(store._graves) == TOMBSTONES
+
+
+def test_bulk_that_nobody_reads_is_not_kept() -> None:
+    store = Store()
+    obj = resource(5)
+    obj["metadata"] |= {"managedFields": [{}] * 9, "annotations": {LAST_APPLIED: "x" * 999, "mine": "kept"}}
+    store.apply(KIND, obj)
+    snapshot = store.snapshot(KEY)
+    assert snapshot is not None
+    assert "managedFields" not in snapshot.resource["metadata"]
+    assert snapshot.resource["metadata"]["annotations"] == {"mine": "kept"}
+    assert "managedFields" in obj["metadata"]
+
+
+def test_a_config_map_is_kept_without_its_data() -> None:
+    store = Store()
+    store.apply(KIND, resource(5))
+    store.apply("ConfigMap", child("ConfigMap", "launcher", 6) | {"data": {"launcher.py": "x" * 50_000}})
+    snapshot = store.snapshot(KEY)
+    assert snapshot is not None
+    (config_map,) = snapshot.config_maps
+    assert set(config_map) == {"apiVersion", "kind", "metadata"}
+    assert config_map["kind"] == "ConfigMap"
+
+
+def test_a_snapshot_is_not_touched_by_later_news() -> None:
+    store = Store()
+    store.apply(KIND, resource(5, spec={"nodes": 2}))
+    snapshot = store.snapshot(KEY)
+    store.apply(KIND, resource(6, spec={"nodes": 3}))
+    assert snapshot is not None
+    assert snapshot.resource["spec"] == {"nodes": 2}
+
+
+def test_it_knows_what_is_at_least_as_new_as_a_list_says() -> None:
+    store = Store()
+    store.apply("Pod", child("Pod", "a", 5))
+    assert store.is_current("Pod", child("Pod", "a", 5)["metadata"])
+    assert store.is_current("Pod", child("Pod", "a", 4)["metadata"])
+    assert not store.is_current("Pod", child("Pod", "a", 6)["metadata"])
+    assert not store.is_current("Pod", child("Pod", "b", 1)["metadata"])
+    store.bury("Pod", "team", "b", "Pod-b")
+    assert store.is_current("Pod", child("Pod", "b", 1)["metadata"])

@@ -1,0 +1,204 @@
+"""What the operator refuses in a pod template and how it understands the rest."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.manifests.children import build_children
+from ddp_operator.manifests.template import resolve_template
+from tests.builders import job, template, trainer
+
+GPUS = {"limits": {"nvidia.com/gpu": "4"}}
+SIDECAR = {"name": "logs", "image": "x"}
+
+
+def refusal(made: Any, **spec: Any) -> list[str]:
+    with pytest.raises(InvalidManifest) as refused:
+        resolve_template(job(template=made, **spec))
+    return [str(error) for error in refused.value.errors]
+
+
+class TestTrainer:
+    def test_only_container_needs_no_particular_name(self) -> None:
+        assert resolve_template(job(template=template(trainer(name="main")))).trainer["name"] == "main"
+
+    def test_trainer_beside_another_container_is_refused_with_the_way_out(self) -> None:
+        [said] = refusal(template(SIDECAR, trainer()))
+        assert said == (
+            'spec.template.spec.containers[0]: container "logs" beside the trainer would keep the job from ending; '
+            "move it to initContainers with restartPolicy: Always (a native sidecar)"
+        )
+
+    def test_native_sidecar_is_taken(self) -> None:
+        made = template(trainer(), initContainers=[SIDECAR | {"restartPolicy": "Always"}])
+        assert resolve_template(job(template=made)).trainer_index == 0
+
+    def test_two_containers_without_a_trainer(self) -> None:
+        [said] = refusal(template(SIDECAR, {"name": "b", "image": "x"}))
+        assert said.startswith("spec.template.spec.containers: holds 2 containers and none is named trainer")
+
+
+class TestShape:
+    @pytest.mark.parametrize(
+        ("made", "path"),
+        [
+            ({}, "spec.template.spec"),
+            ({"spec": []}, "spec.template.spec"),
+            ({"spec": {}}, "spec.template.spec.containers"),
+            ({"spec": {"containers": {}}}, "spec.template.spec.containers"),
+            ({"spec": {"containers": []}}, "spec.template.spec.containers"),
+            (template(3), "spec.template.spec.containers[0]"),  # type: ignore[arg-type]
+            (template(trainer(name=None)), "spec.template.spec.containers[0].name"),
+            (template(trainer(name="")), "spec.template.spec.containers[0].name"),
+            (template(trainer(image=None)), "spec.template.spec.containers[0].image"),
+            (template(trainer(command="python x.py")), "spec.template.spec.containers[0].command"),
+            (template(trainer(args=[1])), "spec.template.spec.containers[0].args"),
+            (template(trainer(env={"A": "b"})), "spec.template.spec.containers[0].env"),
+            (template(trainer(env=[{"value": "b"}])), "spec.template.spec.containers[0].env[0].name"),
+            (template(trainer(ports=["80"])), "spec.template.spec.containers[0].ports"),
+            (template(trainer(volumeMounts=[{}])), "spec.template.spec.containers[0].volumeMounts[0].mountPath"),
+            (template(trainer(resources=[1])), "spec.template.spec.containers[0].resources"),
+            (template(trainer(resources={"limits": [1]})), "spec.template.spec.containers[0].resources.limits"),
+            (template(trainer(securityContext="x")), "spec.template.spec.containers[0].securityContext"),
+            (
+                template(trainer(securityContext={"capabilities": "ALL"})),
+                "spec.template.spec.containers[0].securityContext.capabilities",
+            ),
+            (
+                template(trainer(securityContext={"capabilities": {"add": "ALL"}})),
+                "spec.template.spec.containers[0].securityContext.capabilities.add",
+            ),
+            (template(initContainers="x"), "spec.template.spec.initContainers"),
+            (template(initContainers=[{}]), "spec.template.spec.initContainers[0].name"),
+            (template(volumes="x"), "spec.template.spec.volumes"),
+            (template(volumes=[{}]), "spec.template.spec.volumes[0].name"),
+            (template(tolerations=["x"]), "spec.template.spec.tolerations"),
+            (template(nodeSelector=["x"]), "spec.template.spec.nodeSelector"),
+            (template(securityContext=["x"]), "spec.template.spec.securityContext"),
+            (template(metadata=[1]), "spec.template.metadata"),
+            (template(metadata={"labels": {"a": 1}}), "spec.template.metadata.labels"),
+            (template(metadata={"annotations": "x"}), "spec.template.metadata.annotations"),
+        ],
+    )
+    def test_wrong_type_is_refused_by_its_path(self, made: Any, path: str) -> None:
+        assert path in {said.split(": ")[0] for said in refusal(made)}
+
+    def test_unknown_member_beside_spec(self) -> None:
+        assert refusal(template() | {"other": {}}) == [
+            'unknown field "spec.template.other"; known here: metadata, spec',
+        ]
+
+    @pytest.mark.parametrize(
+        "made",
+        [
+            template(metadata={"labels": None, "annotations": None}),
+            template(metadata={}),
+            template(
+                trainer(env=None, ports=None, resources=None), volumes=None, initContainers=None, securityContext=None
+            ),
+            template({**trainer(), "env": None, "ports": None, "resources": None, "securityContext": None}),
+            template({**trainer(), "volumeMounts": None, "args": None}),
+        ],
+    )
+    def test_null_is_as_good_as_left_out(self, made: Any) -> None:
+        assert len(build_children(job(template=made), attempt=1, nodes=1)) == 3
+
+
+class TestReserved:
+    @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "DDP_RUN_ID", "TORCHELASTIC_RUN_ID"])
+    def test_variable(self, name: str) -> None:
+        [said] = refusal(template(trainer(env=[{"name": "OK"}, {"name": name, "value": "x"}])))
+        assert said == (
+            f'spec.template.spec.containers[0].env[1].name: Invalid value: "{name}": '
+            "is reserved: torchrun and the operator set it; remove it"
+        )
+
+    @pytest.mark.parametrize("name", ["NCCL_DEBUG", "OMP_NUM_THREADS", "PETS", "PYTHONUNBUFFERED"])
+    def test_variable_of_the_users_own(self, name: str) -> None:
+        assert resolve_template(job(template=template(trainer(env=[{"name": name, "value": "1"}]))))
+
+    @pytest.mark.parametrize(
+        ("made", "words"),
+        [
+            (template(subdomain="x"), "the operator's Service needs it; remove it"),
+            (template(hostname="x"), "the Job controller sets it; remove it"),
+            (template(activeDeadlineSeconds=3), "set spec.activeDeadlineSeconds instead"),
+            (template(restartPolicy="OnFailure"), "must be Never: restarts are spec.recovery's; remove it"),
+            (template(volumes=[{"name": "ddp-shm"}]), "is the operator's; choose another"),
+            (
+                template(trainer(volumeMounts=[{"mountPath": "/opt/ddp-operator/"}])),
+                "is the operator's; choose another",
+            ),
+            (template(trainer(ports=[{"containerPort": 29400}])), "is taken by spec.rendezvous.port"),
+            (template(trainer(ports=[{"containerPort": 9400}])), "is taken by spec.metrics.port"),
+            (template(trainer(ports=[{"containerPort": 1, "name": "metrics"}])), "is the name of a port"),
+            (template(initContainers=[{"name": "a", "ports": [{"containerPort": 9400}]}]), "is taken by spec.metrics"),
+            (template(metadata={"labels": {"ddp-operator.dev/job-name": "x"}}), "is set by the operator; remove it"),
+            (
+                template(metadata={"labels": {"app.kubernetes.io/managed-by": "me"}}),
+                "is set by the operator; remove it",
+            ),
+        ],
+    )
+    def test_what_the_operator_owns(self, made: Any, words: str) -> None:
+        [said] = refusal(made)
+        assert words in said
+
+    def test_mount_where_the_checkpoint_claim_goes(self) -> None:
+        made = template(trainer(volumeMounts=[{"name": "v", "mountPath": "/ckpt/"}]), volumes=[{"name": "v"}])
+        [said] = refusal(made, checkpoint={"path": "/ckpt", "claimName": "c"})
+        assert "spec.checkpoint.claimName is mounted there" in said
+        assert resolve_template(job(template=made, checkpoint={"path": "/ckpt"}))
+
+    def test_own_ports_take_the_place_of_the_defaults(self) -> None:
+        made = template(trainer(ports=[{"containerPort": 29400}]))
+        assert resolve_template(job(template=made, rendezvous={"port": 30000}))
+
+
+class TestCommand:
+    def test_neither_command_nor_args(self) -> None:
+        [said] = refusal(template(trainer(command=None)))
+        assert said.startswith("spec.template.spec.containers[0].command: neither command nor args")
+
+    def test_flag_that_the_operator_owns(self) -> None:
+        [said] = refusal(template(trainer(command=["torchrun", "--nnodes", "2", "x.py"])))
+        assert said == "spec.template.spec.containers[0].command: --nnodes: set spec.nodes instead"
+
+    def test_every_problem_is_told_at_once(self) -> None:
+        made = template(trainer(command=None, image=None, env=[{"name": "RANK"}]), subdomain="x")
+        assert len(refusal(made)) == 4
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("asked", "resources", "count"),
+        [
+            ("auto", None, 1),
+            ("auto", {"limits": {"cpu": "8"}}, 1),
+            ("auto", GPUS, 4),
+            ("gpu", GPUS, 4),
+            ("cpu", {"limits": {"cpu": "3500m"}}, 3),
+            (2, GPUS, 2),
+            (4, GPUS, 4),
+            (7, None, 7),
+        ],
+    )
+    def test_are_counted(self, asked: Any, resources: Any, count: int) -> None:
+        made = template(trainer(resources=resources))
+        assert resolve_template(job(template=made, procPerNode=asked)).nproc == count
+
+    @pytest.mark.parametrize(
+        ("asked", "resources", "words"),
+        [
+            ("gpu", None, "needs a GPU in"),
+            ("cpu", GPUS, "4 GPUs in spec.template.spec.containers[0].resources would idle; use gpu or remove them"),
+            ("cpu", None, "needs at least one CPU in"),
+            ("cpu", {"limits": {"cpu": "500m"}}, "needs at least one CPU in"),
+            (5, GPUS, "is more than the 4 GPUs in"),
+        ],
+    )
+    def test_that_do_not_fit_the_limits(self, asked: Any, resources: Any, words: str) -> None:
+        [said] = refusal(template(trainer(resources=resources)), procPerNode=asked)
+        assert said.startswith("spec.procPerNode: Invalid value: ")
+        assert words in said

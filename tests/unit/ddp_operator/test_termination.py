@@ -1,0 +1,133 @@
+"""The launcher's last words, including those that no launcher would write."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator import constants
+from ddp_operator.status.termination import Termination, format_time, parse_termination, parse_time
+from tests.builders import NOW, last_words
+
+
+def parse(words: Any, code: int = 82, reason: str = "Error", finished: datetime | None = NOW) -> Termination:
+    text = words if isinstance(words, str) else json.dumps(words)
+    return parse_termination(code, reason, text, finished)
+
+
+def test_what_the_launcher_says_is_taken() -> None:
+    end = parse(
+        last_words("CUDAError", rank=5, node=1, exitCode=3, message="boom", traceback="tb", hint="h", restarts=2)
+    )
+    assert (end.category, end.rank, end.node, end.exit_code, end.container_exit_code) == ("CUDAError", 5, 1, 3, 82)
+    assert (end.message, end.traceback, end.hint, end.restarts, end.victim) == ("boom", "tb", "h", 2, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "category"),
+    [(81, "UserError"), (83, "Hang"), (84, "OOM"), (85, "Preempted"), (86, "NCCL"), (82, "Unknown"), (1, "Unknown")],
+)
+@pytest.mark.parametrize("words", ["", "plain text", {"category": "NoSuchCategory"}, {"category": ""}])
+def test_code_says_the_category_where_the_words_do_not(code: int, category: str, words: Any) -> None:
+    assert parse(words, code).category == category
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "text", "message"),
+    [
+        (143, "Error", "", "the pod was killed by signal 15"),
+        (137, "Error", " \n", "the pod was killed by signal 9"),
+        (1, "Error", "", "the container ended with exit code 1 (Error)"),
+        (1, "", "", "the container ended with exit code 1"),
+        (128, "StartError", 'exec: "python3": not found', 'exec: "python3": not found'),
+        (1, "Error", "Traceback\nValueError: x\n", "Traceback\nValueError: x"),
+    ],
+)
+def test_without_words_the_end_is_described(code: int, reason: str, text: str, message: str) -> None:
+    assert parse(text, code, reason).message == message
+
+
+def test_kubelets_kill_for_memory_wins_over_any_words() -> None:
+    end = parse(last_words("UserError"), 137, "OOMKilled")
+    assert (end.category, end.victim) == ("OOM", False)
+    assert "resources.limits.memory" in end.hint
+
+
+def test_peer_lost_is_a_victim_whatever_it_says() -> None:
+    assert parse(last_words("NCCL", victim=False), constants.EXIT_PEER_LOST).victim
+    assert parse("", constants.EXIT_PEER_LOST).victim
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "{", "[]", "null", "3", '"x"', "[" * 100_000, "{" * 50_000, '{"rank": "x"}', '{"rank": 1.5}', '{"message": 3}',
+        '{"progress": {"a": "b"}}', '{"time": 1e999}', '{"time": "now"}', '{"message": "\\ud800"}', "\ud800", "\x00",
+        '{"victim": 1}', "x" * 10_000_000, '{"message": "' + "x" * 10_000_000 + '"}',
+    ],
+    ids=lambda words: words[:20],
+)  # fmt: skip
+def test_garbage_is_mere_text_of_bounded_size(words: str) -> None:
+    end = parse(words)
+    assert end.category == "Unknown"
+    assert 0 < len(end.message) <= 2048
+    end.message.encode()
+
+
+def test_long_strings_are_cut_where_they_say_least() -> None:
+    end = parse(last_words("OOM", message="m" * 9000 + "!", traceback="!" + "t" * 9000 + "end", hint="h" * 9000))
+    assert (len(end.message), len(end.traceback), len(end.hint)) == (2048, 2048, 2048)
+    assert end.traceback.endswith("end")
+    assert end.message.startswith("m")
+
+
+@pytest.mark.parametrize("number", [2**31, -(2**31), 10**30])
+def test_numbers_that_no_api_server_would_store_are_dropped(number: int) -> None:
+    end = parse(last_words("OOM", rank=number, node=number, exitCode=number, restarts=number))
+    assert (end.rank, end.node, end.exit_code) == (None, None, None)
+    assert 0 <= end.restarts < 2**31
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        (0, True), (-10, True), (-3599, True), (-7200, False), (7200, False),
+    ],
+)  # fmt: skip
+def test_launchers_clock_is_trusted_near_the_kubelets(said: float, believed: bool) -> None:
+    end = parse(last_words("OOM", time=NOW.timestamp() + said))
+    assert end.time == NOW.timestamp() + (said if believed else 0)
+
+
+@pytest.mark.parametrize("time", [-1, 0, 1e300, 1e18, None])
+@pytest.mark.parametrize("finished", [NOW, None, datetime(1, 1, 1, tzinfo=UTC)])
+def test_time_is_always_one_that_can_be_written(time: float | None, finished: datetime | None) -> None:
+    end = parse(last_words("OOM", time=time), finished=finished)
+    assert end.time in (None, NOW.timestamp())
+
+
+def test_progress_without_a_number_is_left_out() -> None:
+    text = '{"progress": {"a": 1, "b": 2.5}}'
+    assert parse(text).progress == {"a": 1.0, "b": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-11-20T12:00:00Z", NOW),
+        ("2026-11-20T13:00:00+01:00", NOW),
+        ("2026-11-20T12:00:00", NOW),
+        ("2026-11-20T12:00:00.5Z", NOW + timedelta(seconds=0.5)),
+        ("yesterday", None),
+        ("", None),
+        (None, None),
+        (3, None),
+    ],
+)
+def test_time_is_read(text: Any, moment: datetime | None) -> None:
+    assert parse_time(text) == moment
+
+
+def test_time_is_written_in_utc_and_whole_seconds() -> None:
+    assert format_time(NOW + timedelta(seconds=0.9)) == "2026-11-20T12:00:00Z"

@@ -1,0 +1,196 @@
+"""How a training command may be written, and the argv and environment that come of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddp_operator.manifests.torchrun import (
+    CommandError,
+    Plan,
+    UserCommand,
+    build_env,
+    build_torchrun_args,
+    split_user_command,
+)
+
+PLAN = Plan(
+    nodes=2,
+    nproc_per_node=4,
+    backend="c10d",
+    master_addr="digits-1-0.digits",
+    master_port=29400,
+    local_addr="digits-1-$(JOB_COMPLETION_INDEX).digits",
+    run_id="uid-1",
+    max_restarts=2,
+    join_timeout_seconds=600,
+)
+SCRIPT = UserCommand("python3", ("train.py",))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["python", "train.py", "--lr", "1"], UserCommand("python", ("train.py", "--lr", "1"))),
+        (
+            ["python3.11", "-u", "-W", "ignore", "train.py"],
+            UserCommand("python3.11", ("-u", "-W", "ignore", "train.py")),
+        ),
+        (["/opt/conda/bin/python", "train.py"], UserCommand("/opt/conda/bin/python", ("train.py",))),
+        (["python", "-m", "pkg.train", "-m", "x"], UserCommand("python", ("-m", "pkg.train", "-m", "x"))),
+        (["python", "-c", "print(1)"], UserCommand("python", ("-c", "print(1)"))),
+        (["train.py", "--nnodes=3"], UserCommand("python3", ("train.py", "--nnodes=3"))),
+        (["-m", "pkg.train"], UserCommand("python3", ("-m", "pkg.train"))),
+        (["torchrun", "train.py", "--nnodes", "3"], UserCommand("python3", ("train.py", "--nnodes", "3"))),
+        (["torchrun", "-m", "pkg.train", "x"], UserCommand("python3", ("-m", "pkg.train", "x"))),
+        (["torchrun", "--module", "pkg.train"], UserCommand("python3", ("-m", "pkg.train"))),
+        (["torchrun", "--", "train.py"], UserCommand("python3", ("train.py",))),
+        (["/opt/conda/bin/torchrun", "train.py"], UserCommand("/opt/conda/bin/python3", ("train.py",))),
+        (
+            ["torchrun", "--log_dir", "/logs", "--tee=3", "-r", "0:1", "--virtual-local-rank", "train.py", "--tee"],
+            UserCommand(
+                "python3",
+                ("train.py", "--tee"),
+                torchrun_flags=("--log-dir=/logs", "--tee=3", "--redirects=0:1", "--virtual-local-rank"),
+            ),
+        ),
+        (
+            ["torchrun", "--monitor=0.5", "-t3", "train.py"],
+            UserCommand("python3", ("train.py",), torchrun_flags=("--monitor-interval=0.5", "--tee=3")),
+        ),
+        (
+            ["python", "-O", "-m", "torch.distributed.run", "--role=x", "train.py"],
+            UserCommand("python", ("-O", "train.py"), torchrun_flags=("--role=x",)),
+        ),
+        (
+            ["python", "-m", "torch.distributed.launch", "train.py", "x"],
+            UserCommand("python", ("train.py", "--local-rank=${local_rank}", "x")),
+        ),
+        (
+            ["python", "-m", "torch.distributed.launch", "--use_env", "train.py"],
+            UserCommand("python", ("train.py",)),
+        ),
+        (["bash", "-c", "python train.py"], UserCommand("python3", ("bash", "-c", "python train.py"), program=True)),
+        (["./train.sh"], UserCommand("python3", ("./train.sh",), program=True)),
+        (["accelerate", "launch", "x.py"], UserCommand("python3", ("accelerate", "launch", "x.py"), program=True)),
+    ],
+)
+def test_forms_of_a_training_command(line: list[str], expected: UserCommand) -> None:
+    assert split_user_command(line, []) == expected
+    assert split_user_command(line[:1], line[1:]) == expected
+    assert split_user_command([], line) == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "remedy"),
+    [
+        ("--nnodes=2", "--nnodes: set spec.nodes instead"),
+        ("--nnode=2", "--nnodes: set spec.nodes instead"),
+        ("--nproc_per_node=2", "--nproc-per-node: set spec.procPerNode instead"),
+        ("--nproc-per-node", "--nproc-per-node: set spec.procPerNode instead"),
+        ("--rdzv-backend=c10d", "--rdzv-backend: set spec.rendezvous.backend instead"),
+        ("--rdzv_endpoint=a:1", "--rdzv-endpoint: set spec.rendezvous.port instead"),
+        ("--rdzv-id=1", "--rdzv-id: remove it"),
+        ("--rdzv-conf=x=1", "--rdzv-conf: set spec.rendezvous.joinTimeoutSeconds instead"),
+        ("--rdzv=1", "--rdzv-backend: set"),
+        ("--standalone", "--standalone: set spec.nodes to 1 instead"),
+        ("--max_restarts=3", "--max-restarts: set spec.recovery.inPlaceRestarts instead"),
+        ("--node-rank=0", "--node-rank: remove it"),
+        ("--master_addr=a", "--master-addr: remove it"),
+        ("--master-port=1", "--master-port: set spec.rendezvous.port instead"),
+        ("--local-addr=a", "--local-addr: remove it"),
+        ("--no-python", "--no-python: write the program itself"),
+        ("--run-path", "--run-path: write the script itself"),
+        ("--shutdown-timeout=3", "--shutdown-timeout: set spec.checkpoint.graceSeconds instead"),
+        ("--signals-to-handle=SIGTERM", "--signals-to-handle: remove it"),
+        ("--no-such-flag", "--no-such-flag: is no flag of torchrun"),
+        ("-x", "-x: is no flag of torchrun"),
+        ("--help", "--help: runs nothing"),
+        ("--duplicate=1", "--duplicate: is ambiguous in torchrun: --duplicate-stdout-filters, --duplicate-stderr"),
+    ],
+)
+def test_a_torchrun_flag_of_the_operator_is_refused_by_name(flag: str, remedy: str) -> None:
+    for line in (["torchrun", flag, "train.py"], ["python", "-m", "torch.distributed.run", flag, "train.py"]):
+        with pytest.raises(CommandError) as raised:
+            split_user_command(line, [])
+        assert str(raised.value).startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ([], "neither command nor args"),
+        ([""], "the first word is empty"),
+        (["python"], "python: names no script"),
+        (["python", "-u"], "python: names no script"),
+        (["python", "-"], "reads the script from standard input"),
+        (["python", "-m"], "-m needs a value"),
+        (["--lr", "1"], "begins with the flag --lr"),
+        (["torchrun"], "torchrun without a script"),
+        (["torchrun", "--tee"], "--tee: needs a value"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(line: list[str], complaint: str) -> None:
+    with pytest.raises(CommandError, match=complaint):
+        split_user_command(line, [])
+
+
+def test_the_whole_argv_of_a_pod() -> None:
+    assert build_torchrun_args(PLAN, SCRIPT) == [
+        "--nnodes=2",
+        "--nproc-per-node=4",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=uid-1",
+        "--rdzv-conf=is_host=0,join_timeout=600,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5",
+        "--local-addr=digits-1-$(JOB_COMPLETION_INDEX).digits",
+        "--max-restarts=2",
+    ]
+
+
+def test_argv_of_a_lone_pod_an_elastic_job_and_a_static_rendezvous() -> None:
+    lone = build_torchrun_args(replace(PLAN, nodes=1), SCRIPT)
+    assert lone[0] == "--nnodes=1"
+    assert "is_host=1" in lone[4]
+    elastic = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=4), SCRIPT)
+    assert elastic[0] == "--nnodes=1:4"
+    assert "is_host=0" in elastic[4]
+    static = build_torchrun_args(replace(PLAN, backend="static", max_restarts=0), SCRIPT)
+    assert static[2:5] == ["--rdzv-backend=static", "--rdzv-id=uid-1", "--rdzv-conf=timeout=600"]
+
+
+def test_the_users_flags_come_after_the_operators() -> None:
+    user = split_user_command(["torchrun", "--tee=3", "train.py"], [])
+    assert build_torchrun_args(PLAN, user)[-2:] == ["--max-restarts=2", "--tee=3"]
+    assert build_torchrun_args(PLAN, split_user_command(["sh", "x"], []))[-1] == "--no-python"
+
+
+def test_env_of_the_rendezvous() -> None:
+    assert build_env(PLAN) == {"MASTER_ADDR": "digits-1-0.digits", "MASTER_PORT": "29400"}
+
+
+def test_torchruns_own_parser_understands_every_flag_we_pass() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    line = ["torchrun", "--monitor-interval=1", "--start-method=spawn", "--event-log-handler=null", "--role=x"]
+    line += ["--log-dir=/l", "-r3", "-t", "3", "--local-ranks-filter=0", "--duplicate-stdout-filters=a", "train.py"]
+    user = split_user_command(line, [])
+    parsed = run.parse_args([*build_torchrun_args(PLAN, user), *user.argv])
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_id) == ("2", "4", "uid-1")
+    assert (parsed.redirects, parsed.tee, parsed.role) == ("3", "3", "x")
+
+
+def refusal(line: list[str]) -> str:
+    try:
+        split_user_command(line, [])
+    except CommandError as error:
+        return str(error)
+    return ""
+
+
+def test_no_flag_of_torchrun_is_unknown_to_us() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    actions = run.get_args_parser()._actions
+    flags = [(flag, action.nargs != 0) for action in actions for flag in action.option_strings]
+    unknown = [flag for flag, value in flags if "is no flag" in refusal(["torchrun", flag, *["0"] * value, "train.py"])]
+    assert len(flags) > 50
+    assert unknown == []

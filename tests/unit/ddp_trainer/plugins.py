@@ -1,0 +1,101 @@
+"""Data and models that the trainer loads by name in tests: they write down what they see, or interrupt.
+
+``recorded`` data have their number in their pixels, and the ``recording`` model writes down the numbers that it is
+given: what a run really trained and validated on. The ``interrupting`` model does to its own process what
+``TEST_INTERRUPT`` says in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.data import DataConfig
+from ddp_trainer.data.arrays import Datasets, ImageData
+from ddp_trainer.models import ModelConfig
+from ddp_trainer.models.small_resnet import build as small_resnet
+
+RECORDED = f"{__name__}:recorded"
+RECORDING = f"{__name__}:recording"
+INTERRUPTING = f"{__name__}:interrupting"
+VALIDATION = 7
+
+
+def recorded(config: DataConfig) -> Datasets:
+    """TEST_SAMPLES training samples, and VALIDATION for validation, of two channels and one pixel."""
+    return Datasets(_numbered(int(os.environ["TEST_SAMPLES"])), _numbered(VALIDATION), 2, mean=(0.0,), std=(1.0,))
+
+
+def _numbered(length: int) -> ImageData:
+    numbers = torch.arange(length)
+    # Counted from 1: before it starts, the trainer asks models for their opinion of a black image.
+    pixels = torch.stack([(numbers + 1) // 256, (numbers + 1) % 256], 1).to(torch.uint8).view(-1, 2, 1, 1)
+    return ImageData(pixels, numbers % 2)
+
+
+class _Recording(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = (x[:, 0, 0, 0] * 256 + x[:, 1, 0, 0]).round().long() - 1
+        kind = "train" if self.training else "valid"
+        if int(numbers.min()) >= 0:
+            with (Path(os.environ["TEST_RECORD"]) / f"{kind}-{os.environ.get('RANK', '0')}.txt").open("a") as file:
+                print(*numbers.tolist(), file=file)
+        outputs: Tensor = self.linear(x.flatten(1) / 256)
+        return outputs
+
+
+def recording(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
+    """Writes one line a forward pass into the folder TEST_RECORD."""
+    return _Recording()
+
+
+def read_record(folder: Path, kind: str) -> list[list[list[int]]]:
+    """What the ranks saw: for each rank its batches, in order. Removes the record."""
+    ranks = []
+    for path in sorted(folder.glob(f"{kind}-*.txt")):
+        ranks.append([[int(word) for word in line.split()] for line in path.read_text().splitlines()])
+        path.unlink()
+    return ranks
+
+
+def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
+    """A small ResNet that, if TEST_INTERRUPT is "rank:forward:what", does that before that rank's forward pass.
+
+    ``what`` is the name of a signal to itself, or NAN for outputs that are not numbers. TEST_SLOW_DISK makes every
+    fsync take so many seconds.
+    """
+    model = small_resnet(config, in_channels, num_classes)
+    if slow := os.environ.get("TEST_SLOW_DISK"):
+        sync = os.fsync
+
+        def slow_sync(descriptor: Any) -> None:
+            time.sleep(float(slow))
+            sync(descriptor)
+
+        os.fsync = slow_sync
+    rank, forward, what = os.environ.get("TEST_INTERRUPT", "-1:0:").split(":")
+    if rank == os.environ.get("RANK", "0"):
+        left = [int(forward)]
+
+        def count(module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+            left[0] -= int(module.training)
+            if left[0] or not module.training:
+                return outputs
+            if what == "NAN":
+                return outputs * math.nan
+            os.kill(os.getpid(), getattr(signal, what))
+            return outputs
+
+        model.register_forward_hook(count)
+    return model

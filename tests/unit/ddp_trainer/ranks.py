@@ -1,0 +1,143 @@
+"""Run the trainer's ranks as real processes, without paying for torch's import in each of them.
+
+Ranks are forked from a server process that has imported everything once. They talk over gloo as under torchrun, and
+each rank's exit code and output can be looked at, which torchrun hides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "prometheus_client", "ddp_trainer.trainer"])
+# The rank's program as text: a function would have to be importable by name in the server.
+_BEGINNING = """
+import os, sys
+os.environ.update(environ)
+sys.path[:0] = filter(None, environ.get('PYTHONPATH', '').split(os.pathsep))
+out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+os.dup2(out, 1)
+os.dup2(out, 2)
+import warnings
+warnings.simplefilter("error")
+"""
+_TRAINER = """
+import torch
+# The server has read its own OMP_NUM_THREADS already, and two ranks of two threads each are many times slower.
+torch.set_num_threads(int(environ["OMP_NUM_THREADS"]))
+from ddp_trainer.cli import main
+sys.exit(main(arguments))
+"""
+# A script of a test's own: a process group and nothing else.
+_SCRIPT = """
+import torch
+import torch.distributed as dist
+from ddp_trainer.distributed import DistributedConfig, RankEnv, World
+world = World.start(DistributedConfig(device="cpu", timeout_seconds=60), RankEnv.from_environ())
+exec(compile(script, "script", "exec"))
+world.close()
+"""
+
+
+class Ranks:
+    """The processes of one run and what they wrote."""
+
+    def __init__(self, folder: Path, processes: Sequence[BaseProcess]) -> None:
+        self._folder, self.processes = folder, list(processes)
+
+    def output(self, rank: int) -> str:
+        """What ``rank`` has written so far, both streams."""
+        path = self._folder / f"rank-{rank}.txt"
+        return path.read_text() if path.exists() else ""
+
+    def pid(self, rank: int) -> int:
+        """Process number of ``rank``."""
+        pid = self.processes[rank].pid
+        assert pid is not None
+        return pid
+
+    def wait_for(self, text: str, rank: int = 0, timeout: float = 60.0) -> None:
+        """Wait until ``rank`` has written ``text``."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output(rank):
+            assert time.monotonic() < deadline, f"no {text!r} in: {self.output(rank)}"
+            assert self.processes[rank].exitcode is None, f"ended without {text!r}: {self.output(rank)}"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """SIGKILL every rank, as a machine's end would."""
+        for process in self.processes:
+            os.kill(process.pid or 0, signal.SIGKILL)
+
+    def codes(self, timeout: float = 90.0) -> list[int | None]:
+        """Wait for the end of all ranks and return their exit codes; a signal's is negative."""
+        deadline = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        assert None not in codes, "still running: " + "".join(self.output(rank) for rank in range(len(codes)))
+        return codes
+
+
+@contextlib.contextmanager
+def start(
+    folder: Path,
+    arguments: Sequence[str],
+    world_size: int = 1,
+    environ: Mapping[str, str] | None = None,
+    *,
+    script: str | None = None,
+) -> Iterator[Ranks]:
+    """Start the trainer with ``arguments`` on ``world_size`` ranks of one thread; none of them outlives the block.
+
+    ``script`` runs in its place: Python that finds ``torch``, ``dist``, ``world`` and ``arguments`` as names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(world_size):
+        own = {"OMP_NUM_THREADS": "1", "DDP_METRICS_PORT": "0", **(environ or {})}
+        if world_size > 1:
+            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+            own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        names = {"environ": own, "arguments": list(arguments), "output": str(folder / f"rank-{rank}.txt")}
+        program = _BEGINNING + (_TRAINER if script is None else _SCRIPT)
+        process = _CONTEXT.Process(target=exec, args=(program, names | {"script": script or ""}))
+        process.start()
+        processes.append(process)
+    ranks = Ranks(folder, processes)
+    try:
+        yield ranks
+    finally:
+        for process in processes:
+            if process.exitcode is None:
+                process.kill()
+            process.join()
+
+
+def run_script(folder: Path, script: str, world_size: int) -> Ranks:
+    """Run ``script`` on ``world_size`` ranks to the end, with ``folder`` as its argument, and insist on success."""
+    with start(folder, [str(folder)], world_size, script=script) as ranks:
+        codes = ranks.codes()
+    assert codes == [0] * world_size, "".join(ranks.output(rank) for rank in range(world_size))
+    return ranks
+
+
+def train(
+    folder: Path, arguments: Sequence[str], world_size: int = 1, environ: Mapping[str, str] | None = None
+) -> Ranks:
+    """Run to the end and insist on success."""
+    with start(folder, arguments, world_size, environ) as ranks:
+        codes = ranks.codes()
+    assert codes == [0] * world_size, ranks.output(0)
+    return ranks

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.benchmark import synthetic
+from ddp_trainer.benchmark.cli import main
+from ddp_trainer.benchmark.contenders import VARIANTS, Bare, Ours, build_config, quiet_exporter
+from ddp_trainer.benchmark.documents import DocumentsLoop, LoopNovoGrad
+from ddp_trainer.benchmark.network import Link, parameter_server_seconds, ring_seconds
+from ddp_trainer.benchmark.report import Measured, communication, plot, ratio, rows, table
+from ddp_trainer.benchmark.systems import BY_ID, QUICK_BY_NAME, SYSTEMS, Case, plan_cases
+from ddp_trainer.data import DataConfig, load_datasets
+from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.optim.novograd import NovoGrad
+from ddp_trainer.presets import PRESETS
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def planned(device: str, available: int, ranks: tuple[int, ...] | None = None) -> dict[str, list[tuple[int, str]]]:
+    found: dict[str, list[tuple[int, str]]] = {}
+    for case in plan_cases(SYSTEMS, device, available, ranks):
+        found.setdefault(case.system.id, []).append((case.ranks, case.missing))
+    return found
+
+
+def test_every_system_of_the_documents_has_a_preset_and_a_row() -> None:
+    assert {system.preset for system in SYSTEMS} == set(PRESETS) - {"digits-resnet"} == set(QUICK_BY_NAME)
+    assert set(planned("cpu", 2)) == set(BY_ID)
+
+
+def test_two_cores_run_what_they_can_and_say_what_they_lack() -> None:
+    cases = planned("cpu", 2)
+    assert cases["S0a"] == [(1, "")]
+    assert cases["S0b"] == [(1, "DataParallel needs two GPUs, this machine has 0")]
+    assert cases["S0c"] == [(1, ""), (2, "")]
+    assert all("fp16" in missing for _, missing in cases["S0d"])
+    assert cases["S3b"] == [(2, "")]
+    assert cases["S3c"] == [(4, "needs 4 cores, this machine has 2")]
+
+
+def test_gpus_run_everything_that_fits() -> None:
+    assert planned("cuda", 8)["S0b"] == [(1, "")]
+    assert planned("cuda", 8)["S0d"] == [(1, ""), (2, ""), (8, "")]
+    assert planned("cuda", 1)["S3b"] == [(2, "needs 2 GPUs, this machine has 1")]
+    assert planned("cuda", 8, (4,))["S1a"] == [(4, "")]
+
+
+def test_a_rings_cost_hardly_grows_with_the_ranks_and_a_servers_grows_in_proportion() -> None:
+    link = Link(bandwidth=1e9, latency=1e-4, what="")
+    # 4 ranks, 1 GB: 2 * 3/4 s, and six messages' latency.
+    assert ring_seconds(4, 1e9, link) == pytest.approx(1.5 + 6e-4)
+    assert parameter_server_seconds(4, 1e9, link) == pytest.approx(8.0 + 2e-4)
+    assert ring_seconds(1, 1e9, link) == parameter_server_seconds(1, 1e9, link) == 0.0
+    assert ring_seconds(1000, 1e9, Link(1e9, 0.0, "")) < 2.0
+    assert parameter_server_seconds(16, 1e9, link) / parameter_server_seconds(2, 1e9, link) == pytest.approx(
+        8, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", list(synthetic.EPOCH))
+def test_made_up_data_are_read_by_the_true_readers(name: str, tmp_path: Path) -> None:
+    assert not synthetic.is_there(name, tmp_path)
+    assert synthetic.write(name, tmp_path, 20) == 20
+    assert synthetic.is_there(name, tmp_path)
+    datasets = load_datasets(DataConfig(name=name, dir=str(tmp_path), verify=False, image_size=64))
+    assert len(datasets.train) == 20
+    assert len(datasets.validation) > 0
+
+
+def test_the_documents_novograd_computes_what_the_trainers_does() -> None:
+    torch.manual_seed(0)
+    start = [torch.randn(4, 3), torch.randn(5)]
+    theirs = [torch.nn.Parameter(value.clone()) for value in start]
+    ours = [torch.nn.Parameter(value.clone()) for value in start]
+    loop = LoopNovoGrad(theirs, 0.1, 0.95, 0.5, average=True)
+    trainer = NovoGrad(ours, 0.1, (0.95, 0.5), grad_averaging=True)
+    for _ in range(4):
+        for one, other in zip(theirs, ours, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        loop.step()
+        trainer.step()
+    for one, other in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+TINY = {
+    "cifar10-resnet18": {},
+    "fashion-mnist-wideresnet": {"model": {"widen": 1}},
+    "fashion-mnist-wideresnet-large-batch": {"model": {"widen": 1}},
+    "cifar10-wideresnet": {"model": {"widen": 1}},
+}
+
+
+@pytest.mark.parametrize("preset", list(TINY))
+def test_all_contenders_train_on_the_same_amount_of_the_same_data(preset: str, tmp_path: Path) -> None:
+    name = str(PRESETS[preset].values["data"]["name"])
+    synthetic.write(name, tmp_path, 40)
+    changes: dict[str, Any] = {**TINY[preset], "data": {"dir": str(tmp_path), "batch_size": 4}}
+    world, exporter = World(RankEnv(), CPU), quiet_exporter(RankEnv())
+    fast = {"precision": {"name": "fp32"}, "distributed": {"device": "cpu"}}
+    documents = DocumentsLoop(build_config(preset, changes, as_published=True), world)
+    ours = Ours(build_config(preset, changes, fast), world, exporter)
+    bare = Bare(build_config(preset, changes, fast), world)
+    assert documents.batch_size == ours.batch_size == bare.batch_size == len(bare.images) == 4
+    for contender in (documents, ours, bare):
+        steps = contender.steps()
+        before = [parameter.clone() for parameter in weights(contender)]
+        assert all(next(steps) >= 0.0 for _ in range(2))
+        after = weights(contender)
+        assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert ours.cache_bytes > 0
+    assert ours.report_seconds(20) > 0
+    assert ours.loading_seconds(2) > 0
+    held, whole = ours.save_seconds(str(tmp_path / "checkpoints"))
+    assert 0 < held < whole
+    ours.silence()
+    next(ours.steps())
+    exporter.close()
+
+
+def weights(contender: DocumentsLoop | Ours | Bare) -> list[torch.Tensor]:
+    if isinstance(contender, DocumentsLoop):
+        return list(contender.model.parameters())
+    engine = contender.trainer.engine if isinstance(contender, Ours) else contender.parts.engine
+    return list(engine.model.parameters())
+
+
+def result(rate: float, batch: int = 10, **more: float) -> dict[str, Any]:
+    step = batch / rate
+    common: dict[str, Any] = {
+        "lowest": rate,
+        "highest": rate,
+        "rates": [rate],
+        "step_seconds": step,
+        "data_seconds": 0.0,
+    }
+    return {"images_per_second": rate, **common, "peak_bytes": None, "cache_bytes": 0, **more}
+
+
+def measured(ranks: int = 1, **results: dict[str, Any]) -> Measured:
+    named = {name.replace("_", ":"): value for name, value in results.items()}
+    case = Case(BY_ID["S0c" if ranks > 1 else "S0a"], ranks)
+    return Measured(case, "cifar10", {"results": named, "gradient_bytes": 100 * 2**20})
+
+
+def test_a_steps_time_is_shared_out_and_rates_are_compared() -> None:
+    one = measured(documents=result(10.0, data_seconds=0.4), ours_fp32=result(50.0), bare_fp32=result(62.5))
+    two = measured(
+        2,
+        documents=result(12.0),
+        ours_fp32=result(80.0, data_seconds=0.01, loading_seconds=0.02),
+        bare_fp32=result(100.0, step_seconds=0.1),
+        mute_fp32=result(125.0, step_seconds=0.07),
+    )
+    found = {row.who: row for row in rows(one, one)}
+    assert found["documents"].data == pytest.approx(0.4)
+    assert found["documents"].compute == pytest.approx(0.6)
+    assert found["ours:fp32"].to_documents == pytest.approx(5.0)
+    assert found["ours:fp32"].of_bare == pytest.approx(0.8)
+    assert found["ours:fp32"].epoch_seconds == pytest.approx(1000.0)
+    assert found["ours:fp32"].communication == 0.0
+    assert found["ours:fp32"].efficiency is None
+    ours = {row.who: row for row in rows(two, one)}["ours:fp32"]
+    assert ours.efficiency == pytest.approx(80 / (2 * 50))
+    assert ours.data == pytest.approx(0.02)
+    assert ours.communication == pytest.approx(0.03)
+    assert ours.compute == pytest.approx(10 / 80 - 0.05)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    ours, theirs = {"rates": [20.0, 2.0, 30.0]}, {"rates": [10.0, 1.0, 10.0]}
+    assert ratio(ours, theirs) == 2.0
+
+
+def test_the_table_shows_the_documents_figures_and_why_a_system_is_missing() -> None:
+    failed = Measured(Case(BY_ID["S3a"], 1), "cifar10", problem="rank 0 ended with 1")
+    lacking = Measured(Case(BY_ID["S0b"], 1, "DataParallel needs two GPUs"), "cifar10")
+    some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
+    text = table([some, lacking, failed])
+    assert "1 GPU: 13.2 s an epoch; that is 3788 images/s" in text
+    assert "not available: DataParallel needs two GPUs" in text
+    assert "not available: rank 0 ended with 1" in text
+    assert "ours:fp32                not available: UserError: no" in text
+    assert "4 GPUs: 19.1 s an epoch" in text
+
+
+def test_both_ways_to_average_are_computed_for_every_model() -> None:
+    text = communication([measured(documents=result(1.0))], Link(2**20 * 1000, 0.0, "a link"))
+    ring = next(line for line in text.splitlines() if " ring " in line and "MiB" in line)
+    server = next(line for line in text.splitlines() if " server " in line and "MiB" in line)
+    assert [float(word) for word in ring.split()[-4:]] == [100.0, 150.0, 175.0, 187.5]
+    assert [float(word) for word in server.split()[-4:]] == [400.0, 800.0, 1600.0, 3200.0]
+    assert "Patarasuk" in text
+    assert "no link could be measured" in communication([], None)
+
+
+def test_the_plot_is_drawn_where_matplotlib_is_and_left_out_where_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plot.png"
+    everything = [measured(documents=result(10.0), ours_fp32=result(50.0), bare_fp32=result(60.0))]
+    assert plot(everything, path) == f"plot: {path}"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert plot([], path) == "no plot: nothing was measured"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert plot(everything, path) == "no plot: matplotlib is not installed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--systems", "S9"], "--systems: 'S9' is not known"),
+        (["--ranks", "0"], "--ranks: '0' is no number of ranks"),
+        (["--variants", "int4"], "--variants: 'int4' is not known"),
+        (["--device", "cuda"], "--device: torch sees no GPU"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(flags) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_system_that_can_only_be_named_still_gives_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_trainer.benchmark.cli._link", lambda everything, folder: None)
+    assert main(["--device", "cpu", "--systems", "S0b", "--output-dir", str(tmp_path)]) == 0
+    assert "not available: DataParallel needs two GPUs" in capsys.readouterr().out
+    document = json.loads((tmp_path / "benchmark.json").read_text())
+    assert document["cases"][0]["notAvailable"].startswith("DataParallel")
+    assert document["cases"][0]["published"] == {"4": 19.1}
+
+
+def test_the_variants_are_those_of_the_command_line() -> None:
+    from ddp_trainer.benchmark.cli import _VARIANTS
+
+    assert set(_VARIANTS) == set(VARIANTS)

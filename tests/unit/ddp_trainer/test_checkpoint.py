@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.checkpoint import CheckpointConfig, Checkpointer, load_newest
+from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.errors import UserError
+
+WORLD = World(RankEnv(), torch.device("cpu"))
+
+
+def checkpointer(folder: Path, keep: int = 3) -> Checkpointer:
+    one = Checkpointer(CheckpointConfig(dir=str(folder), keep=keep))
+    one.prepare()
+    return one
+
+
+def save(one: Checkpointer, step: int, accuracy: float | None = None, **values: Any) -> None:
+    one.save({"weights": torch.full((3,), float(step)), **values}, step, accuracy, {})
+    one.wait()
+
+
+def newest(one: Checkpointer) -> dict[str, Any]:
+    state = load_newest(one, WORLD)
+    assert state is not None
+    return state
+
+
+def test_an_empty_folder_has_nothing_to_resume_from(tmp_path: Path) -> None:
+    assert load_newest(checkpointer(tmp_path / "new"), WORLD) is None
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    state = {"nested": [torch.arange(4), {"x": torch.tensor(1.5, dtype=torch.bfloat16)}], "lr": 0.1, "none": None}
+    save(one, 5, **state)
+    loaded = newest(one)
+    assert torch.equal(loaded["nested"][0], torch.arange(4))
+    assert loaded["nested"][1]["x"].dtype == torch.bfloat16
+    assert loaded["lr"] == 0.1
+    assert loaded["none"] is None
+
+
+def test_saving_copies_the_state_before_it_returns(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    weights = torch.zeros(1_000_000)
+    one.save({"weights": weights}, 1, None, {})
+    weights.add_(1.0)
+    one.wait()
+    assert not newest(one)["weights"].any()
+
+
+def test_the_data_file_is_a_plain_torch_file_and_the_manifest_plain_json(tmp_path: Path) -> None:
+    save(checkpointer(tmp_path), 12, 0.5)
+    assert torch.load(tmp_path / "step-000000012.pt", weights_only=True)["weights"].tolist() == [12.0] * 3
+    manifest = json.loads((tmp_path / "step-000000012.json").read_text())
+    assert manifest["step"] == 12
+    assert manifest["accuracy"] == 0.5
+    assert manifest["bytes"] == (tmp_path / "step-000000012.pt").stat().st_size
+
+
+def test_a_saved_checkpoint_is_reported(tmp_path: Path) -> None:
+    reported: list[tuple[int, float]] = []
+    one = checkpointer(tmp_path)
+    one.save({}, 3, None, {}, on_saved=lambda step, seconds: reported.append((step, seconds)))
+    one.wait()
+    assert [step for step, _ in reported] == [3]
+    assert reported[0][1] > 0
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove", "garbage"])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 1)
+    save(one, 2)
+    path = tmp_path / "step-000000002.pt"
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif damage == "cut":
+        path.write_bytes(data[:-10])
+    elif damage == "remove":
+        path.unlink()
+    else:
+        (tmp_path / "step-000000002.json").write_text("{")
+    assert newest(one)["weights"].tolist() == [1.0] * 3
+    assert "step-000000002" in capsys.readouterr().err
+
+
+def test_a_data_file_without_manifest_does_not_count(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 1)
+    (tmp_path / "step-000000009.pt").write_bytes((tmp_path / "step-000000001.pt").read_bytes())
+    (tmp_path / ".step-000000009.pt.77.tmp").write_bytes(b"half")
+    assert newest(one)["weights"].tolist() == [1.0] * 3
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path, keep=2)
+    for step, accuracy in enumerate([0.5, 0.9, 0.7, None, 0.8, 0.6], start=1):
+        save(one, step, accuracy)
+    assert [saved.step for saved in one.list()] == [6, 5, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"step-{step:09d}.{kind}" for step in (2, 5, 6) for kind in ("json", "pt")
+    ]
+
+
+def test_a_failed_write_is_a_warning_and_keeps_the_old(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 1)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    save(one, 2)
+    assert "checkpoint of step 2 was not saved" in capsys.readouterr().err
+    assert newest(one)["weights"].tolist() == [1.0] * 3
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_cant_be_written_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"checkpoint.dir: .*/file/sub can't be written to"):
+        checkpointer(tmp_path / "file" / "sub")
+
+
+def test_a_state_that_cant_be_written_is_a_warning_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 1)
+    save(one, 2, x=lambda: None)
+    assert "checkpoint of step 2 was not saved" in capsys.readouterr().err
+    save(one, 3)
+    assert [saved.step for saved in one.list()] == [3, 1]
+
+
+class StandingDisk:
+    """Stands in for a slow file system: no fsync returns until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        self.waited_for = False
+        sync = os.fsync
+
+        def stand(descriptor: int) -> None:
+            self.reached.set()
+            if not self.go.wait(10.0):
+                self.waited_for = True
+                self.go.set()
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", stand)
+
+
+def test_saving_returns_while_the_disk_stands_still_and_the_last_of_those_that_wait_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = checkpointer(tmp_path)
+    disk = StandingDisk(monkeypatch)
+    weights = torch.zeros(3)
+    for step in (1, 2, 3, 4):
+        weights.fill_(step)
+        one.save({"weights": weights}, step, None, {})
+        assert disk.reached.wait(30.0)
+    weights.fill_(99)
+    assert one.list() == []
+    assert not disk.waited_for
+    disk.go.set()
+    one.wait()
+    assert [saved.step for saved in one.list()] == [4, 1]
+    assert newest(one)["weights"].tolist() == [4.0] * 3
+    said = capsys.readouterr().err
+    assert "checkpoint of step 2 is left out: the disk is slower" in said
+    assert "checkpoint of step 3 is left out" in said
+    assert "step 4" not in said
+
+
+def small_free(folder: Path) -> int:
+    numbers = os.statvfs(folder)
+    return numbers.f_bavail * numbers.f_frsize
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of a megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}; a raising stand-in is tested")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_keeps_the_old_checkpoint_and_leaves_nothing_half_written(
+    small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = checkpointer(small_disk / "checkpoints", keep=1)
+    save(one, 1, x=torch.zeros(150_000))
+    for step in (2, 3):
+        save(one, step, x=torch.zeros(150_000))
+    said = capfd.readouterr().err
+    assert said.splitlines() == [line for line in said.splitlines() if line.startswith("ddp_trainer: warning: ")]
+    assert "checkpoint of step 2 was not saved" in said
+    assert "No space left" in said
+    assert newest(one)["weights"].tolist() == [1.0] * 3
+    assert sorted(path.name for path in one.folder.iterdir()) == ["step-000000001.json", "step-000000001.pt"]
+    # Full when the data is written and only the manifest is left.
+    (small_disk / "filler").write_bytes(bytes(small_free(small_disk) - os.sysconf("SC_PAGESIZE")))
+    save(one, 5)
+    assert "checkpoint of step 5 was not saved ([Errno 28] No space left" in capfd.readouterr().err
+    assert sorted(path.name for path in one.folder.iterdir()) == ["step-000000001.json", "step-000000001.pt"]
+    # Room again: the next one is saved.
+    (small_disk / "filler").unlink()
+    save(one, 4)
+    assert newest(one)["weights"].tolist() == [4.0] * 3

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_trainer.distributed import DistributedConfig, RankEnv, World, available_cpus
+from ddp_trainer.errors import UserError
+
+
+def test_without_torchrun_there_is_one_rank() -> None:
+    assert RankEnv.from_environ({}) == RankEnv(0, 0, 1, 1, 0)
+
+
+def test_torchruns_variables_are_read() -> None:
+    environ = {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
+    assert RankEnv.from_environ(environ) == RankEnv(5, 1, 8, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "two", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}],
+)
+def test_half_an_environment_is_a_user_error(environ: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="torchrun"):
+        RankEnv.from_environ(environ)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("max 100000", None), ("150000 100000", 1), ("50000 100000", 1)])
+def test_the_cgroups_quota_limits_the_cpus(tmp_path: Path, text: str, expected: int | None) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    unlimited = available_cpus(tmp_path / "missing")
+    assert available_cpus(file) == (unlimited if expected is None else min(unlimited, expected))
+
+
+def test_cuda_without_a_gpu_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"distributed.device: cuda was asked for"):
+        World.start(DistributedConfig(device="cuda"), RankEnv())
+
+
+def test_nccl_without_a_gpu_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"distributed.backend: nccl needs GPUs"):
+        World.start(DistributedConfig(backend="nccl"), RankEnv())
+
+
+def test_more_processes_than_gpus_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="2 processes but shows 1 GPU;"):
+        World.start(DistributedConfig(), RankEnv(local_rank=1, local_world_size=2))
+
+
+def test_one_process_needs_no_process_group() -> None:
+    world = World.start(DistributedConfig(device="cpu"), RankEnv())
+    assert not torch.distributed.is_initialized()
+    assert world.sum([1.0, 2.0]) == [1.0, 2.0]
+    assert world.broadcast_bytes(b"x") == b"x"
+    with pytest.raises(UserError), world.agreed():
+        raise UserError("field", "problem", "remedy")
+    world.close()

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.data.loader import Batch
+from ddp_trainer.distributed import DistributedConfig, RankEnv, World
+from ddp_trainer.engine import Engine
+from ddp_trainer.errors import UserError
+from ddp_trainer.meters import LossWindow, Rate
+from ddp_trainer.models import ModelConfig, build_model
+from ddp_trainer.optim import OptimConfig, build_optimizer
+from ddp_trainer.precision import Precision, PrecisionConfig
+from ddp_trainer.preemption import StopAgreement, StopSignal
+from ddp_trainer.report import clock
+from ddp_trainer.tasks import Classification
+
+CPU = torch.device("cpu")
+WORLD = World(RankEnv(), CPU)
+
+
+def engine(optim: OptimConfig, *, precision: str = "fp32", dropout: float = 0.0, seed: int = 0) -> Engine:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(width=4, norm="group", dropout=dropout), 1, 10)
+    optimizer = build_optimizer(optim, model.parameters())
+    form = Precision(PrecisionConfig(name=precision), CPU)
+    return Engine(model, Classification(), optimizer, form, WORLD, optim, DistributedConfig(), seed)
+
+
+def batch(size: int = 12) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    return Batch(torch.randn(size, 1, 8, 8, generator=generator), torch.randint(0, 10, (size,), generator=generator))
+
+
+def weights(one: Engine) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 5])
+def test_accumulated_parts_are_as_good_as_the_whole_batch(accumulate: int) -> None:
+    whole, parts = engine(OptimConfig()), engine(OptimConfig(accumulate=accumulate))
+    for step in range(3):
+        expected = whole.step(batch(), step, 0.1).loss
+        torch.testing.assert_close(parts.step(batch(), step, 0.1).loss, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_follows_the_learning_rate_it_is_given() -> None:
+    one = engine(OptimConfig(momentum=0.0, lr=123.0))
+    before = weights(one)
+    one.step(batch(), 0, 0.0)
+    assert torch.equal(weights(one), before)
+    one.step(batch(), 1, 0.1)
+    assert not torch.equal(weights(one), before)
+
+
+def test_clipping_bounds_the_update_and_reports_the_norm_before_it() -> None:
+    free, clipped = engine(OptimConfig(momentum=0.0)), engine(OptimConfig(momentum=0.0, clip_norm=0.01))
+    before = weights(free)
+    assert free.step(batch(), 0, 1.0).grad_norm is None
+    norm = clipped.step(batch(), 0, 1.0).grad_norm
+    assert norm is not None
+    torch.testing.assert_close(norm, (weights(free) - before).norm(), rtol=1e-4, atol=1e-6)
+    assert float((weights(clipped) - before).norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_few_steps_lower_the_loss(name: str, precision: str) -> None:
+    one = engine(OptimConfig(name=name), precision=precision)
+    losses = [float(one.step(batch(), step, 0.01).loss) for step in range(20)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_a_state_taken_up_by_another_engine_goes_on_bitwise() -> None:
+    optim = OptimConfig(name="adamw", clip_norm=1.0)
+    whole, first = engine(optim, dropout=0.5), engine(optim, dropout=0.5)
+    for step in range(6):
+        whole.step(batch(), step, 0.01)
+    for step in range(3):
+        first.step(batch(), step, 0.01)
+    torch.manual_seed(99)
+    second = engine(optim, dropout=0.5)
+    with torch.no_grad():
+        for parameter in second.model.parameters():
+            parameter.zero_()
+    second.load_state_dict(first.state_dict())
+    for step in range(3, 6):
+        second.step(batch(), step, 0.01)
+    assert torch.equal(weights(second), weights(whole))
+
+
+def test_dropout_differs_between_steps_and_seeds_and_is_the_same_for_the_same_step() -> None:
+    def loss(step: int, seed: int) -> float:
+        return float(engine(OptimConfig(), dropout=0.5, seed=seed).step(batch(), step, 0.1).loss)
+
+    assert loss(0, 0) == loss(0, 0)
+    assert len({loss(0, 0), loss(1, 0), loss(0, 1)}) == 3
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    one = engine(OptimConfig())
+    state = one.state_dict() | {"model": nn.Linear(2, 2).state_dict()}
+    with pytest.raises(RuntimeError):
+        one.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["fp16", "tf32"])
+def test_precisions_that_need_a_gpu_are_refused_on_the_cpu(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} needs a GPU"):
+        Precision(PrecisionConfig(name=name), CPU)
+
+
+def test_compute_time_is_counted_once_a_step() -> None:
+    one = engine(OptimConfig())
+    assert one.clock.seconds() == 0.0
+    one.step(batch(), 0, 0.1)
+    assert one.clock.seconds() > 0.0
+
+
+# Models
+
+
+def test_small_resnet_maps_images_to_logits() -> None:
+    for norm in ("batch", "group", "none"):
+        model = build_model(ModelConfig(norm=norm), 3, 7)
+        assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 7)
+
+
+def test_a_users_model_must_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_trainer.models.small_resnet.build", lambda *arguments: 3)
+    with pytest.raises(UserError, match=r"model.name: .* returned int; return a torch.nn.Module"):
+        build_model(ModelConfig(name="ddp_trainer.models.small_resnet:build"), 1, 10)
+
+
+# Task and meters
+
+
+def test_totals_of_parts_add_up_to_the_whole() -> None:
+    task = Classification(label_smoothing=0.1)
+    outputs = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(10) % 4
+    parts = task.totals(outputs[:3], targets[:3]) + task.totals(outputs[3:], targets[3:])
+    scores = task.scores(parts.tolist())
+    assert len(parts) == task.num_totals
+    assert scores["accuracy"] == pytest.approx(float((outputs.argmax(1) == targets).float().mean()))
+    assert scores["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, targets)), rel=1e-5)
+
+
+def test_losses_come_in_their_order_and_begin_anew_after_a_reading() -> None:
+    window = LossWindow()
+    for value in (1.0, 2.0, 6.0):
+        window.add(torch.tensor(value))
+    taken = window.take(torch.tensor(7.0))
+    window.add(torch.tensor(5.0))
+    assert taken.ready()
+    assert taken.read() == [1.0, 2.0, 6.0, 7.0]
+    assert window.take().read() == [5.0]
+    assert window.take().read() == []
+
+
+def test_no_more_losses_are_kept_than_the_limit() -> None:
+    window = LossWindow()
+    for value in range(window.LIMIT + 3):
+        window.add(torch.tensor(float(value)))
+    assert window.take().read() == [float(value) for value in range(3, window.LIMIT + 3)]
+
+
+def test_pauses_do_not_count_as_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    rate = Rate()
+    rate.add(100)
+    now[0] = 12.0
+    rate.pause(2.0)
+    assert rate.read() == 10.0
+    assert rate.read() == 0.0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3723, "1:02:03")])
+def test_times_left_read_like_a_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+# Stopping
+
+
+def test_a_signal_is_remembered_and_a_second_interrupt_is_at_once() -> None:
+    old = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        stop = StopSignal()
+        stop.install()
+        agreement = StopAgreement(WORLD, stop)
+        assert not agreement.poll()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert agreement.poll()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, old[0])
+        signal.signal(signal.SIGINT, old[1])

@@ -1,0 +1,120 @@
+"""What is kept of epochs: the target that ends a run, and the CSV."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_trainer.config import RunConfig, resolve
+from ddp_trainer.csv_log import CsvLog, file_name
+from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.early_stopping import EarlyStopConfig
+from ddp_trainer.epoch_record import EpochRecord
+from ddp_trainer.errors import UserError
+from ddp_trainer.plan import Position
+
+WORLD = World(RankEnv(), torch.device("cpu"))
+
+
+def stops_after(config: EarlyStopConfig, scores: list[float]) -> int | None:
+    streak = 0
+    for epoch, score in enumerate(scores, start=1):
+        streak = config.count(streak, score)
+        if config.met(streak):
+            return epoch
+    return None
+
+
+@pytest.mark.parametrize(
+    ("scores", "epoch"),
+    [
+        ([0.85, 0.85], 2),
+        ([0.9, 0.84, 0.9, 0.9], 4),
+        ([0.9, math.nan, 0.9, 0.8499], None),
+        ([0.9], None),
+    ],
+)
+def test_a_run_ends_when_the_last_validations_all_reach_the_target(scores: list[float], epoch: int | None) -> None:
+    assert stops_after(EarlyStopConfig(target_accuracy=0.85, patience=2), scores) == epoch
+
+
+def test_without_a_target_a_run_goes_to_its_end() -> None:
+    assert stops_after(EarlyStopConfig(patience=1), [1.0, 1.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "remedy"),
+    [(85.0, "give 0.85 for 85 percent"), (0.0, "0.85"), (-0.1, "0.85"), (101.0, "give for example")],
+)
+def test_a_target_that_is_no_share_is_refused(target: float, remedy: str) -> None:
+    with pytest.raises(UserError, match="is not a share between 0 and 1") as caught:
+        EarlyStopConfig(target_accuracy=target)
+    assert remedy in caught.value.remedy
+
+
+def test_the_csv_is_named_after_what_runs_differ_in() -> None:
+    config = resolve("fashion-mnist-wideresnet-large-batch", None, {})
+    assert file_name(config, 4) == "4ranks-32bs-0.01lr-0.9m-5w.csv"
+
+
+def test_the_csv_has_a_row_an_epoch_with_cumulative_time(tmp_path: Path) -> None:
+    log = CsvLog(tmp_path / "new" / "log.csv", 0)
+    log.epoch(12.34, 0.123456)
+    log.epoch(10.0, 0.5)
+    assert log.path.read_bytes() == b"time,val_accuracy\r\n0.0,0.0\r\n12.3,0.1235\r\n22.3,0.5\r\n"
+
+
+def test_a_resumed_run_goes_on_with_the_epochs_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    log = CsvLog(path, 0)
+    for accuracy in (0.1, 0.2, 0.3):
+        log.epoch(10.0, accuracy)
+    # The checkpoint was that of the second epoch: the third is trained again.
+    CsvLog(path, 2).epoch(5.0, 0.4)
+    assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0", "10.0,0.1", "20.0,0.2", "25.0,0.4"]
+    CsvLog(path, 0)
+    assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0"]
+
+
+def test_a_file_that_is_not_ours_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("time,val_accuracy\nx,y\n")
+    CsvLog(path, 1).epoch(1.0, 0.5)
+    assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0", "1.0,0.5"]
+
+
+def test_a_folder_that_can_t_be_written_is_a_user_error_and_a_row_that_can_t_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="csv_dir"):
+        CsvLog(tmp_path / "file" / "log.csv", 0)
+    log = CsvLog(tmp_path / "log.csv", 0)
+    log.path.unlink()
+    log.path.mkdir()
+    log.epoch(1.0, 0.5)
+    assert "warning" in capsys.readouterr().err
+
+
+def test_an_epochs_record_adds_up_its_steps(tmp_path: Path) -> None:
+    early = EarlyStopConfig(target_accuracy=0.5, patience=2)
+    config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path), early_stop=early)
+    position = Position()
+    record = EpochRecord(config, WORLD, position)
+    assert record.training_accuracy() is None
+    for right in (3.0, 1.0):
+        record.step(2.0, torch.tensor([right, 4.0]))
+    assert record.training_accuracy() == 0.5
+    record.validated(0.75)
+    assert (position.streak, record.target_met) == (1, False)
+    record.begin()
+    assert record.training_accuracy() is None
+    record.validated(0.5)
+    assert (position.streak, record.target_met) == (2, True)
+    assert next(tmp_path.iterdir()).read_text().split()[1:] == ["0.0,0.0", "4.0,0.75", "4.0,0.5"]
+    # A run that ended so is at its end when it is started again.
+    assert EpochRecord(config, WORLD, position).target_met

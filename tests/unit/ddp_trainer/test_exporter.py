@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import re
+import socket
+import textwrap
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from ddp_trainer import contract
+from ddp_trainer.distributed import RankEnv
+from ddp_trainer.exporter import Exporter
+from ddp_trainer.metrics_doc import render
+from ddp_trainer.metrics_table import METRICS
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def values(page: bytes) -> dict[str, float]:
+    families = text_string_to_metric_families(page.decode())
+    return {sample.name: sample.value for family in families for sample in family.samples if "le" not in sample.labels}
+
+
+def get(port: int | None, path: str = "/metrics") -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+        body: bytes = response.read()
+        return body
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    one = Exporter.start(port=0, env=RankEnv(rank=3, world_size=8), total_steps=10, epochs=2)
+    yield one
+    one.close()
+
+
+def test_two_lines_are_enough_for_a_foreign_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.ENV_METRICS_PORT, "0")
+    exporter = Exporter.start()
+    for loss in (2.0, 1.0):
+        exporter.step(samples=32, loss=torch.tensor(loss, requires_grad=True))
+    page = values(get(exporter.port))
+    exporter.close()
+    assert page["ddp_samples_total"] == 64
+    assert page["ddp_steps_total"] == 2
+    assert page["ddp_step"] == 2
+    assert page["ddp_loss"] == 1.0
+    assert page["ddp_step_seconds_count"] == 2
+
+
+def test_every_series_carries_the_rank_and_nothing_else(exporter: Exporter) -> None:
+    exporter.step(samples=1, loss=1.0, epoch=1, learning_rate=0.1, data_wait=0.1, compute=0.1)
+    for family in text_string_to_metric_families(get(exporter.port).decode()):
+        for sample in family.samples:
+            assert sample.labels["rank"] == "3"
+            assert set(sample.labels) <= {"rank", "le"}
+
+
+def test_only_series_of_the_table_are_shown(exporter: Exporter) -> None:
+    exporter.step(samples=1, loss=1.0)
+    known = {metric.name for metric in METRICS}
+    shown = {line.split("{")[0] for line in exporter.page().decode().splitlines() if not line.startswith("#")}
+    suffixes = ("_bucket", "_sum", "_count")
+    assert {name for name in shown if not name.endswith(suffixes)} <= known
+    assert not any(name.endswith("_created") for name in shown)
+
+
+def test_a_gauge_without_a_value_is_absent(exporter: Exporter) -> None:
+    page = values(exporter.page())
+    assert "ddp_loss" not in page
+    assert "ddp_validation_accuracy" not in page
+    assert page["ddp_world_size"] == 8
+    assert page["ddp_epochs"] == 2
+    assert page["ddp_samples_total"] == 0
+
+
+def test_a_step_sets_counters_progress_and_times(exporter: Exporter) -> None:
+    exporter.step(samples=4, step=5, epoch=1, learning_rate=0.5, seconds=0.25, data_wait=0.125, compute=0.0625)
+    page = values(exporter.page())
+    assert page["ddp_progress_ratio"] == 0.5
+    assert page["ddp_step"] == 5
+    assert page["ddp_epoch"] == 1
+    assert page["ddp_learning_rate"] == 0.5
+    assert page["ddp_step_seconds_sum"] == 0.25
+    assert page["ddp_data_wait_seconds_total"] == 0.125
+    assert page["ddp_compute_seconds_total"] == 0.0625
+    assert page["ddp_last_step_timestamp_seconds"] > 1_600_000_000
+
+
+def test_a_loss_that_is_not_finite_is_counted(exporter: Exporter) -> None:
+    for loss in (1.0, float("nan"), float("inf")):
+        exporter.step(samples=1, loss=loss)
+    assert values(exporter.page())["ddp_nonfinite_loss_total"] == 2
+
+
+def test_the_documents_example_runs_and_shows_where_a_steps_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.ENV_METRICS_PORT, "0")
+    page = (REPOSITORY / "docs" / "metrics.md").read_text()
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", page, re.MULTILINE)
+    (example,) = [textwrap.dedent(block) for block in blocks if "import" in block]
+    names: dict[str, Any] = {}
+    exec(example, names)
+    shown = values(get(names["exporter"].port))
+    names["exporter"].close()
+    assert shown["ddp_progress_ratio"] == 1.0
+    assert shown["ddp_samples_total"] == 20 * 32
+    assert shown["ddp_loss"] > 0
+    assert shown["ddp_data_wait_seconds_total"] > 0
+    assert 0 < shown["ddp_compute_seconds_total"] < shown["ddp_step_seconds_sum"]
+
+
+def test_a_watched_models_compute_begins_with_the_first_forward_of_a_step_and_ends_before_the_update(
+    monkeypatch: pytest.MonkeyPatch, exporter: Exporter
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    model = torch.nn.Linear(2, 1)
+    exporter.watch(model)
+    exporter.step(samples=1)
+    now[0] += 3.0  # the wait for data
+    model.eval()(torch.zeros(1, 2))  # a validation is not part of it
+    model.train()
+    now[0] += 4.0
+    for _ in range(2):  # accumulation: two forward passes make one step
+        model(torch.zeros(1, 2)).sum().backward()
+        now[0] += 10.0
+    now[0] += 50.0  # the wait for other ranks, the update
+    exporter.step(samples=1)
+    page = values(exporter.page())
+    assert page["ddp_data_wait_seconds_total"] == 7.0
+    assert page["ddp_compute_seconds_total"] == 10.0
+
+
+def test_only_the_metrics_page_is_served(exporter: Exporter) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(exporter.port, "/")
+    caught.value.close()
+    caught.value.close()  # it holds the connection
+    assert caught.value.code == 404
+
+
+def test_a_local_rank_adds_its_number_to_the_port() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        base = probe.getsockname()[1] - 1
+    exporter = Exporter.start(port=base, env=RankEnv(rank=1, local_rank=1, world_size=2))
+    assert exporter.port == base + 1
+    exporter.close()
+
+
+def test_a_busy_port_is_a_warning_and_training_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        exporter = Exporter.start(port=port, env=RankEnv())
+        exporter.step(samples=1)
+        exporter.close()
+    assert exporter.port is None
+    assert f"no metrics on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_the_launchers_folder_gets_the_port_and_the_last_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.ENV_RUNTIME_DIR, str(tmp_path))
+    monkeypatch.setenv(contract.ENV_METRICS_PORT, "1")
+    exporter = Exporter.start(env=RankEnv(rank=9, local_rank=1, world_size=10))
+    port = int((tmp_path / "metrics" / "1.port").read_text())
+    assert values(get(port))["ddp_world_size"] == 10
+    exporter.step(samples=7)
+    exporter.close()
+    exporter.close()
+    assert values((tmp_path / "metrics" / "1.prom").read_bytes())["ddp_samples_total"] == 7
+    with pytest.raises(OSError, match="refused"):
+        get(port)
+
+
+def test_without_prometheus_client_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    exporter = Exporter.start(port=0, env=RankEnv(), total_steps=3)
+    exporter.step(samples=1, loss=1.0, data_wait=0.1)
+    exporter.close()
+    assert exporter.port is None
+    assert "prometheus-client is not installed" in capsys.readouterr().err
+
+
+def test_buckets_are_cumulative_and_include_their_edge() -> None:
+    exporter = Exporter(RankEnv())
+    for seconds in (0.001, 0.0011, 500.0):
+        exporter.observe("ddp_step_seconds", seconds)
+    page = exporter.page().decode()
+    assert 'ddp_step_seconds_bucket{le="0.001",rank="0"} 1.0' in page
+    assert 'ddp_step_seconds_bucket{le="0.0025",rank="0"} 2.0' in page
+    assert 'ddp_step_seconds_bucket{le="120.0",rank="0"} 2.0' in page
+    assert 'ddp_step_seconds_bucket{le="+Inf",rank="0"} 3.0' in page
+    assert 'ddp_step_seconds_count{rank="0"} 3.0' in page
+
+
+def test_it_can_be_registered_in_a_registry_of_ones_own() -> None:
+    registry = CollectorRegistry()
+    exporter = Exporter(RankEnv(rank=2, world_size=4))
+    registry.register(exporter)
+    assert registry.get_sample_value("ddp_world_size", {"rank": "2"}) == 4
+
+
+def test_the_document_is_the_one_the_code_writes() -> None:
+    written = (REPOSITORY / "docs" / "metrics.md").read_text()
+    assert written == render(), "run: python -m ddp_trainer.metrics_doc > docs/metrics.md"
+
+
+def test_the_table_has_every_metric_of_the_contract_once() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(names) == len(set(names))
+    contracted = {value for name, value in vars(contract).items() if name.startswith("METRIC_")}
+    assert contracted <= set(names)
+    for metric in METRICS:
+        assert metric.name.endswith("_total") == (metric.kind == "counter") or metric.name == "ddp_total_steps"

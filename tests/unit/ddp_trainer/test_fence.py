@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_trainer.checkpoint import CheckpointConfig, Checkpointer
+from ddp_trainer.errors import Superseded, UserError
+from ddp_trainer.fence import Fence
+
+
+def fence(folder: Path, attempt: int, job: str = "uid") -> Fence:
+    return Fence(folder, attempt, f"{job}-{attempt}")
+
+
+def test_without_attempts_there_is_no_fence(tmp_path: Path) -> None:
+    assert Fence.from_environ(tmp_path, {}) is None
+    assert Fence.from_environ(tmp_path, {"DDP_ATTEMPT": "2", "DDP_RUN_ID": "u-2"}) == Fence(tmp_path, 2, "u-2")
+    with pytest.raises(UserError, match=r"DDP_ATTEMPT: is 'two'"):
+        Fence.from_environ(tmp_path, {"DDP_ATTEMPT": "two"})
+
+
+def test_a_later_attempt_takes_over_and_the_older_is_told_by_whom(tmp_path: Path) -> None:
+    old, new = fence(tmp_path, 1), fence(tmp_path, 2)
+    old.enter()
+    old.check()
+    new.enter()
+    new.check()
+    with pytest.raises(Superseded, match=r"attempt 2 \(run uid-2\) has taken over .*: this one, attempt 1, writes no"):
+        old.check()
+    with pytest.raises(Superseded):
+        old.enter()
+    new.check()
+
+
+def test_an_attempt_that_never_began_here_is_behind_all_the_same(tmp_path: Path) -> None:
+    fence(tmp_path, 3).enter()
+    with pytest.raises(Superseded, match="attempt 3"):
+        fence(tmp_path, 2).enter()
+
+
+def test_a_restart_within_the_attempt_keeps_its_claim(tmp_path: Path) -> None:
+    fence(tmp_path, 1).enter()
+    fence(tmp_path, 1).enter()
+    fence(tmp_path, 1).check()
+    assert len(list((tmp_path / "fence").iterdir())) == 1
+
+
+def test_the_same_job_made_anew_begins_with_attempt_1_again_and_wins(tmp_path: Path) -> None:
+    old, new = fence(tmp_path, 4, "old"), fence(tmp_path, 1, "new")
+    old.enter()
+    new.enter()
+    new.check()
+    with pytest.raises(Superseded):
+        old.check()
+    # The old job's workers are restarted by their agent: they do not take the folder back.
+    with pytest.raises(Superseded):
+        old.enter()
+    new.check()
+
+
+def test_of_many_that_claim_at_once_one_holds_the_folder_and_it_is_the_last_attempt(tmp_path: Path) -> None:
+    for round_number in range(10):
+        folder = tmp_path / str(round_number)
+        fences = [fence(folder, attempt) for attempt in range(1, 9)]
+        ready = threading.Barrier(len(fences))
+        entered: list[int] = []
+
+        def claim(one: Fence, ready: threading.Barrier = ready, entered: list[int] = entered) -> None:
+            ready.wait()
+            try:
+                one.enter()
+            except Superseded:
+                return
+            entered.append(one.attempt)
+
+        threads = [threading.Thread(target=claim, args=(one,)) for one in fences]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        fences[-1].check()
+        for one in fences[:-1]:
+            with pytest.raises(Superseded):
+                one.check()
+        names = sorted(path.name for path in (folder / "fence").iterdir())
+        assert names == [f"{number:09d}.json" for number in range(1, len(names) + 1)]
+        claims = [json.loads((folder / "fence" / name).read_text())["attempt"] for name in names]
+        assert claims == sorted(claims) == sorted(entered)
+
+
+def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    old, new = fence(tmp_path, 1), fence(tmp_path, 2)
+    old.enter()
+    new.enter()
+    new.check()
+    with pytest.raises(Superseded):
+        old.check()
+
+
+def test_a_claim_whose_writer_died_over_it_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_trainer.fence._SECONDS_TO_WRITE", 0.0)
+    fence(tmp_path, 1).enter()
+    (tmp_path / "fence" / "000000002.json").write_text("")
+    fence(tmp_path, 2).enter()
+    fence(tmp_path, 2).check()
+
+
+# The checkpointer behind it
+
+
+def checkpointer(folder: Path, attempt: int) -> Checkpointer:
+    one = Checkpointer(CheckpointConfig(dir=str(folder), keep=1), fence(folder, attempt))
+    one.prepare()
+    one.enter()
+    return one
+
+
+def save(one: Checkpointer, step: int) -> None:
+    one.save({"weights": torch.full((3,), float(step))}, step, None, {})
+    one.wait()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
+
+
+def test_an_older_attempt_writes_nothing_more_and_asks_for_the_end(tmp_path: Path) -> None:
+    old = checkpointer(tmp_path, 1)
+    asked: list[bool] = []
+    old.on_superseded = lambda: asked.append(True)
+    save(old, 1)
+    checkpointer(tmp_path, 2)
+    before = files(tmp_path)
+    save(old, 2)
+    save(old, 3)
+    assert files(tmp_path) == before == ["step-000000001-attempt-1.json", "step-000000001-attempt-1.pt"]
+    assert asked == [True]
+    with pytest.raises(Superseded):
+        old.check_fence()
+
+
+def test_the_fence_is_looked_at_again_right_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = checkpointer(tmp_path, 1)
+    sync = os.fsync
+
+    def overtaken(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        checkpointer(tmp_path, 2)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", overtaken)
+    save(old, 1)
+    assert old.superseded is not None
+    assert files(tmp_path) == []
+
+
+def test_what_slips_through_can_neither_replace_nor_remove_a_later_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = checkpointer(tmp_path, 1)
+    new = checkpointer(tmp_path, 2)
+    save(new, 5)
+    save(new, 6)
+    # The check was passed before the other began, and the write comes long after.
+    monkeypatch.setattr(old, "check_fence", lambda: None)
+    save(old, 6)
+    assert {"step-000000006-attempt-2.json", "step-000000006-attempt-2.pt"} <= set(files(tmp_path))
+    newest = new.list()[0]
+    assert (newest.step, newest.attempt) == (6, 2)
+    assert new.read_newest() == newest.data.read_bytes()
+    # It keeps one checkpoint, and its own is the newest by now; the other's is not its to remove.
+    save(old, 9)
+    assert {"step-000000006-attempt-2.json", "step-000000006-attempt-2.pt"} <= set(files(tmp_path))
+
+
+def test_a_new_attempt_clears_away_what_a_dead_one_left_half_written(tmp_path: Path) -> None:
+    (tmp_path / ".step-000000007.pt.123.tmp").write_bytes(b"half")
+    checkpointer(tmp_path, 2)
+    assert files(tmp_path) == []

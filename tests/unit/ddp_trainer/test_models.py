@@ -1,0 +1,149 @@
+"""The documents' networks: their shapes, their sizes, and what they do with what doesn't fit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from ddp_trainer.errors import UserError
+from ddp_trainer.models import ModelConfig, build_model
+from ddp_trainer.models.sync_batchnorm import CpuSyncBatchNorm, convert
+from ddp_trainer.models.wide_resnet import WideResNet
+from ddp_trainer.options import build
+from ddp_trainer.presets import PRESETS
+from ddp_trainer.tasks import Segmentation
+
+CPU = torch.device("cpu")
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def wide_resnet_size(in_channels: int, classes: int, widen: int) -> int:
+    """Weights of the document's network, counted layer by layer."""
+
+    def layer(a: int, b: int) -> int:
+        return 9 * a * b + 2 * b
+
+    sizes = [16, 16 * widen, 32 * widen, 64 * widen]
+    total = layer(in_channels, 16)
+    for a, b in pairwise(sizes):
+        total += layer(a, b) + layer(b, b) + (a * b + b) + 2 * layer(b, b)
+    return total + sizes[-1] * classes + classes
+
+
+def test_wide_resnet_has_the_documents_channels() -> None:
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name="wide-resnet"), 1, 10)
+    assert parameters(model) == wide_resnet_size(1, 10, 10)
+    widths = [one.num_features for one in model.modules() if isinstance(one, nn.BatchNorm2d)]
+    assert widths == [16] + [160] * 4 + [320] * 4 + [640] * 4
+    assert model(torch.zeros(2, 1, 28, 28, device="meta")).shape == (2, 10)
+
+
+def test_wide_resnet_averages_the_whole_image_unless_a_window_is_given() -> None:
+    torch.manual_seed(0)
+    whole, window = (WideResNet(3, 10, 1, 0.0, pool) for pool in (None, 7))
+    window.load_state_dict(whole.state_dict())
+    whole.eval()
+    window.eval()
+    small, large = torch.randn(1, 3, 28, 28), torch.randn(1, 3, 32, 32)
+    # 28 pixels leave 7, 32 leave 8.
+    torch.testing.assert_close(whole(small), window(small))
+    assert not torch.allclose(whole(large), window(large), rtol=1e-3)
+
+
+def test_wide_resnet_has_its_dropout_between_the_convolutions() -> None:
+    model = build_model(ModelConfig(name="wide-resnet", widen=1, dropout=0.01), 1, 10)
+    assert [one.p for one in model.modules() if isinstance(one, nn.Dropout)] == [0.01] * 6
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 11_181_642), ("resnet50", 23_528_522)])
+def test_torchvisions_resnets_have_a_head_for_ten_classes(name: str, size: int) -> None:
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name=name), 3, 10)
+    assert parameters(model) == size
+
+
+def test_more_outputs_than_classes_can_be_asked_for_and_fewer_can_not() -> None:
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name="resnet50", num_outputs=1000), 3, 10)
+    assert parameters(model) == 25_557_032
+    with pytest.raises(UserError, match="5 is less than the data's 10 classes"):
+        build_model(ModelConfig(num_outputs=5), 3, 10)
+
+
+def test_deeplab_gives_a_class_a_pixel_and_takes_colour_only() -> None:
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name="deeplabv3_resnet101"), 3, 21)
+    model.eval()
+    assert model(torch.zeros(2, 3, 40, 40, device="meta")).shape == (2, 21, 40, 40)
+    with pytest.raises(UserError, match=r"takes colour, the data has 1 channel"):
+        build_model(ModelConfig(name="deeplabv3_resnet101"), 1, 21)
+
+
+def test_deeplab_learns_from_masks_with_void() -> None:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name="deeplabv3_resnet50"), 3, 4).train()
+    masks = torch.zeros(2, 24, 24, dtype=torch.int64)
+    masks[0, 4:12], masks[1, :, 4:12], masks[:, :2] = 1, 2, 255
+    images = (masks.clamp(max=3).unsqueeze(1) - 1.0).expand(2, 3, 24, 24)
+    task, optimizer = Segmentation(4), torch.optim.SGD(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(3):
+        loss = task.loss(model(images), masks)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_grey_images_get_a_first_layer_of_their_own() -> None:
+    model = build_model(ModelConfig(name="resnet18"), 1, 10)
+    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_presets_model_takes_its_images(name: str) -> None:
+    config = build(ModelConfig, PRESETS[name].values["model"])
+    data = PRESETS[name].values["data"]["name"]
+    channels, side, classes = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "fashion-mnist": (1, 28, 10)}.get(
+        data, (3, 64, 21)
+    )
+    with torch.device("meta"):
+        model = build_model(config, channels, classes).eval()
+    shape = model(torch.zeros(2, channels, side, side, device="meta")).shape
+    assert shape[:2] == (2, classes)
+
+
+# Synchronised batch norm, on one process
+
+
+def test_conversion_keeps_parameters_names_and_what_is_no_batch_norm() -> None:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(), 1, 10)
+    model.train()
+    before = dict(model.named_parameters())
+    images = torch.randn(4, 1, 8, 8)
+    expected = model(images).detach()
+    converted = convert(model, CPU)
+    assert dict(converted.named_parameters()).keys() == before.keys()
+    assert all(parameter is before[name] for name, parameter in converted.named_parameters())
+    assert not any(isinstance(one, nn.BatchNorm2d) for one in converted.modules())
+    # Without other ranks it is an ordinary one.
+    torch.testing.assert_close(converted(images).detach(), expected)
+
+
+def test_a_state_moves_between_synchronised_and_plain_batch_norm() -> None:
+    plain = nn.BatchNorm2d(3)
+    plain(torch.randn(4, 3, 2, 2))
+    sync = CpuSyncBatchNorm(nn.BatchNorm2d(3))
+    sync.load_state_dict(plain.state_dict())
+    assert all(torch.equal(sync.state_dict()[name], value) for name, value in plain.state_dict().items())
+    with pytest.raises(ValueError, match=r"batch norm takes \(N, C, ...\)"):
+        sync(torch.zeros(3))

@@ -1,0 +1,185 @@
+"""NovoGrad against timm's, the average of the weights, and clipping and scaling around them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddp_trainer.optim import OptimConfig, build_optimizer
+from ddp_trainer.optim.ema import Ema
+from ddp_trainer.optim.novograd import NovoGrad
+from ddp_trainer.optim.schedule import Schedule, ScheduleConfig
+from ddp_trainer.torchvision_compat import import_torchvision
+
+import_torchvision()
+from timm.optim import NvNovoGrad  # noqa: E402
+
+
+def tensors() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in ((5, 3), (7,), (2, 3, 4), ())]
+
+
+def give_gradients(weights: list[Tensor], step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for weight in weights:
+        weight.grad = torch.randn(weight.shape, generator=generator) * (1 + step)
+
+
+@pytest.mark.parametrize("averaging", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("betas", [(0.95, 0.98), (0.9, 0.5)])
+def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, float]) -> None:
+    ours, theirs = tensors(), tensors()
+    settings = {"lr": 0.05, "betas": betas, "weight_decay": decay, "grad_averaging": averaging}
+    mine, reference = NovoGrad(ours, **settings), NvNovoGrad(theirs, **settings)
+    for step in range(20):
+        give_gradients(ours, step)
+        give_gradients(theirs, step)
+        mine.step()
+        reference.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_novograd_begins_where_the_first_gradients_were_zero() -> None:
+    ours, theirs = tensors(), tensors()
+    mine, reference = NovoGrad(ours, lr=0.1), NvNovoGrad(theirs, lr=0.1)
+    for weights, optimizer in ((ours, mine), (theirs, reference)):
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        give_gradients(weights, 1)
+        optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_novograd_leaves_weights_without_a_gradient_alone() -> None:
+    weights = tensors()
+    give_gradients(weights, 0)
+    weights[1].grad = None
+    before = weights[1].detach().clone()
+    NovoGrad(weights, lr=0.1).step()
+    assert torch.equal(weights[1], before)
+    assert not torch.equal(weights[0], tensors()[0])
+
+
+def test_novograd_taken_up_from_its_state_goes_on_bitwise() -> None:
+    whole, first = tensors(), tensors()
+    one, other = NovoGrad(whole, lr=0.1), NovoGrad(first, lr=0.1)
+    for step in range(3):
+        for weights, optimizer in ((whole, one), (first, other)):
+            give_gradients(weights, step)
+            optimizer.step()
+    resumed = NovoGrad(first, lr=9.0)
+    resumed.load_state_dict(other.state_dict())
+    for weights, optimizer in ((whole, one), (first, resumed)):
+        give_gradients(weights, 3)
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(whole, first, strict=True))
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_novograd_obeys_a_gradient_scaler_without_being_asked_by_the_host(found: float) -> None:
+    # A scaler hands over its scale and whether anything was not finite, both on the device.
+    weights, plain = tensors(), tensors()
+    scaled, optimizer = NovoGrad(weights, lr=0.1), NovoGrad(plain, lr=0.1)
+    give_gradients(weights, 0)
+    give_gradients(plain, 0)
+    scaled.step()
+    optimizer.step()
+    before = [weight.detach().clone() for weight in weights]
+    kept = [state["exp_avg"].clone() for state in scaled.state.values()]
+    give_gradients(weights, 1)
+    give_gradients(plain, 1)
+    for weight in weights:
+        assert weight.grad is not None
+        weight.grad.mul_(1024.0)
+    if found:
+        assert weights[0].grad is not None
+        weights[0].grad[0, 0] = math.inf
+    scaled.grad_scale, scaled.found_inf = torch.tensor(1024.0), torch.tensor(found)  # type: ignore[attr-defined]
+    scaled.step()
+    optimizer.step()
+    expected = before if found else plain
+    for weight, other in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.detach(), other.detach())
+    if found:
+        assert all(torch.equal(state["exp_avg"], old) for state, old in zip(scaled.state.values(), kept, strict=True))
+
+
+def test_each_optimiser_has_its_own_default_betas() -> None:
+    assert OptimConfig(name="adamw").betas == (0.9, 0.999)
+    assert OptimConfig(name="novograd").betas == (0.95, 0.98)
+    assert OptimConfig(name="novograd", beta2=0.0).betas == (0.95, 0.0)
+    built = build_optimizer(OptimConfig(name="novograd", beta1=0.5), tensors())  # type: ignore[arg-type]
+    assert isinstance(built, NovoGrad)
+    assert built.defaults["betas"] == (0.5, 0.98)
+    assert built.defaults["grad_averaging"]
+
+
+# The average of the weights
+
+
+def test_the_average_follows_the_weights_by_its_decay() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    ema = Ema(model, 0.75)
+    for value in (2.0, 4.0):
+        nn.init.constant_(model.weight, value)
+        ema.update()
+    expected = 0.75 * (0.75 * 1.0 + 0.25 * 2.0) + 0.25 * 4.0
+    with ema.applied():
+        assert model.weight.item() == pytest.approx(expected)
+    assert model.weight.item() == 4.0
+
+
+def test_the_model_gets_its_own_weights_back_after_an_exception() -> None:
+    model = nn.Linear(2, 2)
+    ema = Ema(model, 0.5)
+    nn.init.constant_(model.weight, 3.0)
+    with pytest.raises(KeyError), ema.applied():
+        raise KeyError
+    assert (model.weight == 3.0).all()
+
+
+def test_the_average_survives_a_save() -> None:
+    model = nn.Linear(2, 2)
+    ema = Ema(model, 0.5)
+    nn.init.constant_(model.weight, 3.0)
+    ema.update()
+    state = {name: tensor.clone() for name, tensor in ema.state_dict().items()}
+    assert set(state) == {"weight", "bias"}
+    other = Ema(model, 0.5)
+    other.load_state_dict(state)
+    assert all(torch.equal(one, state[name]) for name, one in other.state_dict().items())
+    with pytest.raises(KeyError):
+        other.load_state_dict({"weight": state["weight"]})
+
+
+# Warm-up as the document wrote it
+
+
+def test_the_published_warm_up_begins_at_one_nodes_share_and_climbs_stairs() -> None:
+    config = ScheduleConfig(warmup_epochs=5.0, warmup_by_node=True, warmup_stairs=True)
+    schedule = Schedule(config, 0.01, 1.0, 40.0, processes_per_node=4)
+    # torch's LinearLR(start_factor=1/4, total_iters=5), stepped once an epoch.
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
+    linear = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / 4, total_iters=5)
+    for epoch in range(8):
+        expected = optimizer.param_groups[0]["lr"]
+        assert schedule.lr(epoch) == pytest.approx(expected)
+        assert schedule.lr(epoch + 0.9) == pytest.approx(expected)
+        optimizer.step()
+        linear.step()
+
+
+def test_warm_up_climbs_from_step_to_step_to_the_rate_of_the_whole_world() -> None:
+    schedule = Schedule(ScheduleConfig(warmup_epochs=5.0), 0.01, 8.0, 40.0, processes_per_node=4)
+    assert schedule.lr(0.0) == pytest.approx(0.01)
+    assert schedule.lr(0.5) == pytest.approx(0.01 + 0.07 * 0.1)
+    assert schedule.lr(5.0) == pytest.approx(0.08)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from ddp_trainer.config import RunConfig
+from ddp_trainer.errors import UserError
+from ddp_trainer.options import build, merge, option, options, to_dict
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = option(3, "how big")
+    rate: float = option(0.5, "how fast")
+    kinds: tuple[str, ...] = option((), "which")
+    mode: str = option("a", "how", choices=("a", "b"))
+    limit: float | None = option(None, "at most")
+
+
+@dataclass(frozen=True)
+class Outer:
+    on: bool = option(False, "whether")
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_every_setting_has_a_flag_of_its_own() -> None:
+    flags = [one.flag for one in options(RunConfig)]
+    assert len(flags) == len(set(flags))
+    reserved = {"--preset", "--config", "--as-published", "--help"}
+    assert not reserved & set(flags)
+
+
+def test_every_setting_of_the_run_has_help() -> None:
+    assert all(one.help for one in options(RunConfig))
+
+
+def test_values_survive_the_way_to_plain_data_and_back() -> None:
+    config = Outer(True, Inner(4, 0.25, ("x", "y"), "b", 1.0))
+    assert build(Outer, to_dict(config)) == config
+
+
+def test_merge_lays_one_over_the_other_and_changes_neither() -> None:
+    base = {"a": 1, "inner": {"x": 1, "y": 2}}
+    overlay = {"inner": {"y": 3}}
+    assert merge(base, overlay) == {"a": 1, "inner": {"x": 1, "y": 3}}
+    assert base == {"a": 1, "inner": {"x": 1, "y": 2}}
+    assert overlay == {"inner": {"y": 3}}
+
+
+def test_a_whole_number_is_good_where_a_fraction_is_asked() -> None:
+    assert build(Outer, {"inner": {"rate": 1}}).inner.rate == 1.0
+
+
+def test_yaml_text_like_1e_minus_3_is_a_number() -> None:
+    assert build(Outer, {"inner": {"rate": "1e-3"}}).inner.rate == 0.001
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"iner": {}}, "iner: there is no such setting; did you mean 'inner'?"),
+        ({"inner": {"sise": 1}}, "inner.sise: there is no such setting; did you mean 'inner.size'?"),
+        ({"inner": 3}, "inner: is a group of settings"),
+        ({"inner": {"size": "big"}}, "inner.size: 'big' is not a whole number"),
+        ({"inner": {"size": True}}, "inner.size: True is not a whole number"),
+        ({"inner": {"size": None}}, "inner.size: must not be empty"),
+        ({"inner": {"rate": "fast"}}, "inner.rate: 'fast' is not a number"),
+        ({"inner": {"kinds": 3}}, "inner.kinds: 3 is not a list"),
+        ({"inner": {"mode": "c"}}, "inner.mode: 'c' is not known; choose one of a, b"),
+        ({"on": "maybe"}, "on: 'maybe' is not true or false"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_remedy(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build(Outer, values)
+    assert str(caught.value).startswith(message)
+
+
+def test_flags_are_parsed_by_the_type_of_their_setting() -> None:
+    by_key = {one.key: one for one in options(Outer)}
+    assert by_key["inner.size"].parse("7") == 7
+    assert by_key["inner.rate"].parse("7") == 7.0
+    assert by_key["inner.kinds"].parse("crop, flip") == ("crop", "flip")
+    assert by_key["inner.limit"].parse("none") is None
+    assert by_key["on"].parse("yes") is True
+    assert by_key["on"].parse("false") is False
+    with pytest.raises(UserError, match="'x' is not a whole number"):
+        by_key["inner.size"].parse("x")
+    with pytest.raises(UserError, match="not a truth value"):
+        by_key["on"].parse("x")

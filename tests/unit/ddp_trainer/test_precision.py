@@ -1,0 +1,102 @@
+"""Which number formats are had where, and in which order a scaled step happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.errors import UserError
+from ddp_trainer.precision import Precision, PrecisionConfig, cpu_has_bf16
+from ddp_trainer.replicas import check, uses_gloo
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor: 0\nflags\t\t: fpu avx512f avx512_bf16 sse\n", True),
+        ("processor: 0\nflags\t\t: fpu amx_bf16 amx_tile\n", True),
+        ("processor: 0\nflags\t\t: fpu avx2 avx512f\n", False),
+        ("Features\t: fp asimd bf16 i8mm\n", True),
+        ("Features\t: fp asimd\n", False),
+        ("", False),
+    ],
+)
+def test_the_processor_is_asked_for_bf16(tmp_path: Path, text: str, expected: bool) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    assert cpu_has_bf16(path) == expected
+    assert not cpu_has_bf16(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_takes_bf16_only_where_it_is_fast_and_an_explicit_wish_is_honoured(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_trainer.precision.cpu_has_bf16", lambda: fast)
+    auto = Precision(PrecisionConfig(name="auto"), CPU)
+    assert (auto.name, auto.dtype) == (("bf16", torch.bfloat16) if fast else ("fp32", None))
+    assert auto.warning == ""
+    asked = Precision(PrecisionConfig(name="bf16"), CPU)
+    assert asked.dtype == torch.bfloat16
+    assert bool(asked.warning) != fast
+    with asked.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("name", "scaler", "message"),
+    [
+        ("bf16", True, "does nothing for bf16"),
+        ("fp32", True, "does nothing for fp32"),
+        ("fp16", False, "become zero in fp16"),
+    ],
+)
+def test_a_gradient_scaler_goes_with_fp16_and_nothing_else(name: str, scaler: bool, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        PrecisionConfig(name=name, grad_scaler=scaler)
+    assert caught.value.field == "precision.grad_scaler"
+
+
+class Recorded:
+    """Writes down in which order it is asked; stands for a GPU's scaler, and for the optimiser."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append(name)
+            return arguments[0] * 8 if name == "scale" else None
+
+        return call
+
+
+def test_a_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    precision = Precision(PrecisionConfig(), CPU)
+    precision.scaler = Recorded(calls)
+    monkeypatch.setattr("torch.nn.utils.clip_grad_norm_", lambda *_: calls.append("clip"))
+    weight = torch.ones(1, requires_grad=True)
+    precision.backward((weight * 3).sum())
+    assert weight.grad is not None
+    assert float(weight.grad) == 24.0
+    precision.step(Recorded(calls), [weight], 1.0)  # type: ignore[arg-type]
+    assert calls == ["scale", "unscale_", "clip", "step", "update"]
+
+
+def test_powersgd_on_gloo_is_refused() -> None:
+    config = DistributedConfig(compression="powersgd")
+    assert uses_gloo(config, CPU)
+    assert not uses_gloo(config, torch.device("cuda", 0))
+    check(config, torch.device("cuda", 0))
+    with pytest.raises(UserError, match="PowerSGD needs nccl"):
+        check(config, CPU)
+    for settings in ({"device": "cpu"}, {"backend": "gloo"}):
+        with pytest.raises(UserError, match="PowerSGD needs nccl"):
+            DistributedConfig(compression="powersgd", **settings)  # type: ignore[arg-type]

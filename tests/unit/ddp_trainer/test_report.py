@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.exporter import Exporter
+from ddp_trainer.meters import OnTheWay
+from ddp_trainer.plan import Plan, Position
+from ddp_trainer.report import Reporter
+
+WORLD = World(RankEnv(), torch.device("cpu"))
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    one = Exporter.start(port=0, env=RankEnv())
+    yield one
+    one.close()
+
+
+class Run:
+    """A reporter that is fed losses; remembers what it said of bad ones."""
+
+    def __init__(self, exporter: Exporter, log_every: int) -> None:
+        self.exporter, self.bad = exporter, list[tuple[int, float]]()
+        self.reporter = Reporter(WORLD, exporter, log_every, lambda step, loss: self.bad.append((step, loss)))
+        self.reporter.begin(Plan(1000, 1, False, 1, None, Position()))
+        self.position = Position()
+
+    def steps(self, *losses: float) -> None:
+        for loss in losses:
+            self.position.step += 1
+            tensor = torch.tensor(loss)
+            self.reporter.step(self.position, tensor, None, 1, 0.1, seconds=0.1, waited=0.0, computed=0.0)
+
+    def value(self, name: str) -> float:
+        return self.exporter._values[name]
+
+
+def test_every_bad_loss_is_counted_and_the_first_is_told_with_its_step(exporter: Exporter) -> None:
+    run = Run(exporter, log_every=5)
+    run.steps(1.0, 1.0, NAN, 1.0, INF)
+    assert run.value("ddp_nonfinite_loss_total") == 2
+    assert len(run.bad) == 1
+    assert run.bad[0][0] == 3
+    assert math.isnan(run.bad[0][1])
+    run.steps(1.0, 1.0, 1.0, 1.0, INF)
+    assert run.value("ddp_nonfinite_loss_total") == 3
+    assert len(run.bad) == 1
+
+
+def test_losses_since_the_last_line_can_be_looked_at_and_still_make_the_next_lines_mean(
+    exporter: Exporter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(exporter, log_every=4)
+    run.steps(9.0, 1.0)  # the first step has a line of its own
+    run.reporter.look_at_all()
+    assert run.bad == []
+    run.steps(2.0, 6.0)
+    assert run.value("ddp_loss") == 3.0
+    assert "step 4/1000 loss 3.0000" in capsys.readouterr().out
+    run.steps(INF)
+    assert run.bad == []
+    run.reporter.look_at_all()
+    assert run.bad == [(5, INF)]
+    run.reporter.look_at_all()
+    assert run.value("ddp_nonfinite_loss_total") == 1
+
+
+def test_a_line_comes_when_its_numbers_have_arrived_and_no_step_waits_for_them(
+    exporter: Exporter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = [False]
+    monkeypatch.setattr(OnTheWay, "ready", lambda self: arrived[0])
+    run = Run(exporter, log_every=2)
+    run.steps(1.0, 2.0, 3.0, 4.0)
+    assert "loss" not in capsys.readouterr().out
+    assert "ddp_loss" not in exporter._values
+    arrived[0] = True
+    run.steps(5.0)
+    said = capsys.readouterr().out
+    assert said.index("step 1/1000 loss 1.0000") < said.index("step 2/1000 loss 2.0000") < said.index("loss 3.5000")
+    arrived[0] = False
+    run.steps(6.0)
+    run.reporter.flush()
+    assert "step 6/1000 loss 5.5000" in capsys.readouterr().out

@@ -1,0 +1,152 @@
+"""A run cut anywhere and taken up again, in this process: bitwise the same; and what stops it or doesn't."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.checkpoint import Checkpointer
+from ddp_trainer.cli import main, parse
+from ddp_trainer.distributed import RankEnv
+from ddp_trainer.trainer import run
+
+from . import plugins
+
+# All that has a state or draws numbers: batch norm, dropout, augmentation, momentum, warm-up and cosine, accumulation.
+STATEFUL = [
+    "--preset", "digits-resnet", "--model-width", "4", "--batch-size", "64", "--accumulate", "3", "--dropout", "0.2",
+    "--augment", "crop,flip", "--epochs", "2", "--device", "cpu", "--checkpoint-keep", "99",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _like_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("DDP_METRICS_PORT", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def train(*arguments: str) -> None:
+    run(parse([*STATEFUL, *arguments]), RankEnv())
+
+
+def state(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(path, weights_only=True)
+    return loaded
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "cuts"),
+    [
+        (["--optimizer", "sgd"], (1, 2, 5, 7, 8, 9, 12, 15)),
+        (["--optimizer", "novograd", "--ema-decay", "0.9"], (3, 8, 12)),
+        (["--optimizer", "adamw", "--clip-norm", "1", "--precision", "bf16"], (1, 9)),
+    ],
+    ids=("sgd", "novograd", "adamw"),
+)
+def test_a_run_cut_after_any_step_ends_in_bitwise_the_same_state(
+    optimizer: list[str], cuts: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        save = Checkpointer.save
+
+        def save_every(self: Checkpointer, *arguments: Any, **named: Any) -> None:
+            save(self, *arguments, **named)
+            self.wait()
+
+        patch.setattr(Checkpointer, "save", save_every)
+        train(*optimizer, "--checkpoint-dir", str(whole), "--checkpoint-every-steps", "1")
+    paths = sorted(whole.glob("step-*.pt"))
+    steps = [state(path)["position"]["step"] for path in paths]
+    # 1,438 samples: seven steps of 192 and one of 94 in an epoch.
+    assert steps == list(range(1, 17))
+    weights = state(whole / "model.pt")
+    for path in (paths[step - 1] for step in cuts):
+        cut = tmp_path / path.stem
+        cut.mkdir()
+        shutil.copy(path, cut)
+        shutil.copy(path.with_suffix(".json"), cut)
+        torch.manual_seed(12345)  # whatever state the new process's generator is in
+        train(*optimizer, "--checkpoint-dir", str(cut))
+        assert same(state(cut / paths[-1].name), state(paths[-1])), path.stem
+        assert same(state(cut / "model.pt"), weights), path.stem
+        shutil.rmtree(cut)
+
+
+def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = threading.Event()
+    waited: list[bool] = []
+    sync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        if threading.current_thread().name == "ddp-checkpoint":
+            # If the step loop waited for the disk, this would wait for ever.
+            waited.append(late.wait(30.0))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 6}:SIGUSR1")
+    old = signal.signal(signal.SIGUSR1, lambda number, frame: late.set())
+    try:
+        train(
+            "--model", plugins.INTERRUPTING, "--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "1",
+            "--checkpoint-every-epochs", "0", "--max-steps", "7",
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    assert waited
+    assert all(waited)
+    # The first was being written, the last before the release waited for it, those between gave way.
+    steps = [state(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))]
+    assert steps[0] == 1
+    assert steps[-1] == 7
+    assert not {2, 3, 4} & set(steps)
+
+
+def test_a_bad_loss_can_stop_the_run_and_no_state_from_after_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 4 + 2}:NAN")
+    arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--checkpoint-dir", str(tmp_path)]
+    arguments += ["--checkpoint-every-steps", "2", "--log-every", "50"]
+    assert main([*arguments, "--nonfinite", "stop"]) == 81
+    said = capsys.readouterr()
+    assert "nonfinite: the loss of step 5 on rank 0 is not a finite number" in said.err
+    assert [state(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))] == [2, 4]
+    assert not (tmp_path / "model.pt").exists()
+
+
+def test_a_bad_loss_is_only_counted_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 4 + 2}:NAN")
+    monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path))
+    assert main([*STATEFUL, "--model", plugins.INTERRUPTING, "--max-steps", "7", "--log-every", "5"]) == 0
+    assert "step 5/7 loss nan" in capsys.readouterr().out
+    # Step 5, and the two after it, whose weights it has spoilt.
+    assert 'ddp_nonfinite_loss_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()

@@ -1,0 +1,201 @@
+"""Where images are held makes no difference to the batches; where they fit is decided by what is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddp_trainer.data import DataConfig, load_datasets
+from ddp_trainer.data.arrays import Datasets, FileData, ImageData
+from ddp_trainer.data.loader import TrainLoader, ValidationLoader
+from ddp_trainer.data.placement import choose
+from ddp_trainer.data.sources import CachedSource, StreamedSource
+from ddp_trainer.errors import UserError
+from ddp_trainer.memory import available_memory, keep_freed_memory
+
+from .tiny import write_voc2012
+
+CPU = torch.device("cpu")
+
+
+class ArraysAsFiles:
+    """A reader of one image at a time from memory; at module level, for worker processes get a copy."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.data.images[index], self.data.labels[index]
+
+
+def from_files(datasets: Datasets) -> Datasets:
+    def opened(data: ImageData | FileData) -> FileData:
+        assert isinstance(data, ImageData)
+        return FileData(ArraysAsFiles(data), data.image_shape, data.masks)
+
+    return Datasets(
+        opened(datasets.train), opened(datasets.validation), datasets.num_classes, datasets.mean, datasets.std
+    )
+
+
+def loader(datasets: Datasets, config: DataConfig, *, rank: int = 0, world: int = 1) -> TrainLoader:
+    return TrainLoader(
+        datasets, config, samples_per_step=config.batch_size, rank=rank, world_size=world, seed=3, device=CPU
+    )
+
+
+def same(one: TrainLoader, other: TrainLoader, epoch: int, consumed: int = 0) -> bool:
+    pairs = list(zip(one.epoch(epoch, consumed), other.epoch(epoch, consumed), strict=True))
+    return bool(pairs) and all(torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in pairs)
+
+
+AUGMENTS = [("crop",), ("crop", "flip", "rotate", "affine", "jitter"), ()]
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_images_read_for_every_batch_make_the_same_batches_as_held_ones(augment: tuple[str, ...]) -> None:
+    config = DataConfig(batch_size=100, augment=augment, crop_padding=1, workers=0)
+    datasets = load_datasets(config)
+    held = loader(datasets, config, rank=1, world=2)
+    assert isinstance(held.source, CachedSource)
+    for others in (datasets, from_files(datasets)):
+        read = loader(others, DataConfig(**{**vars(config), "cache": "none"}), rank=1, world=2)
+        assert isinstance(read.source, StreamedSource)
+        assert same(held, read, 0)
+        assert same(held, read, 1, consumed=400)
+
+
+def test_worker_processes_read_the_same_batches_for_many_epochs() -> None:
+    config = DataConfig(batch_size=300, augment=("crop",), crop_padding=1, cache="none", workers=2)
+    datasets = load_datasets(config)
+    held, read = loader(datasets, DataConfig(**{**vars(config), "cache": "auto"})), loader(datasets, config)
+    for epoch in range(2):
+        assert same(held, read, epoch)
+    # An epoch left in the middle does not disturb the next one.
+    next(iter(read.epoch(2)))
+    assert same(held, read, 3)
+
+
+def test_files_are_decoded_into_memory_where_they_fit(tmp_path: Path) -> None:
+    config = DataConfig(
+        name="voc2012", dir=str(write_voc2012(tmp_path)), image_size=32, batch_size=3, augment=("scale", "crop", "flip")
+    )
+    datasets = load_datasets(config)
+    held = loader(datasets, config)
+    assert isinstance(held.source, CachedSource)
+    read = loader(datasets, DataConfig(**{**vars(config), "cache": "none", "workers": 0}))
+    assert same(held, read, 0)
+    batch = next(iter(held.epoch(0)))
+    assert batch.images.shape == (3, 3, 32, 32)
+    assert (batch.labels.shape, batch.labels.dtype) == ((3, 32, 32), torch.int64)
+
+
+def test_validation_images_are_not_augmented_unless_asked(tmp_path: Path) -> None:
+    config = DataConfig(augment=("crop",), crop_padding=1, eval_batch_size=500)
+    datasets = load_datasets(config)
+    place = {"rank": 0, "world_size": 1, "device": CPU}
+    plain = next(iter(ValidationLoader(datasets, config, **place))).images  # type: ignore[arg-type]
+    config = DataConfig(**{**vars(config), "validation_augment": True})
+    other = ValidationLoader(datasets, config, **place)  # type: ignore[arg-type]
+    moved = next(iter(other)).images
+    assert not torch.equal(plain, moved)
+    assert torch.equal(moved, next(iter(other)).images)
+    assert 0.05 < float((plain == moved).flatten(1).all(1).float().mean()) < 0.3
+
+
+def test_the_published_validation_pads_and_drops() -> None:
+    config = DataConfig(validation_as_training=True, eval_batch_size=50)
+    datasets = load_datasets(config)
+    assert len(datasets.validation) == 359
+    seen = []
+    for rank in range(2):
+        batches = ValidationLoader(datasets, config, rank=rank, world_size=2, device=CPU)
+        assert all(len(batch) == 50 for batch in batches)
+        seen.append(len(batches.order))
+    assert seen == [150, 150]
+    with pytest.raises(UserError, match="none are left"):
+        ValidationLoader(
+            datasets, DataConfig(validation_as_training=True, eval_batch_size=200), rank=0, world_size=2, device=CPU
+        )
+
+
+# Where they fit
+
+
+def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = load_datasets(DataConfig())
+    files, held = from_files(datasets).train, datasets.train
+    room = files.nbytes / 0.4
+    monkeypatch.setattr("ddp_trainer.data.placement.available_memory", lambda: room * 1.01)
+    assert choose(files, "auto", CPU, 1) == "device"
+    # Two processes share the memory.
+    assert choose(files, "auto", CPU, 2) == "none"
+    monkeypatch.setattr("ddp_trainer.data.placement.available_memory", lambda: room * 0.99)
+    assert choose(files, "auto", CPU, 1) == "none"
+    assert choose(files, "none", CPU, 1) == "none"
+    # What is in memory already fits.
+    assert choose(held, "auto", CPU, 1) == "device"
+    with pytest.raises(UserError, match=r"data\.cache: .* MiB of decoded images don't fit"):
+        choose(files, "host", CPU, 1)
+
+
+def test_free_memory_is_the_containers_where_it_has_a_limit(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 1000 kB\nMemAvailable:     600 kB\n")
+    assert available_memory(meminfo, tmp_path / "none") == 600 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(meminfo, tmp_path) == 600 * 1024
+    (tmp_path / "memory.max").write_text("300000\n")
+    (tmp_path / "memory.current").write_text("100000\n")
+    assert available_memory(meminfo, tmp_path) == 200_000
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert available_memory(meminfo, tmp_path) == 0
+    assert available_memory(tmp_path / "none", tmp_path / "none") == float("inf")
+
+
+def test_glibc_takes_the_thresholds() -> None:
+    import platform
+
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+
+
+# What a user's reader may get wrong
+
+
+def test_images_of_different_shapes_are_refused() -> None:
+    datasets = load_datasets(DataConfig())
+    assert isinstance(datasets.train, ImageData)
+    data = FileData(ArraysAsFiles(datasets.train), (1, 9, 9))
+    with pytest.raises(UserError, match=r"sample 0 has an image of shape \(1, 8, 8\)"):
+        data.read_all(1)
+
+
+@pytest.mark.parametrize("validation", [(1, 8, 8, False), (3, 8, 8, True)])
+def test_validation_images_must_be_like_training_images(validation: tuple[int, int, int, bool]) -> None:
+    channels, height, width, masks = validation
+    images = torch.zeros(2, channels, height, width, dtype=torch.uint8)
+    train = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    one = ImageData(train, torch.zeros(2, dtype=torch.int64))
+    other = ImageData(images, images[:, 0] if masks else torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(UserError, match="give both the same shape"):
+        Datasets(one, other, num_classes=2, mean=(0.0,), std=(1.0,))
+
+
+def test_masks_may_hold_classes_and_void_only() -> None:
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    masks = torch.full((2, 4, 4), 255, dtype=torch.uint8)
+    masks[0, 0, 0] = 3
+    data = ImageData(images, masks)
+    Datasets(data, data, num_classes=4, mean=(0.0,), std=(1.0,))
+    with pytest.raises(UserError, match="labels run from 3 to 3 with 3 classes"):
+        Datasets(data, data, num_classes=3, mean=(0.0,), std=(1.0,))
+    with pytest.raises(UserError, match="2 means or deviations for 3 channels"):
+        Datasets(data, data, num_classes=4, mean=(0.0, 0.0), std=(1.0,))
+    with pytest.raises(UserError, match=r"or masks: uint8"):
+        ImageData(images, masks[:, :3])

@@ -1,0 +1,119 @@
+"""Losses and scores, against torchmetrics and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddp_trainer.data.arrays import Datasets, ImageData
+from ddp_trainer.errors import UserError
+from ddp_trainer.tasks import Classification, Segmentation, build_task
+from ddp_trainer.torchvision_compat import import_torchvision
+
+import_torchvision()
+from torchmetrics.classification import MulticlassJaccardIndex  # noqa: E402
+
+CLASSES = 5
+
+
+def scene(count: int = 6, void: float = 0.2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, CLASSES, (count, 7, 9), generator=generator)
+    outputs = torch.randn(count, CLASSES, 7, 9, generator=generator)
+    outputs.scatter_add_(1, targets.unsqueeze(1), torch.full((count, 1, 7, 9), 1.5))
+    targets[torch.rand(targets.shape, generator=generator) < void] = 255
+    return outputs, targets
+
+
+def test_mean_iou_is_that_of_torchmetrics() -> None:
+    outputs, targets = scene()
+    task = Segmentation(CLASSES)
+    scores = task.scores(task.totals(outputs, targets).tolist())
+    reference = MulticlassJaccardIndex(num_classes=CLASSES, ignore_index=255, average="macro")
+    assert scores["mean_iou"] == pytest.approx(float(reference(outputs.argmax(1), targets)), abs=1e-6)
+    known = targets != 255
+    assert scores["accuracy"] == pytest.approx(float((outputs.argmax(1) == targets)[known].float().mean()))
+    loss = torch.nn.functional.cross_entropy(outputs, targets, ignore_index=255)
+    assert scores["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert float(task.loss(outputs, targets)) == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_the_confusion_of_parts_adds_up_over_ranks() -> None:
+    outputs, targets = scene()
+    task = Segmentation(CLASSES)
+    parts = task.totals(outputs[:1], targets[:1]) + task.totals(outputs[1:], targets[1:])
+    whole = task.totals(outputs, targets)
+    assert len(whole) == task.num_totals
+    assert torch.equal(parts[1:], whole[1:])
+    # Means of the parts' scores would be something else.
+    each = [task.scores(task.totals(outputs[i : i + 1], targets[i : i + 1]).tolist())["mean_iou"] for i in range(6)]
+    assert sum(each) / 6 != pytest.approx(task.scores(whole.tolist())["mean_iou"], abs=1e-4)
+
+
+def test_a_class_that_is_nowhere_is_not_part_of_the_mean() -> None:
+    targets = torch.zeros(1, 2, 2, dtype=torch.int64)
+    outputs = torch.zeros(1, CLASSES, 2, 2)
+    outputs[:, 0] = 1.0
+    outputs[0, 1, 0, 0] = 2.0
+    task = Segmentation(CLASSES)
+    # Class 0: three of four; class 1: answered once, never true.
+    assert task.scores(task.totals(outputs, targets).tolist())["mean_iou"] == pytest.approx((3 / 4 + 0) / 2)
+
+
+def test_images_that_are_all_void_count_for_nothing() -> None:
+    outputs, targets = scene(void=2.0)
+    task = Segmentation(CLASSES)
+    assert float(task.loss(outputs, targets)) == 0.0
+    assert task.totals(outputs, targets).sum() == 0.0
+    assert task.scores([0.0] * task.num_totals) == {"loss": 0.0, "accuracy": 0.0, "mean_iou": 0.0}
+
+
+def test_right_answers_are_counted_beside_all_answers() -> None:
+    outputs, targets = scene()
+    right, answers = Segmentation(CLASSES).correct(outputs, targets).tolist()
+    known = targets != 255
+    assert answers == int(known.sum())
+    assert right == int((outputs.argmax(1) == targets)[known].sum())
+    logits, classes = torch.eye(4)[[0, 1, 2, 2]], torch.tensor([0, 1, 2, 3])
+    assert Classification().correct(logits, classes).tolist() == [3.0, 4.0]
+
+
+def test_label_smoothing_is_in_the_loss_and_not_in_the_validation() -> None:
+    logits, classes = torch.eye(4) * 3, torch.arange(4)
+    plain, smooth = Classification(), Classification(0.2)
+    assert float(smooth.loss(logits, classes)) > float(plain.loss(logits, classes))
+    assert torch.equal(smooth.totals(logits, classes), plain.totals(logits, classes))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (torch.zeros(4, 9), r"logits of shape \(4, 9\); return logits of shape \(4, 10 or more\)"),
+        (torch.zeros(4, 10, 1), r"shape \(4, 10, 1\)"),
+        (torch.zeros(3, 10), r"shape \(3, 10\)"),
+        ({"out": torch.zeros(4, 10)}, "returned dict"),
+    ],
+)
+def test_outputs_of_a_wrong_shape_are_refused(outputs: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Classification(num_classes=10).check(outputs, torch.zeros(4, dtype=torch.int64))
+
+
+def test_more_outputs_than_classes_are_good() -> None:
+    Classification(num_classes=10).check(torch.zeros(4, 1000), torch.zeros(4, dtype=torch.int64))
+    outputs, targets = scene()
+    wide = torch.cat([outputs, torch.full((6, 3, 7, 9), -9.0)], dim=1)
+    task = Segmentation(CLASSES)
+    task.check(wide, targets)
+    assert torch.equal(task.totals(wide, targets)[1:], task.totals(outputs, targets)[1:])
+    with pytest.raises(UserError, match="shape"):
+        task.check(outputs[:, :, :3], targets)
+
+
+def test_masks_make_it_segmentation() -> None:
+    images = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    classes = Datasets(*[ImageData(images, torch.tensor([0, 1]))] * 2, num_classes=2, mean=(0.0,), std=(1.0,))
+    masks = Datasets(*[ImageData(images, images[:, 0])] * 2, num_classes=2, mean=(0.0,), std=(1.0,))
+    assert build_task(classes, 0.1) == Classification(0.1, 2)
+    assert build_task(masks, 0.1) == Segmentation(2, 0.1)

@@ -1,0 +1,153 @@
+"""The Dockerfiles by their instructions: what keeps images small, reproducible and safe."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddp_operator import __version__
+from ddp_operator.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ("operator", "trainer")
+both = pytest.mark.parametrize("name", IMAGES)
+
+Instruction = tuple[str, str]
+
+
+def parse(text: str) -> list[Instruction]:
+    """Return instruction and arguments, continued lines joined, comments dropped."""
+    joined = re.sub(r"\\\n(\s*#.*\n)*", " ", "\n".join(line for line in text.splitlines() if not line.startswith("#")))
+    lines = [" ".join(line.split()) for line in joined.splitlines() if line.strip()]
+    return [(line.split(" ", 1)[0].upper(), line.split(" ", 1)[1]) for line in lines]
+
+
+def read(name: str) -> list[Instruction]:
+    return parse((ROOT / "images" / name / "Dockerfile").read_text(encoding="utf-8"))
+
+
+def values(instructions: list[Instruction], kind: str) -> list[str]:
+    return [arguments for found, arguments in instructions if found == kind]
+
+
+def last_stage(instructions: list[Instruction]) -> list[Instruction]:
+    start = max(index for index, (kind, _) in enumerate(instructions) if kind == "FROM")
+    return instructions[start:]
+
+
+def complaints(instructions: list[Instruction]) -> list[str]:
+    """Return what is wrong with a Dockerfile of ours."""
+    found = []
+    defaults = dict(value.split("=", 1) for value in values(instructions, "ARG") if "=" in value)
+    for base in values(instructions, "FROM"):
+        image = base.split()[0].replace("${BASE}", defaults.get("BASE", ""))
+        if not re.search(r":\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$", image):
+            found.append(f"FROM {image}: pin the version to the patch level")
+    users = values(last_stage(instructions), "USER")
+    if not users or not re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1]):
+        found.append("USER: must be a number above 0 with its group, so that runAsNonRoot can be checked")
+    if values(instructions, "ADD"):
+        found.append("ADD: use COPY")
+    for command in values(instructions, "RUN"):
+        for install in re.findall(r"pip [^&]*?install [^&]*", command):
+            if not re.search(r"--no-deps|-c \S+|-r torch\.txt", install):
+                found.append(f"RUN {install}: pin the versions with the constraints")
+        if re.search(r"\b(apt-get|curl|wget|sudo)\b", command):
+            found.append(f"RUN {command}: takes what is not pinned")
+    for command in values(last_stage(instructions), "ENTRYPOINT") + values(last_stage(instructions), "CMD"):
+        if not command.startswith("["):
+            found.append(f"{command}: in the form of a list, so that signals arrive")
+    for copied in values(instructions, "COPY"):
+        if re.match(r"(\.|/) ", copied):
+            found.append(f"COPY {copied}: name what is copied")
+    return found
+
+
+@both
+def test_there_is_nothing_to_complain_about(name: str) -> None:
+    assert complaints(read(name)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("FROM python\nUSER 1:1", "pin the version"),
+        ("FROM python:3.13\nUSER 1:1", "pin the version"),
+        ("ARG BASE=python:latest\nFROM ${BASE}\nUSER 1:1", "pin the version"),
+        ("FROM p:1.2.3", "USER"),
+        ("FROM p:1.2.3\nUSER root", "USER"),
+        ("FROM p:1.2.3\nUSER 0:0", "USER"),
+        ("FROM p:1.2.3\nUSER 1:1\nFROM p:1.2.3", "USER"),
+        ("FROM p:1.2.3\nADD x y\nUSER 1:1", "ADD"),
+        ("FROM p:1.2.3\nCOPY . .\nUSER 1:1", "name what is copied"),
+        ("FROM p:1.2.3\nRUN true \\\n  && pip install torch\nUSER 1:1", "pin the versions"),
+        ("FROM p:1.2.3\nRUN apt-get update\nUSER 1:1", "not pinned"),
+        ("FROM p:1.2.3\nUSER 1:1\nCMD python", "form of a list"),
+    ],
+)
+def test_fault_is_found(text: str, complaint: str) -> None:
+    assert any(complaint in found for found in complaints(parse(text)))
+
+
+@both
+def test_sources_exist_and_reach_the_builder(name: str) -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    kept = [rule[1:] for rule in rules if rule.startswith("!")]
+    for rule in kept:
+        assert (ROOT / rule).exists(), rule
+    for copied in values(read(name), "COPY"):
+        if copied.startswith("--from="):
+            continue
+        for source in copied.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            reached = [
+                rule for rule in kept if rule == source or rule.startswith(f"{source}/") or source.startswith(rule)
+            ]
+            assert reached, f"{source} is ignored"
+    for secret in (".git/config", ".venv/bin/pip", "ddp-runs/x", ".env", "tests/conftest.py"):
+        assert not any(fnmatch.fnmatch(secret, rule) or secret.startswith(f"{rule}/") for rule in kept)
+
+
+@both
+def test_labels_tell_the_version(name: str) -> None:
+    stage = last_stage(read(name))
+    assert f"VERSION={__version__}" in values(stage, "ARG")
+    labels = " ".join(values(stage, "LABEL"))
+    keys = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", labels))
+    assert keys == {"title", "description", "licenses", "version", "revision"}
+
+
+def test_operator_starts_as_the_chart_starts_it() -> None:
+    stage = last_stage(read("operator"))
+    (deployment,) = (
+        found
+        for found in yaml.safe_load_all((ROOT / "deploy/manifests/operator.yaml").read_text())
+        if found["kind"] == "Deployment"
+    )
+    pod = deployment["spec"]["template"]["spec"]
+    assert json.loads(values(stage, "ENTRYPOINT")[0]) == pod["containers"][0]["command"]
+    assert values(stage, "EXPOSE") == [str(Settings().health_port)]
+    user, security = values(stage, "USER")[0], pod["securityContext"]
+    assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
+
+
+def test_operator_asks_for_no_torch() -> None:
+    printed = requirements("operator")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert printed == [*project["dependencies"], *project["optional-dependencies"]["operator"]]
+    assert not [line for line in printed if re.match(r"torch|numpy|kubernetes|matplotlib", line)]
+
+
+def requirements(extra: str) -> list[str]:
+    """Return what the image's build installs for an extra."""
+    command = [sys.executable, ROOT / "images" / "requirements.py", extra]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]

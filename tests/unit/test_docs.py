@@ -1,0 +1,181 @@
+"""What the documentation says can be typed, does exist: commands, files, fields, columns, links."""
+
+import importlib.util
+import re
+import shlex
+import typing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddp_operator import constants
+from ddp_operator.api.crd import build_crd
+from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Phase
+from ddp_operator.settings import Settings
+from ddp_trainer.presets import PRESETS
+from tests.tiers import TIERS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[str]:
+    """Return every command line: of indented and fenced blocks, and what stands alone in back-ticks."""
+    blocks = "\n".join(fenced(text, r"(?:sh|bash|console)"))
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^    (\S.*)$", outside, flags=re.MULTILINE)
+    inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", outside)]
+    return [line.strip().removeprefix("$ ") for line in [*blocks.splitlines(), *indented, *inline] if line.strip()]
+
+
+def starting_with(program: str, text: str) -> list[list[str]]:
+    found = [line for line in commands(text) if re.match(rf"(\S*/)?{program} ", line)]
+    return [words_of(line) for line in found]
+
+
+def words_of(line: str) -> list[str]:
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:  # prose with an apostrophe
+        return line.split()
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what ``ddp … --help`` prints."""
+    from ddp_operator.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--help"])
+    assert ended.value.code in (0, None)
+    return capsys.readouterr().out
+
+
+class TestCommands:
+    @page
+    def test_make_targets_exist(self, path: Path) -> None:
+        asked = {
+            word
+            for words in starting_with("make", path.read_text(encoding="utf-8"))
+            for word in words[1:]
+            if "=" not in word and not word.startswith(("-", "<"))
+        }
+        assert asked - targets() == set()
+
+    @page
+    def test_files_named_in_commands_exist(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
+        named = {
+            word
+            for program in ("ddp", "kubectl", "kopf", r"python3?", "pytest")
+            for words in starting_with(program, text)
+            for word in words
+            if re.fullmatch(r"(deploy|docs|tests|charts|trainer|operator)/[\w./-]+", word)
+        }
+        assert {name for name in named if not (ROOT / name).exists()} == set()
+
+    @page
+    def test_modules_run_with_python_exist(self, path: Path) -> None:
+        modules = {
+            words[words.index("-m") + 1]
+            for words in starting_with(r"(?:python3?|torchrun)", path.read_text(encoding="utf-8"))
+            if "-m" in words[:-1]
+        }
+        ours = {name for name in modules if name.startswith(("ddp_operator", "ddp_trainer", "tests"))}
+        assert {name for name in ours if importlib.util.find_spec(name) is None} == set()
+
+    @page
+    def test_subcommands_and_flags_of_ddp_exist(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for words in starting_with("ddp", path.read_text(encoding="utf-8")):
+            if words[1].startswith("-"):
+                assert words[1] in help_of(capsys=capsys)
+                continue
+            text = help_of(words[1], capsys=capsys)
+            ours = words[2 : words.index("--")] if "--" in words else words[2:]
+            for flag in ours:
+                if flag.startswith("--"):
+                    assert flag.split("=")[0] in text, " ".join(words)
+
+    def test_commands_are_found_in_every_form(self) -> None:
+        text = "Run `make a`, or\n\n    make b  # comment\n\n```sh\n$ make c X=1\n```\n\n```yaml\nmake: d\n```\n"
+        assert starting_with("make", text) == [["make", "c", "X=1"], ["make", "b"], ["make", "a"]]
+
+
+class TestPages:
+    @page
+    def test_links_lead_somewhere(self, path: Path) -> None:
+        links = re.findall(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+        local = [link for link in links if "://" not in link]
+        assert [link for link in local if not (path.parent / link).exists()] == []
+
+    @page
+    def test_yaml_is_what_the_operator_takes(self, path: Path) -> None:
+        for block in fenced(path.read_text(encoding="utf-8"), "yaml"):
+            kinds = {document.get("kind") for document in yaml.safe_load_all(block) if isinstance(document, dict)}
+            if constants.KIND in kinds:
+                parse_manifest(block)
+
+    def test_every_decision_is_listed(self) -> None:
+        index = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
+        kept = {path.name for path in (ROOT / "docs/adr").glob("[0-9]*.md")}
+        assert set(re.findall(r"\((\d{4}-[\w-]+\.md)\)", index)) == kept
+
+
+class TestReadme:
+    def test_names_the_two_commands(self) -> None:
+        assert starting_with("make", README)[:2] == [["make", "demo"], ["make", "test"]]
+
+    def test_table_of_fields_is_the_spec(self) -> None:
+        _, _, section = README.partition("### The fields")
+        rows = re.findall(r"^\| (`[^|]+) \|", section.partition("###")[0], flags=re.MULTILINE)
+        named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+        assert named == set(Spec.__struct_encode_fields__)
+
+    def test_subfields_in_the_table_exist(self) -> None:
+        properties = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+        for owner in ("rendezvous", "recovery", "checkpoint", "metrics", "shm"):
+            row = re.search(rf"^\| `{owner}` \|(.*)\|$", README, flags=re.MULTILINE)
+            assert row is not None
+            assert set(re.findall(r"`([a-z]\w+)`", row[1])) - {"c10d", "static"} == set(properties[owner]["properties"])
+
+    def test_columns_are_those_of_the_crd(self) -> None:
+        _, _, section = README.partition("`kubectl get ddp` prints")
+        rows = re.findall(r"^\| ([A-Z/, ]+) \|", section, flags=re.MULTILINE)
+        named = [name for row in rows for name in row.split(", ")]
+        columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+        shown = [column["name"].upper() for column in columns if not column.get("priority")]
+        assert named == [name for name in shown if name != "AGE"]
+
+    def test_phases_are_those_of_the_status(self) -> None:
+        row = re.search(r"^\| PHASE \| (.*) \|$", README, flags=re.MULTILINE)
+        assert row is not None
+        assert set(re.findall(r"[A-Z][a-z]+", row[1])) == set(typing.get_args(Phase))
+
+    def test_ports_are_the_defaults(self) -> None:
+        assert f"port {constants.DEFAULT_METRICS_PORT}" in README
+        assert f"`/readyz` on {Settings().health_port}" in README
+
+    def test_presets_are_those_of_the_trainer(self) -> None:
+        _, _, section = README.partition("the presets ")
+        assert set(re.findall(r"`([\w-]+)`", section.partition("(")[0])) == set(PRESETS)
+
+
+def test_tiers_are_those_of_the_report() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("| tier |")
+    rows = re.findall(r"^\| ([\w, -]+) \|", section.partition("\n\n")[0], flags=re.MULTILINE)
+    named = {name.strip() for row in rows for name in row.split(",")}
+    assert named == {tier.name for tier in TIERS} - {"bench"}

@@ -1,0 +1,242 @@
+"""The rules of the house that no linter knows: what may lie where, and what must stay true of every file."""
+
+import ast
+import operator
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = ROOT / "operator" / "ddp_operator" / "launcher.py"
+
+TOP_LEVEL = {
+    "operator", "trainer", "images", "deploy", "charts", "tests", "docs", ".ci", ".github",
+    "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "pyproject.toml",
+    ".dockerignore", ".editorconfig", ".gitattributes", ".gitignore", ".importlinter", ".pre-commit-config.yaml",
+}  # fmt: skip
+
+# Aim at files that are read in one sitting. One over the limit says here why it is one file.
+LINE_LIMIT = 500
+LONG_FILES = {
+    "deploy/crds/ddptrainingjobs.yaml": "generated: the whole schema",
+    ".ci/constraints.txt": "generated: one line a package",
+    "LICENSE": "the licence",
+    "operator/ddp_operator/launcher.py": "mounted into images that we know nothing of, so one file (ADR 0004)",
+}
+SIZE_LIMIT = 512 * 1024
+
+
+def tracked_files() -> list[str]:
+    """What git tracks or would track: the checkout without build outputs."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: there is no list of the files that belong to it")
+    return sorted(name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file())
+
+
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    return tracked_files()
+
+
+def texts(files: list[str]) -> Iterator[tuple[str, str]]:
+    for name in files:
+        try:
+            yield name, (ROOT / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+
+
+def python_files(files: list[str]) -> Iterator[tuple[str, ast.Module]]:
+    for name, text in texts([name for name in files if name.endswith(".py")]):
+        yield name, ast.parse(text, name)
+
+
+class TestStandardLibrary:
+    """``operator/`` is a folder of ours and a module of Python's: the folder must never become a package."""
+
+    def test_folder_operator_is_no_package(self) -> None:
+        assert not (ROOT / "operator" / "__init__.py").exists()
+
+    def test_python_finds_its_own_operator_from_the_repository(self) -> None:
+        assert operator.__file__ is not None
+        assert not Path(operator.__file__).is_relative_to(ROOT)
+        code = "import sys; sys.modules.pop('operator', None); import operator; print(operator.itemgetter(0)('x'))"
+        ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+        assert ran.stdout == "x\n", ran.stderr
+
+    def test_no_test_folder_is_called_operator(self) -> None:
+        assert not [path for path in (ROOT / "tests").rglob("operator") if path.is_dir()]
+
+
+class TestLayout:
+    def test_top_level_names_are_the_given_ones(self, files: list[str]) -> None:
+        assert {name.split("/", 1)[0] for name in files} - TOP_LEVEL == set()
+
+    def test_chain_of_packages_under_tests_is_unbroken(self, files: list[str]) -> None:
+        folders = {
+            parent
+            for name in files
+            if name.startswith("tests/") and name.endswith(".py")
+            for parent in Path(name).parents
+            if parent.parts
+        }
+        assert {str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()} == set()
+
+    def test_long_files_have_a_reason(self, files: list[str]) -> None:
+        long = {name for name, text in texts(files) if text.count("\n") > LINE_LIMIT}
+        assert long - set(LONG_FILES) == set(), f"split them, or give the reason in LONG_FILES of {__file__}"
+
+    def test_reasons_are_for_files_that_exist(self, files: list[str]) -> None:
+        assert set(LONG_FILES) - set(files) == set()
+
+    def test_no_file_is_large(self, files: list[str]) -> None:
+        assert {name: size for name in files if (size := (ROOT / name).stat().st_size) > SIZE_LIMIT} == {}
+
+
+class TestNoTraceOfAMachine:
+    # Written in pieces, so that this file does not match itself.
+    PATTERNS = (
+        "/" + "work/", "/" + "farm/", "/opt/" + "wheels", "/opt/" + "pypi", r"/home/(?!nonroot\b)[a-z]", "/" + r"root/",
+        "/" + r"Users/[a-z]", "file:" + "///", "index-" + "url", "find-" + "links", r"\." + r"pyenv\b",
+    )  # fmt: skip
+
+    def test_no_machine_path_and_no_package_index(self, files: list[str]) -> None:
+        pattern = re.compile("|".join(self.PATTERNS))
+        found = [
+            f"{name}:{number}: {line.strip()[:100]}"
+            for name, text in texts(files)
+            for number, line in enumerate(text.splitlines(), 1)
+            if pattern.search(line)
+        ]
+        assert found == []
+
+
+class TestTests:
+    def test_every_skip_and_xfail_has_a_reason(self, files: list[str]) -> None:
+        bare = [
+            f"{name}:{call.lineno}"
+            for name, tree in python_files([name for name in files if name.startswith("tests/")])
+            for call in unreasoned(tree)
+        ]
+        assert bare == []
+
+    @pytest.mark.parametrize(
+        "source",
+        ["pytest.skip()", "pytest.skip('')", "@pytest.mark.skip\ndef f(): ...", "@pytest.mark.skipif(x)\ndef f(): ...",
+         "@pytest.mark.xfail()\ndef f(): ...", "p = pytest.param(1, marks=pytest.mark.skip)"],
+    )  # fmt: skip
+    def test_bare_skip_is_found(self, source: str) -> None:
+        assert len(unreasoned(ast.parse(source))) == 1
+
+    @pytest.mark.parametrize(
+        "source",
+        ["pytest.skip('no network')", "pytest.skip(reason=why)", "@pytest.mark.skip(reason='x')\ndef f(): ...",
+         "@pytest.mark.skipif(x, reason='y')\ndef f(): ...", "pytest.importorskip('x')"],
+    )  # fmt: skip
+    def test_reasoned_skip_is_not(self, source: str) -> None:
+        assert unreasoned(ast.parse(source)) == []
+
+
+def unreasoned(tree: ast.Module) -> list[ast.expr]:
+    """Return the uses of pytest's skip, skipif and xfail that say no reason."""
+    found: list[ast.expr] = []
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in called:
+            if re.fullmatch(r"pytest\.mark\.(skip|skipif|xfail)", ast.unparse(node)):
+                found.append(node)
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in {"pytest.skip", "pytest.xfail", "pytest.mark.skip"}:
+                reasons = [*node.args[:1], *(word.value for word in node.keywords if word.arg in {"reason", "msg"})]
+            elif name in {"pytest.mark.skipif", "pytest.mark.xfail"}:
+                reasons = [word.value for word in node.keywords if word.arg == "reason"]
+            else:
+                continue
+            if not reasons or (isinstance(reasons[0], ast.Constant) and not reasons[0].value):
+                found.append(node)
+    return found
+
+
+@pytest.fixture(scope="module")
+def launcher() -> str:
+    return LAUNCHER.read_text(encoding="utf-8")
+
+
+class TestLauncher:
+    """It runs in any image that has Python 3.9 and torch: nothing else may be asked of that image."""
+
+    def test_python_3_9_can_parse_it(self, launcher: str) -> None:
+        ast.parse(launcher, feature_version=(3, 9))
+
+    def test_imports_the_standard_library_only(self, launcher: str) -> None:
+        imported = {
+            name.split(".")[0]
+            for node in ast.walk(ast.parse(launcher))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or "." * node.level]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert imported - set(sys.stdlib_module_names) <= {"torch"}
+
+    def test_imports_torch_only_where_it_is_needed(self, launcher: str) -> None:
+        at_import = [
+            ast.unparse(node) for node in ast.parse(launcher).body if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        assert not [line for line in at_import if "torch" in line]
+
+
+PURE = ("api/", "manifests/", "status/", "cluster.py", "constants.py", "names.py", "progress.py")
+CLOCKS = {
+    "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now", "datetime.datetime.utcnow",
+    "date.today", "datetime.date.today", "time.time", "time.time_ns", "time.monotonic", "time.perf_counter",
+}  # fmt: skip
+
+
+def clock_reads(tree: ast.Module) -> list[ast.Call]:
+    """Return the calls that ask what time it is."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func) in CLOCKS]
+
+
+class TestPureModules:
+    """What decides takes the time as an argument, so that a test can choose it."""
+
+    def test_read_no_clock(self, files: list[str]) -> None:
+        pure = tuple(f"operator/ddp_operator/{name}" for name in PURE)
+        trees = list(python_files([name for name in files if name.startswith(pure)]))
+        assert trees
+        assert [f"{name}:{call.lineno}" for name, tree in trees for call in clock_reads(tree)] == []
+
+    @pytest.mark.parametrize("source", ["now = datetime.now(UTC)", "def f(): return time.time() - 1"])
+    def test_clock_is_found(self, source: str) -> None:
+        assert len(clock_reads(ast.parse(source))) == 1
+
+
+class TestTargets:
+    def test_ci_runs_the_command_of_the_readme(self) -> None:
+        assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
+        assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
+
+    def test_scripts_of_ci_are_executable(self) -> None:
+        scripts = [path for path in (ROOT / ".ci").iterdir() if path.suffix == ""]
+        assert scripts
+        assert [path.name for path in scripts if not path.stat().st_mode & 0o100] == []
+
+    def test_help_names_every_target(self) -> None:
+        text = (ROOT / "Makefile").read_text(encoding="utf-8")
+        phony = set(re.findall(r"^\.PHONY: ([a-z].*)$", text, re.MULTILINE))
+        helped = set(re.findall(r"^([a-z0-9-]+):.*? ## ", text, re.MULTILINE))
+        assert phony == helped

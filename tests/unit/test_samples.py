@@ -1,0 +1,128 @@
+"""Every sample is a file that works as it is, and does what its comment says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from ddp_operator import __version__
+from ddp_operator.cli import main
+from ddp_operator.constants import KIND
+from ddp_operator.offline import check_manifest
+from ddp_trainer.presets import PRESETS
+from tests.integration.run_command import DdpRun
+
+SAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "samples"
+FILES = sorted(SAMPLES.glob("*.yaml"))
+samples = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def job_of(path: Path) -> dict[str, Any]:
+    (found,) = (document for document in documents(path) if document["kind"] == KIND)
+    return found
+
+
+def rendered_job(name: str) -> dict[str, Any]:
+    """Return the Job of the first attempt."""
+    children = check_manifest((SAMPLES / f"{name}.yaml").read_text()).children
+    (found,) = (child for child in children if child["kind"] == "Job")
+    return dict(found)
+
+
+def test_there_is_one_for_each_use() -> None:
+    assert {path.stem for path in FILES} >= {
+        "digits", "job", "voc", "kueue", "own-script", "private-image", "checkpoint"
+    }  # fmt: skip
+    names = [job_of(path)["metadata"]["name"] for path in FILES]
+    assert len(set(names)) == len(names)
+
+
+@samples
+def test_passes_ddp_render(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--check", str(path)]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@samples
+def test_what_comes_along_is_valid(path: Path) -> None:
+    for document in documents(path):
+        if document["kind"] != KIND:
+            kubernetes_validate.validate(document, "1.31", strict=True)
+
+
+@samples
+def test_begins_with_what_it_is_for(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    comment = re.match(r"(# .*\n)+", text)
+    assert comment is not None
+    for command in re.findall(r"(?:ddp run|kubectl apply -f) (\S+)", comment[0]):
+        assert command == f"deploy/samples/{path.name}"
+
+
+@samples
+def test_images_have_a_tag_and_presets_exist(path: Path) -> None:
+    for container in job_of(path)["spec"]["template"]["spec"]["containers"]:
+        _, _, tag = container["image"].rpartition(":")
+        assert tag
+        assert tag != "latest"
+        if container["image"].startswith("ddp-operator/"):
+            assert tag in {__version__, f"{__version__}-cuda"}
+            arguments = container["args"]
+            assert arguments[arguments.index("--preset") + 1] in PRESETS
+            limits = container["resources"]["limits"]
+            assert ("nvidia.com/gpu" in limits) == tag.endswith("-cuda")
+
+
+@samples
+def test_what_it_mounts_is_declared(path: Path) -> None:
+    pod = job_of(path)["spec"]["template"]["spec"]
+    declared = {volume["name"] for volume in pod.get("volumes", [])}
+    mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", [])}
+    assert mounted == declared
+    maps = {volume["configMap"]["name"] for volume in pod.get("volumes", []) if "configMap" in volume}
+    assert maps <= {document["metadata"]["name"] for document in documents(path) if document["kind"] == "ConfigMap"}
+
+
+@pytest.mark.parametrize(
+    ("name", "pods", "workers"), [("digits", 2, 1), ("job", 2, 4), ("voc", 4, 8), ("private-image", 2, 1)]
+)
+def test_has_as_many_pods_and_workers_as_it_says(name: str, pods: int, workers: int) -> None:
+    job = rendered_job(name)
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (pods, pods)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert f"--nproc-per-node={workers}" in " ".join([*container["command"], *container.get("args", [])])
+
+
+def test_queue_of_kueue_is_on_the_job() -> None:
+    assert rendered_job("kueue")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+
+
+def test_registry_secret_is_in_the_pods() -> None:
+    assert rendered_job("private-image")["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_claim_is_the_one_that_comes_along() -> None:
+    path = SAMPLES / "checkpoint.yaml"
+    (claim,) = (document for document in documents(path) if document["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    volumes = rendered_job("checkpoint")["spec"]["template"]["spec"]["volumes"]
+    assert {"claimName": claim["metadata"]["name"]} in [volume.get("persistentVolumeClaim") for volume in volumes]
+
+
+@pytest.mark.process
+def test_own_script_runs_on_this_machine(tmp_path: Path) -> None:
+    text = (SAMPLES / "own-script.yaml").read_text()
+    with DdpRun(tmp_path, text, ["--quiet", "--", "--steps", "60"]) as run:
+        assert run.wait() == 0, run.output
+        logs = "".join(path.read_text() for path in (run.run_folder / "logs").iterdir())
+    assert "step 50: loss" in logs
+    assert {rank for rank in (0, 1) if f"rank {rank}: y = " in logs} == {0, 1}
