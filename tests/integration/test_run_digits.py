@@ -59,5 +59,5 @@ def test_the_sample_trains_and_leaves_status_metrics_plot_and_logs(tmp_path: Pat
     assert "Succeeded" in (folder / "events.log").read_text()
     # Not a terminal: plain lines, each with its time, and no flood of them.
     assert "\x1b" not in run.output
-    assert re.search(r"^\d\d:\d\d:\d\d Running  .*loss", run.output, re.MULTILINE)
+    assert re.search(r"^\d\d:\d\d:\d\d (Running|Succeeded)  .*loss", run.output, re.MULTILINE)
     assert "digits: Succeeded" in run.output

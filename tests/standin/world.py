@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import aiohttp
 
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CONTAINER
 from ddp_operator.kube import ApiClient, ApiError, login
@@ -63,6 +66,24 @@ class World:
         answer = await self.client.request("GET", path(kind, self.namespace), params=params)
         head = {"apiVersion": answer["apiVersion"], "kind": kind}
         return [head | item for item in answer["items"]]
+
+    async def watch(self, kind: str) -> AsyncIterator[Object]:
+        """Yield the objects of a kind that are there, and then each state of each that is written, without an end."""
+        info = await self.client.connect()
+        secure = info.as_ssl_context() if info.server.startswith("https:") else True
+        endless = aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=secure), read_bufsize=1 << 22) as session,
+            session.get(
+                info.server.rstrip("/") + path(kind, self.namespace),
+                params={"watch": "true"},
+                headers=info.as_http_headers(),
+                timeout=endless,
+            ) as answer,
+        ):
+            answer.raise_for_status()
+            async for line in answer.content:
+                yield json.loads(line)["object"]
 
     async def patch(self, kind: str, name: str, patch: Mapping[str, Any], subresource: str | None = None) -> Object:
         """Merge-patch an object."""

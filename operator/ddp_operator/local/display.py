@@ -67,7 +67,7 @@ def describe_progress(progress: Progress | None) -> list[str]:
 
 
 class PlainDisplay:
-    """Lines with a time: one for each change of phase, and one each few seconds while there is progress."""
+    """Lines with a time: one for each change of phase, one for the first progress, then one each few seconds."""
 
     def __init__(
         self,
@@ -89,9 +89,11 @@ class PlainDisplay:
         self._stream.flush()
 
     def update(self, view: View) -> None:
-        """Print a line where the phase has changed, or where there is progress and the time has come."""
-        state = (view.phase, view.attempt, "" if describe_progress(view.progress) else view.reason)
-        changed = state[:2] != (self._said or ("", 0))[:2]
+        """Print a line where the phase has changed or figures come up, or where there is news and the time has come."""
+        told = bool(describe_progress(view.progress))
+        state = (view.phase, view.attempt, "" if told else view.reason)
+        first = told and not describe_progress(self._shown)
+        changed = first or state[:2] != (self._said or ("", 0))[:2]
         due = self._clock() >= self._next
         news = view.progress != self._shown or state != self._said
         if not changed and not (due and news):

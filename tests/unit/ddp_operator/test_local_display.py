@@ -52,12 +52,12 @@ def test_plain_lines_come_at_every_change_of_phase_and_else_only_now_and_then() 
     display.update(View("Pending", 1, "waits"))
     display.update(View("Running", 1))
     for step in range(100):  # one a second and more would be a flood
-        display.update(View("Running", 1, "", Progress(step=step)))
         clock.now += 0.125
+        display.update(View("Running", 1, "", Progress(step=step)))
     display.update(View("Restarting", 2))
     said = lines(stream)
     assert said[:2] == ["Pending  waits", "Running"]
-    assert said[2:-1] == ["Running  step 40", "Running  step 80"], "every 5 s"
+    assert said[2:-1] == ["Running  step 0", "Running  step 40", "Running  step 80"], "at once, then every 5 s"
     assert said[-1] == "Restarting  attempt 2"
 
 

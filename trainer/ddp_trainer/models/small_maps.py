@@ -56,7 +56,8 @@ class SmallMapConv2d(nn.Conv2d):
         """A matrix from all pixels and channels to all pixels and channels; each weight stands in it several times."""
         pixels_out, pixels_in = height * width, input.shape[2] * input.shape[3]
         # The weights are chosen by a product with zeros and ones: its gradient is one, too, and not a scattered sum.
-        chosen = (self.weight.flatten(2) @ pairs).view(self.out_channels, self.in_channels, pixels_out, pixels_in)
+        selection = pairs.to(self.weight)
+        chosen = (self.weight.flatten(2) @ selection).view(self.out_channels, self.in_channels, pixels_out, pixels_in)
         matrix = chosen.permute(2, 0, 3, 1).reshape(pixels_out * self.out_channels, pixels_in * self.in_channels)
         bias = None if self.bias is None else self.bias.repeat(pixels_out)
         pixels = linear(input.permute(0, 2, 3, 1).flatten(1), matrix, bias)
