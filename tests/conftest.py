@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -51,6 +52,13 @@ def golden(update_golden: bool) -> Callable[[str, str], None]:
             pytest.fail("\n".join(["differs (accept with --update-golden):", *diff]), pytrace=False)
 
     return compare
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_open_end_left() -> Iterator[None]:
+    """Have what a module's tests left unclosed reported in that module, not in whichever test collects garbage next."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -61,12 +62,17 @@ class Lifeline:
     """A pipe that ends when this process does: how a launcher notices that where the kernel does not end it itself."""
 
     def __init__(self) -> None:
-        self.read_end, self._write_end = os.pipe()
+        self.read_end, write_end = os.pipe()
+        self._let_go = weakref.finalize(self, _close_all, self.read_end, write_end)
 
     def close(self) -> None:
-        """Let go of both ends."""
-        os.close(self.read_end)
-        os.close(self._write_end)
+        """Let go of both ends; without this they go with the object."""
+        self._let_go()
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def start(

@@ -141,7 +141,6 @@ def test_a_watched_models_compute_begins_with_the_first_forward_of_a_step_and_en
 def test_only_the_metrics_page_is_served(exporter: Exporter) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         get(exporter.port, "/")
-    caught.value.close()
     caught.value.close()  # it holds the connection
     assert caught.value.code == 404
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 from ddp_trainer.errors import UserError
 
@@ -55,6 +55,8 @@ def fetch(what: str, folder: Path, reader: Callable[[], Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         reader()
     except (URLError, OSError, RuntimeError, EOFError) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it is the answer, too, and holds the connection
         raise UserError(
             "data.download",
             f"{what} can't be fetched into {folder.resolve()}: {' '.join(str(error).split())[:200]}",
