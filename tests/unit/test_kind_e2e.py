@@ -1,0 +1,105 @@
+"""`make e2e` without a cluster: what it calls, in which order, and that nothing stays. Needs no Docker itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddp_operator import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "deploy" / "kind" / "e2e"
+# Writes down how it was called, says "ddp-taken" for the clusters that are there, and fails where FAIL says so.
+FAKE = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$CALLS"
+case "$(basename "$0") $*" in
+  "kind get clusters") echo ddp-taken ;;
+  "kind create"*) echo kubeconfig > "$(echo "$*" | sed 's/.*--kubeconfig \\([^ ]*\\).*/\\1/')" ;;
+esac
+case "$(basename "$0") $*" in "${FAIL:-nothing}"*) exit 3 ;; esac
+"""
+TOOLS = ("docker", "kind", "kubectl", "helm", "python-of-mine")
+
+
+def run(folder: Path, *arguments: str, without: str = "", **env: str) -> tuple[int, str, list[str]]:
+    """Run the script with tools that only write down how they were called; return code, output and calls."""
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    for name in TOOLS:
+        if name != without:
+            (tools / name).write_text(FAKE)
+            (tools / name).chmod(0o755)
+    for name in ("bash", "sh", "sed", "grep", "git", "mktemp", "rm", "basename", "dirname", "cat"):
+        found = shutil.which(name)
+        assert found, name
+        (tools / name).symlink_to(found)
+    calls = folder / "calls"
+    calls.touch()
+    environment = {"PATH": str(tools), "CALLS": str(calls), "TMPDIR": str(folder), "PYTHON": "python-of-mine", **env}
+    done = subprocess.run(
+        [str(SCRIPT), *arguments], env=environment, text=True, capture_output=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines()
+
+
+def kinds(calls: list[str]) -> list[str]:
+    return [" ".join(call.split()[:2]) for call in calls]
+
+
+def test_it_builds_loads_installs_tests_and_removes(tmp_path: Path) -> None:
+    code, output, calls = run(tmp_path, "-k", "sample")
+    assert code == 0, output
+    assert kinds(calls) == [
+        "docker info", "kind get", "docker build", "docker build", "kind create", "kind load", "helm install",
+        "helm test", "python-of-mine -m", "kind delete",
+    ]  # fmt: skip
+    # What is built is what the chart and the samples ask for.
+    for name in ("operator", "trainer"):
+        image = f"ddp-operator/{name}:{__version__}"
+        assert any(call.startswith("docker build") and image in call for call in calls)
+        assert image in calls[5]
+    assert "helm install ddp-operator charts/" in calls[6]
+    assert calls[8] == "python-of-mine -m pytest tests/e2e -k sample"
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+@pytest.mark.parametrize("step", ["docker build", "kind load", "helm install", "helm test", "python-of-mine"])
+def test_what_fails_is_the_result_and_the_cluster_goes_all_the_same(tmp_path: Path, step: str) -> None:
+    code, output, calls = run(tmp_path, FAIL=step)
+    assert code == 3, output
+    assert calls[-1] == "kind delete cluster --name ddp-e2e"
+    # A cluster that was there is asked what became of it, before it goes.
+    assert ("kubectl" in " ".join(calls)) == (step != "docker build")
+
+
+def test_a_cluster_may_be_kept(tmp_path: Path) -> None:
+    code, output, calls = run(tmp_path, KEEP="1", CLUSTER="mine")
+    assert code == 0, output
+    assert "kind delete" not in kinds(calls)
+    assert "kind delete cluster --name mine" in output
+    assert list(tmp_path.glob("tmp.*/kubeconfig"))
+
+
+def test_somebody_elses_cluster_is_not_touched(tmp_path: Path) -> None:
+    code, output, calls = run(tmp_path, CLUSTER="ddp-taken")
+    assert code == 2
+    assert "ddp-taken is there already" in output
+    assert kinds(calls) == ["docker info", "kind get"]
+
+
+@pytest.mark.parametrize("tool", ["docker", "kind", "helm"])
+def test_a_missing_tool_is_named_with_another_way(tmp_path: Path, tool: str) -> None:
+    code, output, calls = run(tmp_path, without=tool)
+    assert (code, calls) == (2, [])
+    assert f"not found: {tool}" in output
+    assert "DDP_E2E_KUBECONFIG" in output
+
+
+def test_a_docker_that_does_not_answer_is_said(tmp_path: Path) -> None:
+    code, output, calls = run(tmp_path, FAIL="docker info")
+    assert code == 2
+    assert "docker does not answer" in output
+    assert kinds(calls) == ["docker info"]
