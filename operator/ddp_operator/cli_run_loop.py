@@ -131,7 +131,8 @@ class Run:
         """Make a pass after every event, and when the last one wanted another, until the job is over."""
         while not self._signals and not self._is_over():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait)
+                async with asyncio.timeout(wait):  # wait_for may swallow a cancellation
+                    await self._wake.wait()
             wait = await self._pass(reconciler)
 
     async def _pass(self, reconciler: Reconciler) -> float | None:

@@ -44,6 +44,7 @@ ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
 ENV_JOIN_TIMEOUT: Final = "DDP_JOIN_TIMEOUT_SECONDS"
 ENV_NON_RETRYABLE: Final = "DDP_NON_RETRYABLE_EXIT_CODES"
 ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
+ENV_WATCHDOG: Final = "DDP_WATCHDOG"
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
 ENV_MASTER_PORT: Final = "MASTER_PORT"
 ENV_OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
@@ -69,6 +70,7 @@ RESERVED_ENV: Final = frozenset(
         ENV_JOIN_TIMEOUT,
         ENV_NON_RETRYABLE,
         ENV_TERMINATION_LOG,
+        ENV_WATCHDOG,
         ENV_PORT_FILE,
         ENV_LIFELINE_FD,
         ENV_MASTER_ADDR,
@@ -157,5 +159,9 @@ METRIC_CHECKPOINT_STEP: Final = "ddp_checkpoint_step"
 METRIC_GLOBAL_STEP: Final = "ddp_step"
 METRIC_LAUNCHER_PHASE: Final = "ddp_launcher_phase"
 METRIC_LAUNCHER_RESTARTS: Final = "ddp_launcher_in_place_restarts_total"
+METRIC_HEARTBEAT_AGE: Final = "ddp_launcher_heartbeat_age_seconds"
+METRIC_HANGS: Final = "ddp_launcher_hangs_total"
+METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
+METRIC_SAVING: Final = "ddp_saving"
 # Values of the label `phase` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")

@@ -39,6 +39,7 @@ ENV_GRACE_SECONDS = "DDP_GRACE_SECONDS"
 ENV_JOIN_TIMEOUT = "DDP_JOIN_TIMEOUT_SECONDS"
 ENV_NON_RETRYABLE = "DDP_NON_RETRYABLE_EXIT_CODES"
 ENV_TERMINATION_LOG = "DDP_TERMINATION_LOG"
+ENV_WATCHDOG = "DDP_WATCHDOG"
 ENV_MASTER_ADDR = "MASTER_ADDR"
 ENV_MASTER_PORT = "MASTER_PORT"
 ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
@@ -68,12 +69,19 @@ DEFAULT_RENDEZVOUS_PORT = 29400
 TERMINATION_MESSAGE_LIMIT = 4096
 METRIC_LAUNCHER_PHASE = "ddp_launcher_phase"
 METRIC_LAUNCHER_RESTARTS = "ddp_launcher_in_place_restarts_total"
+METRIC_HEARTBEAT_AGE = "ddp_launcher_heartbeat_age_seconds"
+METRIC_HANGS = "ddp_launcher_hangs_total"
+METRIC_STEPS = "ddp_steps_total"
+METRIC_HEARTBEATS = "ddp_heartbeats_total"
+METRIC_SAVING = "ddp_saving"
 LAUNCHER_PHASES = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 
 _AGENT_PID = "DDP_AGENT_PID"
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _STOPPING = "stopping"  # a file of the runtime directory
+_LOCAL_POD = "DDP_LOCAL_POD"  # set in every process of a pod under `ddp run`
 _SECONDS_AFTER_GRACE = 5.0
+_SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for needs no more after a signal
 _LINGER_SECONDS = 3.0
 _SECONDS_WITHOUT_STORE = 5.0
 _PAGE_LIMIT = 1 << 20
@@ -160,6 +168,27 @@ def find_missing_program(line: PythonLine | None, program: Sequence[str]) -> str
 # ---- the pod --------------------------------------------------------------------------------------------------------
 
 
+class WatchdogPlan(NamedTuple):
+    """Budgets in seconds, and what follows when one is used up. ``action`` is Restart, Fail or Report."""
+
+    start: float
+    stall: float
+    checkpoint: float
+    action: str
+
+
+def read_watchdog(text: str) -> WatchdogPlan | None:
+    """Read ``start=900,stall=300,checkpoint=1800,action=Restart``. Raises: ValueError."""
+    if not text:
+        return None
+    words = dict(word.partition("=")[::2] for word in text.split(","))
+    try:
+        start, stall, checkpoint = (float(words[name]) for name in ("start", "stall", "checkpoint"))
+        return WatchdogPlan(start, stall, checkpoint, words["action"])
+    except (KeyError, ValueError):
+        raise ValueError(f"{ENV_WATCHDOG}={text!r} is not start=…,stall=…,checkpoint=…,action=…") from None
+
+
 class Pod(NamedTuple):
     """What the environment says about this pod."""
 
@@ -173,6 +202,7 @@ class Pod(NamedTuple):
     metrics_port: int
     runtime: str
     oom_kills: int
+    watchdog: WatchdogPlan | None = None
 
     @property
     def local(self) -> bool:
@@ -200,6 +230,7 @@ def read_pod(env: dict[str, str], runtime: str) -> Pod:
         metrics_port=int(number(ENV_METRICS_PORT, "0")),
         runtime=runtime,
         oom_kills=count_oom_kills(),
+        watchdog=read_watchdog(env.get(ENV_WATCHDOG, "")),
     )
 
 
@@ -301,7 +332,8 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     import faulthandler
 
     if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+        stacks = os.open(os.path.join(runtime, "stacks", local_rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
     pid = os.getpid()
     try:
         _run_python(kind, target, args)
@@ -628,7 +660,8 @@ _HINTS = {
     CATEGORY_USER_ERROR: "look at the traceback; `ddp run` reproduces it on one machine",
     CATEGORY_OOM: "lower the batch size, or raise the memory limit of the trainer container",
     CATEGORY_CUDA: "look at the node's GPU (nvidia-smi, dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
-    CATEGORY_HANG: "a rank made no progress; the log has the stacks of all ranks",
+    CATEGORY_HANG: "the log has the stacks of all ranks; a phase that is long by nature needs a longer budget in "
+    "spec.watchdog, or calls of exporter.heartbeat()",
     CATEGORY_NCCL: "another rank went away first, or the network did; look for the earliest failure of the other pods",
     CATEGORY_NODE_LOST: "check that all pods of the job run, that pod 0 is reachable by name, and any NetworkPolicy",
     CATEGORY_PREEMPTED: "",
@@ -637,6 +670,8 @@ _HINTS = {
 
 def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retryable: Iterable[int] = ()) -> Verdict:
     """Judge one worker's end. ``kind`` is the exception's type, empty when none is known."""
+    if kind == CATEGORY_HANG:
+        return Verdict(CATEGORY_HANG, EXIT_HANG)
     if code in _OWN_WORDS:
         return _OWN_WORDS[code]
     if code in non_retryable:
@@ -669,7 +704,12 @@ def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
         merged["type"], _, merged["message"] = merged["message"].partition(": ")
     code, kind, text = merged["exitCode"], merged["type"], merged["message"]
     oom_killed = count_oom_kills() > pod.oom_kills
-    merged["verdict"] = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable)
+    verdict = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable)
+    if verdict.category == CATEGORY_HANG and pod.watchdog and pod.watchdog.action == "Fail":
+        verdict = verdict._replace(exit_code=EXIT_USER_ERROR)  # which nothing follows
+    if kind == CATEGORY_HANG and error.get("victim") is True:
+        verdict = verdict._replace(victim=True)
+    merged["verdict"] = verdict
     return merged
 
 
@@ -819,16 +859,15 @@ class Metrics:
         except (OSError, ValueError):
             server = socket.create_server(("", port))
         threading.Thread(target=self._accept, args=(server,), daemon=True, name="metrics").start()
-        threading.Thread(target=self._keep_fresh, daemon=True, name="progress").start()
         return int(server.getsockname()[1])
 
-    def collect(self) -> list[str]:
-        """Return the pages of the local ranks, in order: live ones, else what a rank left behind."""
+    def collect(self) -> dict[int, str]:
+        """Return the pages of the local ranks in order: live ones, else what a rank left behind."""
         ranks: dict[int, list[str]] = {}
         try:
             names = os.listdir(self._folder)
         except OSError:
-            return []
+            return {}
         for name in names:
             rank, _, kind = name.partition(".")
             if rank.isdigit() and kind in ("port", "prom"):
@@ -842,7 +881,7 @@ class Metrics:
             thread.join(max(0.0, deadline - time.monotonic()))
         done = dict(pages)
         self._last.update(done)
-        return [done[rank] for rank in sorted(done)]
+        return {rank: done[rank] for rank in sorted(done)}
 
     def progress(self) -> dict[str, float]:
         """Return the last known values of the lowest rank."""
@@ -862,11 +901,6 @@ class Metrics:
                 pages[rank] = file.read(_PAGE_LIMIT)
         except OSError:
             pass
-
-    def _keep_fresh(self) -> None:
-        while True:
-            time.sleep(5)
-            self.collect()
 
     def _accept(self, server: socket.socket) -> None:
         while True:
@@ -894,7 +928,7 @@ class Metrics:
                 path = words[1].split(b"?")[0] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
                 status, body = "200 OK", b"ok\n"
                 if path == b"/metrics":
-                    body = merge_pages([self._own_page(), *self.collect()]).encode("utf-8", "replace")
+                    body = merge_pages([self._own_page(), *self.collect().values()]).encode("utf-8", "replace")
                 elif path != b"/healthz":
                     status, body = "404 Not Found", b"only /metrics and /healthz\n"
                 head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -904,6 +938,193 @@ class Metrics:
             pass
         finally:
             self._slots.release()
+
+
+# ---- the watchdog ---------------------------------------------------------------------------------------------------
+
+_BEATS = re.compile(rf"^({METRIC_STEPS}|{METRIC_HEARTBEATS}|{METRIC_SAVING})(?:\{{[^\n]*\}})?[ \t]+(\S+)", re.MULTILINE)
+_FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
+# Where a rank stands that waits for its peers: in torch's own calls, or on a line of its own that makes one.
+_COLLECTIVE_FILES = re.compile(
+    r"/torch/(distributed/|nn/parallel/distributed\.py|autograd/graph\.py|cuda/__init__\.py)"
+)
+_COLLECTIVE_CALLS = re.compile(
+    r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|send|recv|synchronize|backward|item|tolist|cpu)\("
+)
+_STACK_LIMIT = 64 * 1024
+_IDLE_SHARE = 0.01  # of a CPU for each worker: below it nothing is computed
+
+
+class Stall(NamedTuple):
+    """A budget that is used up. ``since`` is the last sign of life and tells one stall from the next."""
+
+    since: float
+    message: str
+
+
+class _Pulse:
+    """What was last heard of a rank's process."""
+
+    def __init__(self, pid: int, now: float) -> None:
+        self.pid, self.since, self.counts = pid, now, (0.0, 0.0)
+        self.begun = self.saving = False
+
+
+class Watchdog:
+    """Whether this pod's ranks make progress. Times are arguments, in seconds of any one clock.
+
+    A heartbeat is a change of a rank's counters of steps and heartbeats. The ranks of one job step together, so the pod
+    is stalled when none of its ranks has had one within the budget of its phase. ``known`` is false as long as no rank
+    has shown such counters: then nothing can be said.
+    """
+
+    def __init__(self, plan: WatchdogPlan) -> None:
+        self.known = False
+        self._plan = plan
+        self._ranks: dict[int, _Pulse] = {}
+
+    def observe(self, pids: dict[int, int], pages: dict[int, str], now: float) -> None:
+        """Take in which local ranks run (their process ids) and what their pages say."""
+        for rank in set(self._ranks) - set(pids):
+            del self._ranks[rank]
+        for rank, pid in pids.items():
+            pulse = self._ranks.get(rank)
+            if pulse is None or pulse.pid != pid:
+                pulse = self._ranks[rank] = _Pulse(pid, now)
+            found = {name: float(text) for name, text in _BEATS.findall(pages.get(rank, "")) if _is_number(text)}
+            if not found:
+                continue
+            self.known = True
+            counts = (found.get(METRIC_STEPS, 0.0), found.get(METRIC_HEARTBEATS, 0.0))
+            saving = found.get(METRIC_SAVING, 0.0) > 0
+            if counts != pulse.counts or saving != pulse.saving:
+                pulse.since, pulse.counts, pulse.saving = now, counts, saving
+                pulse.begun = pulse.begun or any(counts)
+
+    def age(self, now: float) -> float | None:
+        """Return the time since the last heartbeat of any rank, or since the workers' start; None where none runs."""
+        return now - max(pulse.since for pulse in self._ranks.values()) if self._ranks and self.known else None
+
+    def find_stall(self, now: float) -> Stall | None:
+        """Return the stall, if there is one now."""
+        age, pulses = self.age(now), self._ranks.values()
+        if age is None:
+            return None
+        if not any(pulse.begun for pulse in pulses):
+            what, field, budget = "no step since the start", "startSeconds", self._plan.start
+        elif any(pulse.saving for pulse in pulses):
+            what, field, budget = "the checkpoint is not done", "checkpointSeconds", self._plan.checkpoint
+        else:
+            what, field, budget = "no step", "stallSeconds", self._plan.stall
+        if age < budget:
+            return None
+        return Stall(now - age, f"{what} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")
+
+
+class Idleness:
+    """How long the workers have used next to no CPU: all there is to see of a script that reports nothing."""
+
+    def __init__(self, now: float) -> None:
+        self._since, self._last, self._cpu = now, now, 0.0
+
+    def observe(self, cpu: float, workers: int, now: float) -> float:
+        """Take in the CPU seconds of all workers so far. Returns for how long they have been idle."""
+        if abs(cpu - self._cpu) > _IDLE_SHARE * workers * (now - self._last) or not workers:
+            self._since = now
+        self._last, self._cpu = now, cpu
+        return now - self._since
+
+
+class Stack(NamedTuple):
+    """A worker's main thread: frames as (file, line, function), the outermost first, without the launcher's own."""
+
+    frames: list[tuple[str, int, str]]
+    text: str
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether its innermost frame is in a collective operation, as far as Python can tell."""
+        if not self.frames:
+            return False
+        path, line, _ = self.frames[-1]
+        import linecache
+
+        return bool(_COLLECTIVE_FILES.search(path) or _COLLECTIVE_CALLS.search(linecache.getline(path, line)))
+
+    @property
+    def place(self) -> str:
+        """The innermost frame in words."""
+        if not self.frames:
+            return "an unknown place"
+        path, line, function = self.frames[-1]
+        return f"{function} ({os.path.basename(path)}:{line})"
+
+
+def read_stack(text: str) -> Stack:
+    """Read the main thread out of what faulthandler wrote about all threads."""
+    threads = re.split(r"\n(?=Thread 0x|Current thread 0x)|\n\n", text)
+    mine = [thread for thread in threads if " in worker_main" in thread] or threads[-1:]
+    frames = [(path, int(line), function) for path, line, function in _FRAME.findall(mine[-1])]
+    frames = [frame for frame in reversed(frames) if os.path.basename(frame[0]) != os.path.basename(__file__)]
+    while frames and (frames[0][0].startswith("<frozen ") or os.path.basename(frames[0][0]) == "runpy.py"):
+        del frames[0]
+    lines = [f'  File "{path}", line {line}, in {function}' for path, line, function in frames]
+    return Stack(frames, "\n".join(["Stack (most recent call last):", *lines]) if lines else "")
+
+
+def _read_from(path: str, offset: int) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(offset)
+            return file.read(_STACK_LIMIT)
+    except OSError:
+        return ""
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state, ``T`` for a stopped one; empty where it is gone or already a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        if os.path.isdir("/proc/self"):
+            return ""
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return ""
+        return "?"
+    return "" if state in "ZX" else state
+
+
+def find_family(pid: int) -> list[int]:
+    """Return a process and its descendants (Linux), parents first."""
+    family = [pid]
+    for parent in family:
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as file:
+                    family += [int(child) for child in file.read().split() if int(child) not in family]
+            except (OSError, ValueError):
+                continue
+    return family
+
+
+def count_cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of processes and their descendants (Linux)."""
+    ticks = 0
+    for pid in {member for worker in pids for member in find_family(worker)}:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        except (OSError, IndexError, ValueError):
+            continue
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 # ---- waiting for pod 0 ----------------------------------------------------------------------------------------------
@@ -991,6 +1212,15 @@ class Launcher:
         self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
         self._signals: list[int] = []
         self._stop_deadline: float | None = None
+        self._alone_since: float | None = None  # since when the stopping agent has had no worker
+        self._hangs = 0
+        self._hang_since = -1.0
+        self._hung: list[dict[str, Any]] = []  # the error files of the ranks that hang
+        self._end_hung_at = math.inf
+        dog = pod.watchdog
+        self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
+        self._idleness, self._idle_told = Idleness(time.monotonic()), False
+        self._watchdog = Watchdog(pod.watchdog) if pod.watchdog else None
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_end, False)
@@ -1008,6 +1238,7 @@ class Launcher:
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
         self._start_agent()
         self._serve_metrics()
+        threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
         while True:
             self._let_agent_go()
             while self._agent_status is None:
@@ -1132,7 +1363,7 @@ class Launcher:
             watched.append(self._channel)
         if self._lifeline >= 0:
             watched.append(self._lifeline)
-        timeout = None if self._stop_deadline is None else max(0.0, self._stop_deadline - time.monotonic())
+        timeout = None if self._stop_deadline is None else max(0.0, min(0.2, self._stop_deadline - time.monotonic()))
         ready = select.select(watched, [], [], timeout)[0]
         if self._wake in ready:
             os.read(self._wake, 4096)
@@ -1156,13 +1387,22 @@ class Launcher:
             log("grace time is over: killing the workers")
             self._stop_deadline = math.inf
             self._kill(self._agent, signal.SIGKILL)
+        elif self._stop_deadline is not None and self._is_alone():
+            self._kill(self._agent, signal.SIGKILL)  # it waits for the other pods, deaf to signals
         self._reap()
+
+    def _is_alone(self) -> bool:
+        """Tell whether the agent has had no living worker for a while."""
+        now = time.monotonic()
+        if any(process_state(pid) for pid in find_family(self._agent)[1:]):
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        return self._alone_since is not None and now - self._alone_since > _SECONDS_WITHOUT_WORKERS
 
     def _obey(self, number: int) -> None:
         if number == signal.SIGUSR1:
-            for worker in self._workers():
-                if worker.get("kind") != "program":  # which it would end
-                    self._kill(worker["pid"], signal.SIGUSR1)
+            threading.Thread(target=self._show_stacks, args=(self._workers(),), daemon=True).start()
             return
         if self._stop_deadline is not None:
             if number == signal.SIGINT:
@@ -1234,7 +1474,8 @@ class Launcher:
     def _workers(self) -> list[dict[str, Any]]:
         folder = os.path.join(self.pod.runtime, "workers")
         found = [read_json(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".json")]
-        return [worker for worker in found if isinstance(worker.get("pid"), int)]
+        numbers = ("pid", "rank", "localRank", "restart")
+        return [worker for worker in found if all(isinstance(worker.get(key), int) for key in numbers)]
 
     def _own_page(self) -> str:
         rows = [f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1."]
@@ -1242,7 +1483,109 @@ class Launcher:
         rows += [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
         rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted this pod's workers in place.")
         rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts}"]
+        rows.append(f"# HELP {METRIC_HANGS} How often the watchdog found that no rank of this pod makes progress.")
+        rows += [f"# TYPE {METRIC_HANGS} counter", f"{METRIC_HANGS} {self._hangs}"]
+        age = self._watchdog.age(time.monotonic()) if self._watchdog else None
+        if age is not None:
+            rows.append(f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.")
+            rows += [f"# TYPE {METRIC_HEARTBEAT_AGE} gauge", f"{METRIC_HEARTBEAT_AGE} {age:.3f}"]
         return "\n".join(rows)
+
+    # -- the watchdog
+
+    def _watch(self) -> None:
+        """Keep the ranks' last pages fresh, and act on a stall. Runs in a thread of its own."""
+        plan = self.pod.watchdog
+        while True:
+            time.sleep(self._look_every)
+            pages = self.metrics.collect()
+            if plan is not None and self._watchdog is not None and self._stop_deadline is None:
+                self._look(plan, self._watchdog, pages, time.monotonic())
+
+    def _look(self, plan: WatchdogPlan, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
+        """Look once: say what stalls, and end it when it is time to."""
+        workers = [one for one in self._workers() if process_state(one["pid"]) and not self._has_closed(one)]
+        watchdog.observe({one["localRank"]: one["pid"] for one in workers}, pages, now)
+        if not watchdog.known:
+            idle = self._idleness.observe(count_cpu_seconds(one["pid"] for one in workers), len(workers), now)
+            if idle >= max(plan.stall, 1.0) and not self._idle_told:
+                self._idle_told = True
+                log(f"the workers have used no CPU for {idle:.0f} s; as the script reports no steps, nothing is done")
+                self._show_stacks(workers)
+            return
+        stall = watchdog.find_stall(now)
+        if stall is None:
+            return
+        if stall.since != self._hang_since:
+            self._hang_since, self._hangs = stall.since, self._hangs + 1
+            log(f"hang: {stall.message}; the stacks of this pod's ranks follow")
+            blamed = self._blame(workers, self._show_stacks(workers))
+            self._hung = [self._describe_hung(one, stall, blamed) for one in workers]
+            self._end_hung_at = now
+            if self.pod.nodes > 1:
+                # The other pods shall see it too, and show their stacks, before this one's end ends the wait there.
+                # Where all ranks wait for another pod's, that pod has more to say: it goes first.
+                self._end_hung_at += 2 * self._look_every + (0.0 if blamed else min(30.0, plan.stall / 2))
+        if now >= self._end_hung_at and plan.action != "Report":
+            self._end_hung_at = math.inf
+            self._end_hung()
+
+    def _describe_hung(self, worker: dict[str, Any], stall: Stall, blamed: dict[int, str]) -> dict[str, Any]:
+        """Return a rank's error file."""
+        local_rank = worker["localRank"]
+        error = {key: worker[key] for key in ("rank", "localRank", "restart", "pid")}
+        error.update(type=CATEGORY_HANG, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
+        error["message"] = f"{stall.message}: {blamed.get(local_rank, 'waits for other ranks')}"
+        error["victim"] = local_rank not in blamed and (bool(blamed) or self.pod.nodes > 1)
+        return error
+
+    def _has_closed(self, worker: dict[str, Any]) -> bool:
+        """Tell whether a rank has left its last page: it is done with training."""
+        return os.path.exists(os.path.join(self.pod.runtime, "metrics", f"{worker['localRank']}.prom"))
+
+    def _blame(self, workers: list[dict[str, Any]], stacks: dict[int, Stack]) -> dict[int, str]:
+        """Return the local ranks that keep the others waiting, each with what it does instead."""
+        blamed: dict[int, str] = {}
+        for worker in workers:
+            local_rank, stack = worker["localRank"], stacks.get(worker["localRank"])
+            if process_state(worker["pid"]) in ("T", "t"):
+                blamed[local_rank] = f"the process of rank {worker['rank']} is stopped (SIGSTOP)"
+            elif stack is not None and stack.frames and not stack.waits_for_peers:
+                blamed[local_rank] = f"rank {worker['rank']} is in {stack.place}"
+            worker["stack"] = stack.text if stack else ""
+        return blamed
+
+    def _show_stacks(self, workers: list[dict[str, Any]]) -> dict[int, Stack]:
+        """Write the Python stacks of all ranks to the log; returns those of their main threads by local rank."""
+        places = {one["localRank"]: os.path.join(self.pod.runtime, "stacks", str(one["localRank"])) for one in workers}
+        asked = [one for one in workers if one.get("kind") != "program" and os.path.exists(places[one["localRank"]])]
+        before = {one["localRank"]: os.path.getsize(places[one["localRank"]]) for one in asked}
+        for one in asked:  # a program other than Python would be ended by it
+            self._kill(one["pid"], signal.SIGUSR1)
+        texts: dict[int, str] = {}
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            last, texts = texts, {rank: _read_from(places[rank], offset) for rank, offset in before.items()}
+            if all(texts.values()) and texts == last:
+                break
+        for one in workers:
+            head = f"---- rank {one['rank']} (pid {one['pid']}, state {process_state(one['pid']) or 'gone'}) ----"
+            log(f"{head}\n{texts.get(one['localRank']) or 'no stack: its process does not answer'}")
+        return {rank: read_stack(text) for rank, text in texts.items()}
+
+    def _end_hung(self) -> None:
+        """End the workers; torchrun then starts them again or gives up, as for any other failure."""
+        for report in self._hung:
+            path = os.path.join(self.pod.runtime, "errors", f"{report['localRank']}.json")
+            try:
+                write_json(path, {**report, "time": time.time()})
+            except OSError as error:
+                log(f"cannot write {path}: {error.strerror}")
+        log("ending the workers because of the hang")
+        for report in self._hung:
+            for pid in find_family(report["pid"]):
+                self._kill(pid, signal.SIGKILL)
 
     # -- ending
 
@@ -1353,6 +1696,8 @@ class Launcher:
 
 def describe_root(failure: dict[str, Any]) -> str:
     """Return one line about a failed worker."""
+    if failure["type"] == CATEGORY_HANG:
+        return str(failure["message"])
     if failure["type"] in ("", "SystemExit"):
         return f"worker {name_exit(failure['exitCode'])}" + (f": {failure['message']}" if failure["message"] else "")
     return f"{failure['type'].rpartition('.')[2]}: {failure['message']}"
@@ -1370,7 +1715,10 @@ def read_json(path: str) -> dict[str, Any]:
 
 def finish(verdict: Verdict, report: dict[str, Any]) -> int:
     """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
-    message = {"version": 1, "category": verdict.category, **report, "hint": _HINTS.get(verdict.category, "")}
+    hint = _HINTS.get(verdict.category, "")
+    if _LOCAL_POD in os.environ:
+        hint = hint.partition("; `ddp run`")[0]  # that is where we are
+    message = {"version": 1, "category": verdict.category, **report, "hint": hint}
     message["victim"] = verdict.victim
     path = os.environ.get(ENV_TERMINATION_LOG)
     if path:
@@ -1398,7 +1746,7 @@ def make_runtime_dir() -> tuple[str, bool]:
     for place in filter(None, places):
         path = place if given else os.path.join(place, f"ddp-{os.getpid()}-{os.urandom(6).hex()}")
         try:
-            for name in ("metrics", "workers", "errors"):
+            for name in ("metrics", "workers", "errors", "stacks"):
                 folder = os.path.join(path, name)
                 os.makedirs(folder, mode=0o700, exist_ok=True)
                 for stale in os.listdir(folder):

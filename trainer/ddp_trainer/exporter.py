@@ -253,6 +253,19 @@ class Exporter:
             else:
                 self.set_loss(float(loss))
 
+    def heartbeat(self) -> None:
+        """Say that this rank is alive where it makes no steps for long, as in a validation: once a batch will do."""
+        self._values[contract.METRIC_HEARTBEATS] += 1
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Say that this rank saves a checkpoint meanwhile, for which the watchdog has a budget of its own."""
+        self.set(contract.METRIC_SAVING, 1)
+        try:
+            yield
+        finally:
+            self.set(contract.METRIC_SAVING, 0)
+
     def _take_losses(self) -> None:
         for value in self._deferred_loss.arrived():
             self.set_loss(value)

@@ -32,6 +32,9 @@ Two lines bring the same endpoint to any other script, one before the loop and o
         optimizer.zero_grad()
         exporter.step(samples=len(images), loss=loss)
 
+Where a script does something long between steps, `exporter.heartbeat()` once a batch of a validation, and
+`with exporter.saving():` around a checkpoint, keep the launcher's watchdog (`spec.watchdog`) from taking it for a hang.
+
 Without `model=` the wait for data and the compute time, and so stragglers, stay unknown; all else is the same.
 
 Recording a step costs some microseconds and never waits for a device. The trainer's losses stay there until a progress

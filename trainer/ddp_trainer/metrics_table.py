@@ -128,6 +128,18 @@ METRICS = (
         "This rank's samples / time between the last two log lines (pauses for validation and checkpoints left out) * "
         "ddp_world_size. Synchronous ranks step together, so no message is needed for it.",
     ),
+    Metric(
+        contract.METRIC_HEARTBEATS,
+        "counter",
+        "Signs of life between steps, for the launcher's watchdog.",
+        "Calls of `heartbeat()`; the trainer makes one for each batch of a validation.",
+    ),
+    Metric(
+        contract.METRIC_SAVING,
+        "gauge",
+        "1 while training waits for a checkpoint, else 0.",
+        "Inside `with exporter.saving():`; the watchdog then allows `spec.watchdog.checkpointSeconds`.",
+    ),
     Metric(contract.METRIC_LAST_STEP, "gauge", "When the last step ended, Unix time.", "Wall clock at the step's end."),
 )
 

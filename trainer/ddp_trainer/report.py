@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -166,6 +167,14 @@ class Reporter:
     def pause(self, seconds: float) -> None:
         """Leave ``seconds`` of validation or saving out of the rate."""
         self._rate.pause(seconds)
+
+    def alive(self) -> None:
+        """Tell the watchdog that there is progress, though no step."""
+        self._exporter.heartbeat()
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Tell the watchdog that a checkpoint is being saved meanwhile."""
+        return self._exporter.saving()
 
     def trained(self, accuracy: float) -> None:
         """Report the share of right answers on the training batches since the last validation."""

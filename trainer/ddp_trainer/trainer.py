@@ -114,7 +114,7 @@ class Trainer:
                 self._pause(self._save)
         self.agreement.finish()
         self._wait_for_checkpoint()
-        with self.engine.weights():
+        with self.engine.weights(), self.report.saving():
             where = save_model(self.engine.model, self.config, self.world)
         self.report.done(position, where)
         return position
@@ -178,6 +178,7 @@ class Trainer:
         with self.engine.weights(), torch.inference_mode(), self.engine.precision.autocast():
             for batch in self.validation:
                 totals += self.task.totals(model(batch.images), batch.labels)
+                self.report.alive()
         scores = self.task.scores(self.world.sum(totals.tolist()))
         score = scores[self.task.score]
         position.accuracy, self._validated = score, position.step
@@ -206,7 +207,8 @@ class Trainer:
         step = self.position.step
         # In the middle of an epoch the last validation's accuracy is that of older weights.
         accuracy = self.position.accuracy if self._validated == step else None
-        self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
+        with self.report.saving():
+            self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
 
     def _pause(self, action: Callable[[], None]) -> float:
         """Do ``action`` without counting its time as training; returns the seconds it took."""
@@ -258,15 +260,16 @@ class Trainer:
         Raises :class:`Superseded` on all ranks where rank 0 found that it may not write.
         """
         message: bytes | None = None
-        if self.checkpointer is not None:
-            self.checkpointer.wait()
-            try:
-                self.checkpointer.check_fence()
-            except Superseded as error:
-                message = str(error).encode()
-            except OSError:
-                pass  # The folder can't be read: the writer has said so.
-        message = self.world.broadcast_bytes(message)
+        with self.report.saving():
+            if self.checkpointer is not None:
+                self.checkpointer.wait()
+                try:
+                    self.checkpointer.check_fence()
+                except Superseded as error:
+                    message = str(error).encode()
+                except OSError:
+                    pass  # The folder can't be read: the writer has said so.
+            message = self.world.broadcast_bytes(message)
         if message is not None:
             raise Superseded(message.decode())
 

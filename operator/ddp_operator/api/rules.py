@@ -96,6 +96,10 @@ RULES: tuple[Rule, ...] = (
         "self.all(c, c >= 1 && c <= 255)",
         "must hold exit codes from 1 to 255; remove the others",
     ),
+    *(
+        _between(f"spec.watchdog.{name}", 1, _YEAR, "to have hangs only reported, set action: Report")
+        for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
+    ),
     Rule(
         "spec.checkpoint.path",
         "self.startsWith('/')",
@@ -113,6 +117,7 @@ RULES: tuple[Rule, ...] = (
     _immutable("rendezvous"),
     _immutable("metrics"),
     _immutable("shm"),
+    _immutable("watchdog"),
     _immutable("securityProfile"),
     _immutable("checkpoint"),
     _immutable("template"),

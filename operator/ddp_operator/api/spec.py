@@ -56,6 +56,27 @@ class Recovery(_Fields, frozen=True, kw_only=True):
     ] = (2, 126, 127)
 
 
+class Watchdog(_Fields, frozen=True, kw_only=True):
+    """What happens when training makes no progress. A step, or a call of ``heartbeat()``, is progress."""
+
+    start_seconds: Annotated[
+        int, Meta(description="How long the workers may take from their start to their first step, seconds.")
+    ] = 900
+    stall_seconds: Annotated[
+        int, Meta(description="How long no rank of a pod may make a step or report that it is alive, seconds.")
+    ] = 300
+    checkpoint_seconds: Annotated[
+        int, Meta(description="The same while a rank reports that it saves a checkpoint, seconds.")
+    ] = 1800
+    action: Annotated[
+        Literal["Restart", "Fail", "Report"],
+        Meta(
+            description="After the stacks of all ranks are in the log. Restart: as after any failure, in place first. "
+            "Fail: the job ends. Report: nothing. A script that reports no steps is never ended."
+        ),
+    ] = "Restart"
+
+
 class Checkpoint(_Fields, frozen=True, kw_only=True):
     """Where the training script keeps its checkpoints."""
 
@@ -102,6 +123,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
+    watchdog: Watchdog = field(default_factory=Watchdog)
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)
     active_deadline_seconds: Annotated[

@@ -109,6 +109,9 @@ def _environment(
         constants.ENV_NON_RETRYABLE: ",".join(map(str, spec.recovery.non_retryable_exit_codes)),
         constants.ENV_TERMINATION_LOG: template.trainer.get("terminationMessagePath") or "/dev/termination-log",
     }
+    dog = spec.watchdog
+    budgets = f"start={dog.start_seconds},stall={dog.stall_seconds},checkpoint={dog.checkpoint_seconds}"
+    env[constants.ENV_WATCHDOG] = f"{budgets},action={dog.action}"
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
     return env

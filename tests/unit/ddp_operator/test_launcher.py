@@ -304,4 +304,4 @@ def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
     (folder / "2.port").write_text(str(serve_once(b"HTTP/1.0 200 OK\r\n\r\nlive 1\n")))
     (folder / "x.port").write_text("5")
     (folder / "3.port.tmp").write_text("5")
-    assert launcher.Metrics(str(tmp_path), lambda: "").collect() == ["last 1\n", "live 1\n"]
+    assert launcher.Metrics(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}

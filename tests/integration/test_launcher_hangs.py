@@ -1,0 +1,149 @@
+"""Hangs of real ranks: stacks of all ranks in the log, the one to blame named, and what was asked for is done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .launcher_pods import Pods
+
+pytestmark = pytest.mark.process
+
+PodsFactory = Callable[..., Pods]
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[PodsFactory]:
+    made: list[Pods] = []
+
+    def make(script: str, **options: object) -> Pods:
+        (tmp_path / "train.py").write_text(script)
+        made.append(Pods(tmp_path, ["train.py"], **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.stop()
+
+
+# Two ranks that step together; rank 1 hangs once, after its fifth step, in the way that HANG says.
+TRAIN = """
+import os, signal, sys, time
+from ddp_trainer.exporter import Exporter
+
+again = os.path.exists("hung")
+rank = int(os.environ["RANK"])
+MEET
+exporter = Exporter.start()
+
+def load_batch(step):
+    if rank == 1 and step == 5 and not again:
+        open("hung", "w").close()
+        HANG
+
+for step in range(8):
+    load_batch(step)
+    all_reduce(step)
+    exporter.step(samples=1, loss=1.0)
+if again:
+    open(f"again-{rank}", "w").close()
+"""
+GLOO = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def all_reduce(step):
+    dist.all_reduce(torch.ones(1))
+"""
+# As much of a collective as two ranks need that shall not import torch.
+FILES = """
+def wait(step):
+    while not os.path.exists(f"at-{1 - rank}-{step}"):
+        time.sleep(0.02)
+def all_reduce(step):
+    open(f"at-{rank}-{step}", "w").close()
+    wait(step)
+"""
+SLEEP = TRAIN.replace("MEET", GLOO).replace("HANG", "time.sleep(600)")
+STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal.SIGSTOP)")
+# The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way.
+BUDGETS = "start=50,stall=2,checkpoint=50,action="
+
+
+def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods: PodsFactory, tmp_path: Path) -> None:
+    job = pods(SLEEP, max_restarts=1, env={"DDP_WATCHDOG": BUDGETS + "Restart"})
+    first, second = job.run()
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert len(list(tmp_path.glob("again-*"))) == 2
+    assert "hang: no step for " in second.log
+    assert "in load_batch" in second.log
+    assert "---- rank 0 (pid " in first.log
+    assert "---- rank 1 (pid " in second.log
+    assert "restarting the workers in place, restart 1: no step for" in second.log
+    assert "rank 1 is in load_batch (train.py:" in second.log
+
+
+def test_a_stopped_rank_ends_the_job_where_that_is_asked_for(pods: PodsFactory) -> None:
+    job = pods(STOP, nodes=1, nproc=2, max_restarts=3, env={"DDP_WATCHDOG": BUDGETS + "Fail"})
+    (ended,) = job.run()
+    assert ended.code == 81, ended.log
+    assert ended.message["category"] == "Hang"
+    assert ended.message["rank"] == 1
+    assert ended.message["message"].endswith("the process of rank 1 is stopped (SIGSTOP)")
+    assert ended.message["restarts"] == 0
+    assert "no stack: its process does not answer" in ended.log
+    assert ended.message["progress"]["ddp_steps_total"] == 5
+
+
+def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_path: Path) -> None:
+    script = TRAIN.replace("MEET", FILES).replace("HANG", "while not os.path.exists('enough'): time.sleep(0.05)")
+    job = pods(script, nodes=1, nproc=2, env={"DDP_WATCHDOG": BUDGETS + "Report"})
+    job.start()
+    job.until_logged(0, "in load_batch")
+    job.until_logged(0, "---- rank 0 (pid ")
+    (tmp_path / "enough").touch()
+    ended = job.wait(0)
+    assert ended.code == 0, ended.log
+    assert ended.log.count("hang: ") == 1
+
+
+def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alone(
+    pods: PodsFactory, tmp_path: Path
+) -> None:
+    script = "import os, time\nwhile not os.path.exists('enough'): time.sleep(0.2)\n"
+    job = pods(script, nodes=1, env={"DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart"})
+    job.start()
+    job.until_logged(0, "the workers have used no CPU for ")
+    job.until_logged(0, "train.py")
+    (tmp_path / "enough").touch()
+    assert job.wait(0).code == 0
+
+
+def test_an_agent_in_its_exit_barrier_does_not_use_up_the_grace_time(pods: PodsFactory, tmp_path: Path) -> None:
+    script = """
+import os, time
+rank = os.environ["RANK"]
+open("started-" + rank, "w").close()
+while rank == "1" and not os.path.exists("enough"):
+    time.sleep(0.05)
+"""
+    job = pods(script, env={"DDP_GRACE_SECONDS": "50"})
+    job.start()
+    job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
+    runtime = next(path for path in tmp_path.glob("ddp-*") if str(job.running[0].pid) in path.name)
+    job.until(lambda: "finish" in job.log(0) or not _workers_live(job.running[0].pid), "pod 0's worker has ended")
+    job.signal(0, signal.SIGTERM)
+    ended = job.wait(0)  # less than the grace time, or the wait fails
+    assert ended.code == 85
+    assert "grace time is over" not in ended.log
+    assert not runtime.exists()
+    (tmp_path / "enough").touch()
+
+
+def _workers_live(launcher: int) -> bool:
+    import psutil
+
+    workers = psutil.Process(launcher).children(recursive=True)
+    return any("worker" in worker.cmdline() for worker in workers if worker.status() != psutil.STATUS_ZOMBIE)

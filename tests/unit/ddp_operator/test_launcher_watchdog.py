@@ -1,0 +1,187 @@
+"""The launcher's watchdog: what counts as progress, which budget holds, and who keeps the others waiting."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator import launcher
+from ddp_operator.launcher import Idleness, Pod, Verdict, Watchdog, WatchdogPlan, read_stack, read_watchdog
+
+PLAN = WatchdogPlan(start=100, stall=10, checkpoint=50, action="Restart")
+BOTH = {0: 11, 1: 12}
+
+
+def page(steps: int = 0, heartbeats: int = 0, saving: int = 0) -> str:
+    return (
+        f'# TYPE ddp_steps_total counter\nddp_steps_total{{rank="0"}} {steps}.0\n'
+        f'ddp_heartbeats_total{{rank="0"}} {heartbeats}\nddp_saving{{rank="0"}} {saving}\n'
+    )
+
+
+def message(watchdog: Watchdog, now: float) -> str | None:
+    stall = watchdog.find_stall(now)
+    return None if stall is None else stall.message
+
+
+def test_the_plan_is_read_from_the_environment() -> None:
+    assert read_watchdog("start=100,stall=10,checkpoint=50,action=Restart") == PLAN
+    assert read_watchdog("") is None
+
+
+@pytest.mark.parametrize("text", ["start=100", "start=x,stall=1,checkpoint=1,action=Fail", "rubbish"])
+def test_a_plan_that_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="DDP_WATCHDOG="):
+        read_watchdog(text)
+
+
+def test_a_script_that_reports_no_steps_is_never_stalled() -> None:
+    watchdog = Watchdog(PLAN)
+    watchdog.observe(BOTH, {0: "ddp_loss 1\n"}, 0)
+    assert watchdog.find_stall(1e6) is None
+    assert watchdog.age(5) is None
+
+
+def test_the_time_to_the_first_step_has_a_budget_of_its_own() -> None:
+    watchdog = Watchdog(PLAN)
+    watchdog.observe(BOTH, {0: page(), 1: page()}, 0)
+    assert watchdog.find_stall(99) is None
+    assert message(watchdog, 100) == "no step since the start for 100 s (spec.watchdog.startSeconds is 100)"
+
+
+def test_steps_then_none_is_a_stall() -> None:
+    watchdog = Watchdog(PLAN)
+    watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
+    watchdog.observe(BOTH, {0: page(2), 1: page(2)}, 7)
+    watchdog.observe(BOTH, {0: page(2)}, 12)  # rank 1 does not even answer
+    assert watchdog.find_stall(16) is None
+    assert message(watchdog, 17) == "no step for 10 s (spec.watchdog.stallSeconds is 10)"
+    assert watchdog.age(17) == 10
+
+
+def test_one_rank_that_goes_on_is_enough() -> None:
+    watchdog = Watchdog(PLAN)
+    for second in range(0, 60, 5):  # rank 0 validates alone, the other waits for it
+        watchdog.observe(BOTH, {0: page(5, heartbeats=second), 1: page(5)}, second)
+    assert watchdog.find_stall(60) is None
+
+
+def test_saving_has_a_budget_of_its_own_and_its_end_is_progress() -> None:
+    watchdog = Watchdog(PLAN)
+    watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
+    watchdog.observe(BOTH, {0: page(1, saving=1), 1: page(1)}, 5)
+    assert watchdog.find_stall(54) is None
+    assert message(watchdog, 56) == "the checkpoint is not done for 51 s (spec.watchdog.checkpointSeconds is 50)"
+    watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 57)
+    assert watchdog.find_stall(66) is None
+    assert watchdog.find_stall(67) is not None
+
+
+def test_restarted_workers_begin_with_the_start_budget_and_ended_ones_are_not_waited_for() -> None:
+    watchdog = Watchdog(PLAN)
+    watchdog.observe(BOTH, {0: page(9), 1: page(9)}, 0)
+    watchdog.observe({0: 21, 1: 22}, {}, 15)
+    assert watchdog.find_stall(114) is None
+    assert watchdog.find_stall(115) is not None
+    watchdog.observe({}, {0: page(9)}, 200)
+    assert watchdog.find_stall(1000) is None
+
+
+def test_each_stall_is_told_from_the_next() -> None:
+    watchdog = Watchdog(PLAN)
+    watchdog.observe(BOTH, {0: page(1)}, 0)
+    first = watchdog.find_stall(20)
+    watchdog.observe(BOTH, {0: page(2)}, 30)
+    second = watchdog.find_stall(50)
+    assert first is not None
+    assert second is not None
+    assert (first.since, second.since) == (0, 30)
+
+
+def test_idle_workers_are_told_from_busy_ones() -> None:
+    idleness = Idleness(0)
+    assert idleness.observe(cpu=5.0, workers=2, now=10) == 0
+    assert idleness.observe(cpu=5.01, workers=2, now=20) == 10
+    assert idleness.observe(cpu=5.02, workers=2, now=40) == 30
+    assert idleness.observe(cpu=15.0, workers=2, now=50) == 0
+    assert idleness.observe(cpu=15.0, workers=0, now=90) == 0
+
+
+STACKS = """Thread 0x00007f01 (most recent call first):
+  File "/lib/python3.11/threading.py", line 324 in wait
+  File "/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f02 (most recent call first):
+  File "{inner}", line 1 in load
+  File "/app/train.py", line 9 in <module>
+  File "{launcher}", line 300 in _run_python
+  File "{launcher}", line 250 in worker_main
+  File "{launcher}", line 1700 in main
+"""
+
+
+def stack(inner: str) -> launcher.Stack:
+    return read_stack(STACKS.format(inner=inner, launcher=launcher.__file__))
+
+
+def test_the_main_thread_is_shown_without_the_launchers_frames() -> None:
+    seen = stack("/app/data.py")
+    assert seen.frames == [("/app/train.py", 9, "<module>"), ("/app/data.py", 1, "load")]
+    assert seen.text.splitlines() == [
+        "Stack (most recent call last):",
+        '  File "/app/train.py", line 9, in <module>',
+        '  File "/app/data.py", line 1, in load',
+    ]
+    assert seen.place == "load (data.py:1)"
+
+
+def test_who_waits_for_peers_is_told_from_who_does_not(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("work.wait()\n")
+    (tmp_path / "reads.py").write_text("time.sleep(600)\n")
+    assert stack("/site-packages/torch/distributed/distributed_c10d.py").waits_for_peers
+    assert stack("/site-packages/torch/autograd/graph.py").waits_for_peers
+    assert stack(str(tmp_path / "waits.py")).waits_for_peers
+    assert not stack(str(tmp_path / "reads.py")).waits_for_peers
+    assert not read_stack("").waits_for_peers
+    assert read_stack("rubbish").frames == []
+
+
+def pod(folder: Path, action: str) -> Pod:
+    (folder / "errors").mkdir(exist_ok=True)
+    plan = PLAN._replace(action=action)
+    return Pod(0, 2, "127.0.0.1", 1, 1.0, 1.0, [], 0, str(folder), launcher.count_oom_kills(), plan)
+
+
+@pytest.mark.parametrize(
+    ("action", "victim", "expected"),
+    [
+        ("Restart", False, Verdict("Hang", 83)),
+        ("Restart", True, Verdict("Hang", 83, victim=True)),
+        ("Fail", False, Verdict("Hang", 81)),
+        ("Fail", True, Verdict("Hang", 81, victim=True)),
+    ],
+)
+def test_what_the_watchdog_ended_is_a_hang(tmp_path: Path, action: str, victim: bool, expected: Verdict) -> None:
+    one = pod(tmp_path, action)
+    error = {"type": "Hang", "message": "no step for 10 s: rank 3 is in load", "traceback": "Stack", "victim": victim}
+    launcher.write_json(os.path.join(one.runtime, "errors", "1.json"), error)
+    failure: dict[str, Any] = {"localRank": 1, "exitCode": -9, "type": "", "message": "", "traceback": "", "time": 1.0}
+    judged = launcher.judge(one, failure)
+    assert judged["verdict"] == expected
+    assert launcher.describe_root(judged) == "no step for 10 s: rank 3 is in load"
+
+
+def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tmp_path: Path) -> None:
+    failure: dict[str, Any] = {"localRank": 0, "exitCode": 83, "type": "", "message": "", "traceback": "", "time": 1.0}
+    assert launcher.judge(pod(tmp_path, "Restart"), failure)["verdict"].exit_code == 83
+    assert launcher.judge(pod(tmp_path, "Fail"), failure)["verdict"].exit_code == 81
+
+
+def test_processes_are_looked_at_by_their_state() -> None:
+    assert launcher.process_state(os.getpid()) in ("R", "S")
+    assert launcher.process_state(2**22 + 1) == ""
+    assert os.getpid() in launcher.find_family(os.getppid())
+    assert launcher.count_cpu_seconds([os.getpid()]) > 0
