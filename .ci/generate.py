@@ -16,6 +16,7 @@ GENERATED = {
     "docs/metrics.md": "ddp_trainer.metrics_doc",
     "charts/files/crd.yaml": "ddp_operator.api.crd",
     "charts/files/rules.yaml": "charts.tooling.rules",
+    "charts/files/rules-home.yaml": "charts.tooling.rules home",
     "charts/values.schema.json": "charts.tooling.schema",
     "charts/README.md": "charts.tooling.readme",
     "charts/files/alerts/jobs.yaml": "charts.tooling.copied deploy/monitoring/alerts/jobs.yaml",
@@ -28,6 +29,8 @@ GENERATED = {
     "charts/files/dashboards/operator.json": "deploy.monitoring.dashboards operator",
     "deploy/manifests/rbac.yaml": "charts.tooling.manifests serviceaccount.yaml rbac.yaml user-roles.yaml",
     "deploy/manifests/operator.yaml": "charts.tooling.manifests deployment.yaml service.yaml",
+    "deploy/overlays/ha/budget.yaml": "charts.tooling.manifests "
+    '--set {"podDisruptionBudget":{"enabled":true}} poddisruptionbudget.yaml',
     "deploy/overlays/monitoring/monitors.yaml": "charts.tooling.manifests "
     '--set {"monitoring":{"serviceMonitor":{"enabled":true},"podMonitor":{"enabled":true},'
     '"prometheusRule":{"enabled":true}}} servicemonitor.yaml podmonitor.yaml prometheusrule.yaml',

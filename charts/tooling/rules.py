@@ -1,21 +1,23 @@
-"""Print the rules of the operator's role: exactly what the operator checks at its start that it may do.
+"""Print the rules of the operator's roles: exactly what the operator checks at its start that it may do.
 
-``python -m charts.tooling.rules`` prints them; ``make generate`` writes them to ``charts/files/rules.yaml``.
+``python -m charts.tooling.rules`` prints those for the namespaces that it serves, with ``home`` those for its own one;
+``make generate`` writes them to ``charts/files/rules.yaml`` and ``charts/files/rules-home.yaml``.
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 
-from ddp_operator.kube.checks import PERMISSIONS
+from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
 
 EMPTY = '""'
 HEADER = "# Generated from operator/ddp_operator/kube/checks.py by `make generate`. Do not edit.\n"
 
 
-def render_rules() -> str:
+def render_rules(permissions: Mapping[str, Sequence[str]]) -> str:
     """Return the rules as YAML: one a resource, in the order in which the operator lists them."""
     rules = []
-    for what, verbs in PERMISSIONS.items():
+    for what, verbs in permissions.items():
         kind, _, subresource = what.partition("/")
         resource = f"{plural(kind)}/{subresource}" if subresource else plural(kind)
         rows = (f"apiGroups: [{group(kind) or EMPTY}]", f"resources: [{resource}]", f"verbs: [{', '.join(verbs)}]")
@@ -24,4 +26,4 @@ def render_rules() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render_rules())
+    sys.stdout.write(render_rules(HOME_PERMISSIONS if sys.argv[1:] == ["home"] else PERMISSIONS))

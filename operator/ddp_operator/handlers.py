@@ -18,7 +18,7 @@ import kopf
 from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.errors import StartupError
 from ddp_operator.kube.sync import CHILD_SELECTOR
-from ddp_operator.runtime import Operator
+from ddp_operator.runtime import Operator, end_at_once
 from ddp_operator.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
@@ -61,8 +61,11 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
     try:
         own = memo.get("settings") or Settings.from_env()
         _check_namespaces(own, clusterwide=settings.peering.clusterwide)
-        memo.operator = Operator(own)
+        memo.operator = Operator(own, on_lost=memo.get("on_lost") or end_at_once)
         await memo.operator.start()
+    except asyncio.CancelledError:
+        await memo.operator.stop()  # told to end while it stood by: Kopf calls no cleanup then
+        raise
     except (SettingsError, StartupError) as exc:
         if "operator" in memo:
             await memo.operator.stop()

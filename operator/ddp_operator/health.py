@@ -44,6 +44,9 @@ class Metrics:
             self.reconcile_errors.labels(cause)
         depth = Gauge("ddp_operator_queue_depth", "Resources that wait for a worker.", registry=self.registry)
         depth.set_function(queue_depth)
+        self.leads = Gauge(
+            "ddp_operator_leader", "1 where this operator works, 0 where it stands by.", registry=self.registry
+        )
         self.api_requests = Counter(
             "ddp_operator_api_requests_total",
             "Calls to the API server, watches not counted.",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Callable
 from typing import Any
 
 import kopf
@@ -14,6 +16,7 @@ from ddp_operator.kube import ApiClient, KubeCluster, login
 from ddp_operator.kube.checks import check_cluster
 from ddp_operator.kube.store import Store
 from ddp_operator.kube.sync import Synchroniser
+from ddp_operator.leader import Leader, new_identity
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings
 from ddp_operator.workqueue import WorkQueue
@@ -21,10 +24,23 @@ from ddp_operator.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 
-class Operator:
-    """Everything that lives as long as the process. Create, start and stop it inside one event loop."""
+DEFAULT_NAMESPACE = "default"
+"""The own namespace of an operator that runs outside a cluster, where its kubeconfig names none."""
 
-    def __init__(self, settings: Settings) -> None:
+
+def end_at_once() -> None:
+    """End the process without another call to anybody: not even those that a regular end makes."""
+    logging.shutdown()
+    os._exit(1)
+
+
+class Operator:
+    """Everything that lives as long as the process. Create, start and stop it inside one event loop.
+
+    ``on_lost`` is called when another operator has taken over.
+    """
+
+    def __init__(self, settings: Settings, *, on_lost: Callable[[], None] = end_at_once) -> None:
         self.settings = settings
         self.store = Store()
         self.metrics = Metrics(lambda: float(len(self.queue)))
@@ -48,6 +64,9 @@ class Operator:
             on_change=self._on_change,
         )
         self.health = HealthServer(self.metrics, port=settings.health_port, alive=self._alive, ready=self._ready)
+        self.leader: Leader | None = None
+        self.metrics.leads.set_function(lambda: float(self.leader is not None and self.leader.leads))
+        self._on_lost = on_lost
         self._tasks: list[asyncio.Task[None]] = []
 
     async def login(self) -> kopf.ConnectionInfo:
@@ -55,10 +74,20 @@ class Operator:
         return await login(self.settings.kubeconfig)
 
     async def start(self) -> None:
-        """Check what must be there, then start to work. Raises: StartupError."""
+        """Check what must be there, wait until no other operator leads, then start to work. Raises: StartupError."""
         await self.health.start()
-        await check_cluster(self.client, self.settings.namespaces)
-        # Leadership goes here: nothing above writes to the cluster, everything below may.
+        home = (await self.client.connect()).default_namespace or DEFAULT_NAMESPACE
+        await check_cluster(self.client, self.settings.namespaces, home=home)
+        self.leader = Leader(
+            self.client,
+            namespace=home,
+            name=self.settings.lease_name,
+            identity=self.settings.identity or new_identity(),
+            duration=self.settings.lease_seconds,
+            on_lost=self._on_lost,
+        )
+        self.client.fence = self.leader.remaining
+        await self.leader.acquire()
         self._tasks = [
             asyncio.create_task(self.sync.run(), name="synchroniser"),
             asyncio.create_task(self._work(), name="start of the workers"),
@@ -71,6 +100,8 @@ class Operator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.queue.stop()
         await self.cluster.close()
+        if self.leader is not None:
+            await self.leader.release()
         await self.client.close()
         await self.health.stop()
 
@@ -103,4 +134,6 @@ class Operator:
         return None
 
     def _ready(self) -> str | None:
+        if self.leader is not None and self.leader.follows:
+            return None  # it stands by, ready to take over
         return None if self.sync.synced.is_set() else "the caches are not filled yet"

@@ -43,6 +43,12 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     health_port: int = 8080
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
+    lease_name: str = "ddp-operator"
+    """Name of the Lease by which several operators agree who works; it is in the operator's own namespace."""
+    lease_seconds: int = 15
+    """Seconds after which a leader that went silent is succeeded."""
+    identity: str | None = None
+    """Who holds the Lease: a name that no other process has at the same time. None: host name and a random part."""
     kubeconfig: str | None = None
     """$KUBECONFIG; None: the service account of the pod, else ~/.kube/config."""
 
@@ -65,6 +71,9 @@ class Settings:
                 _choice(env, "LOG_LEVEL", default.log_level, "debug", "info", "warning", "error"),
             ),
             health_port=int(_number(env, "HEALTH_PORT", default.health_port, 0, 65_535, integral=True)),
+            lease_name=_name(env, "LEASE_NAME", default.lease_name),
+            lease_seconds=int(_number(env, "LEASE_SECONDS", default.lease_seconds, 3, 3600, integral=True)),
+            identity=env.get(f"{PREFIX}IDENTITY", "").strip() or None,
             kubeconfig=env.get("KUBECONFIG") or None,
         )
 
@@ -83,6 +92,9 @@ def describe() -> str:
         ("LOG_FORMAT", default.log_format, "text or json"),
         ("LOG_LEVEL", default.log_level, "debug, info, warning or error"),
         ("HEALTH_PORT", default.health_port, "port of /healthz, /readyz and /metrics; 0: a free one"),
+        ("LEASE_NAME", default.lease_name, "Lease, in the own namespace, whose holder works; others stand by"),
+        ("LEASE_SECONDS", default.lease_seconds, "seconds after which a silent leader is succeeded"),
+        ("IDENTITY", "host name and a random part", "holder of the Lease; no two processes may share it"),
     ]
     names = [f"{PREFIX}{name}" for name, _, _ in rows]
     width = max(map(len, names))
@@ -100,6 +112,16 @@ def _namespaces(env: Mapping[str, str]) -> tuple[str, ...]:
                 "write names separated by commas (patterns are not supported), or leave it empty to serve all"
             )
     return names
+
+
+def _name(env: Mapping[str, str], name: str, default: str) -> str:
+    text = env.get(f"{PREFIX}{name}", "").strip() or default
+    if not _NAMESPACE.fullmatch(text):
+        raise SettingsError(
+            f"{PREFIX}{name}: {text!r} is not a name: write lower-case letters, digits and '-', from 1 to 63 "
+            f"of them; the default is {default}"
+        )
+    return text
 
 
 def _number(

@@ -105,8 +105,8 @@ class ControlPlane:
             raise AssertionError(f"kubectl {' '.join(args)}: {done.stderr or done.stdout}")
         return done
 
-    def write_kubeconfig(self, name: str, user: dict[str, Any]) -> Path:
-        """Write a kubeconfig for a user of this server."""
+    def write_kubeconfig(self, name: str, user: dict[str, Any], namespace: str = "default") -> Path:
+        """Write a kubeconfig for a user of this server; ``namespace`` is where that user is at home."""
         path = self._folder / f"{name}.kubeconfig"
         cluster = {"server": self.url, "certificate-authority": "pki/ca.crt"}
         config = {
@@ -114,7 +114,7 @@ class ControlPlane:
             "kind": "Config",
             "clusters": [{"name": "test", "cluster": cluster}],
             "users": [{"name": name, "user": user}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": name, "namespace": namespace}}],
             "current-context": "test",
         }
         path.write_text(yaml.safe_dump(config))
@@ -124,7 +124,7 @@ class ControlPlane:
         """Return a kubeconfig with a token of a service account."""
         token = self._folder / f"{namespace}.{name}.token"
         token.write_text(self.kubectl("create", "token", name, "-n", namespace, "--duration=1h").stdout)
-        return self.write_kubeconfig(f"{namespace}.{name}", {"tokenFile": token.name})
+        return self.write_kubeconfig(f"{namespace}.{name}", {"tokenFile": token.name}, namespace)
 
     def _certify(self) -> None:
         pki = self._folder / "pki"

@@ -32,6 +32,11 @@ class OperatorProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
+    def url(self) -> str:
+        """Where health and metrics are."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
     def log(self) -> str:
         """What it has said so far."""
         return self._log.read_text(errors="replace")
@@ -51,6 +56,13 @@ class OperatorProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        process, self.process = self.process, None
+        assert process is not None
+        process.kill()
+        process.wait()
 
     def stop(self) -> None:
         """End it by SIGTERM; doing so twice does no harm."""

@@ -23,7 +23,9 @@ class RunningOperator:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._memo = kopf.Memo(settings=settings)
+        self.lost = threading.Event()
+        """Set when another operator has taken over; a process of its own would end there and then."""
+        self._memo = kopf.Memo(settings=settings, on_lost=self.lost.set)
         # A threading.Event would be waited for in a thread of its own, which outlives a failed start.
         self._stop: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._ready = threading.Event()

@@ -190,6 +190,32 @@ async def test_progress_is_shown_by_kubectl_get(
     assert {"digits", "0.25", "3"} <= set(row.split())
 
 
+async def test_a_killed_leader_is_succeeded_and_nothing_is_made_twice(
+    plane: ControlPlane, namespace: str, world: World, tmp_path: Path
+) -> None:
+    kubeconfig = plane.account("ddp-operator", "ddp-operator")
+    ports = free_ports(2)
+    env = {"DDP_OPERATOR_LEASE_SECONDS": "4", "DDP_OPERATOR_LEASE_NAME": namespace}
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(OperatorProcess(kubeconfig, tmp_path / f"{port}.log", port=port, env=env))
+            for port in ports
+        )
+        for number in range(5):
+            await world.create(job_manifest(f"job{number}"))
+        await world.child_job("job0-1")
+        first.kill()
+        for number in range(5):
+            for index in (0, 1):
+                await world.run_pod(f"job{number}-1", index)
+            resource = await world.phase(f"job{number}", "Running")
+            assert (resource["status"]["attempt"], resource["status"]["restarts"]["total"]) == (1, 0)
+        assert len(await world.list("Job")) == 5
+        assert "leading as" in second.log
+        lease = json.loads(plane.kubectl("get", "lease", namespace, "-n", "ddp-operator", "-o", "json").stdout)
+        assert lease["spec"]["leaseTransitions"] == 1
+
+
 async def test_a_bad_pod_template_is_refused_in_the_api_servers_words(world: World, start: StartProcess) -> None:
     start()
     manifest = job_manifest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
@@ -234,4 +235,34 @@ async def test_retry_after_holds_the_next_call_back(serve: Serve, monkeypatch: p
     with pytest.raises(ClusterError, match="slow down"):
         await client.request("GET", "/x")
     assert paused == [3.0]
+    await client.close()
+
+
+async def test_a_closed_fence_stops_writes_and_nothing_else(serve: Serve) -> None:
+    arrived: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        arrived.append(request.method)
+        return web.json_response({})
+
+    client = ApiClient(Logins(await serve(answer), "t"))
+    client.fence = lambda: 0.0
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        with pytest.raises(ClusterError, match="does not lead"):
+            await client.request(method, "/api/v1/pods")
+    await client.request("GET", "/api/v1/pods")
+    await client.request("PUT", "/leases", urgent=True)
+    await client.close()
+    assert arrived == ["GET", "PUT"]
+
+
+async def test_a_write_gets_no_more_time_than_the_fence_leaves(serve: Serve) -> None:
+    async def never(_: web.Request) -> web.Response:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    client = ApiClient(Logins(await serve(never), "t"), timeout=3600)
+    client.fence = lambda: 0.05
+    with pytest.raises(ClusterError, match=r"no answer within 0\.05 s"):
+        await client.request("POST", "/api/v1/pods")
     await client.close()

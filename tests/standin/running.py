@@ -55,7 +55,11 @@ class StandIn:
     @property
     def calls(self) -> list[tuple[str, str, int]]:
         """Every call so far: verb, plural[/subresource], HTTP status (0: cut)."""
-        return list(self._api.calls)
+        return [call[:3] for call in self._api.calls]
+
+    def calls_of(self, user: str) -> list[tuple[str, str, int]]:
+        """Every call so far of the user of one kubeconfig."""
+        return [call[:3] for call in list(self._api.calls) if call.user == user]
 
     @property
     def writes(self) -> list[tuple[str, str, str, str]]:
@@ -148,17 +152,17 @@ class StandIn:
         """Make every version before now too old to watch from (410)."""
         self.call(self._storage.compact)
 
-    def write_kubeconfig(self, folder: Path) -> Path:
+    def write_kubeconfig(self, folder: Path, user: str = "me") -> Path:
         """Write a kubeconfig for this server and return its path."""
-        path = folder / "kubeconfig"
+        path = folder / ("kubeconfig" if user == "me" else f"{user}.kubeconfig")
         path.write_text(
             yaml.safe_dump(
                 {
                     "apiVersion": "v1",
                     "kind": "Config",
                     "clusters": [{"name": "stand-in", "cluster": {"server": self.url}}],
-                    "users": [{"name": "me", "user": {}}],
-                    "contexts": [{"name": "here", "context": {"cluster": "stand-in", "user": "me"}}],
+                    "users": [{"name": user, "user": {"token": user}}],
+                    "contexts": [{"name": "here", "context": {"cluster": "stand-in", "user": user}}],
                     "current-context": "here",
                 }
             )

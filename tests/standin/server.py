@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -23,6 +23,15 @@ VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DEL
 FINISHED = ("Succeeded", "Failed")
 
 
+class Call(NamedTuple):
+    """One call: what was asked for, the HTTP status of the answer (0: cut) and the caller's bearer token."""
+
+    verb: str
+    resource: str
+    status: int
+    user: str
+
+
 class Api:
     """Answers requests. Lives in one event loop; ``running.py`` gives it a thread."""
 
@@ -31,8 +40,8 @@ class Api:
         self.faults = faults
         self.watches = Watches(storage, bookmark_interval)
         self.kinds: list[Kind] = list(BUILTIN)
-        self.calls: list[tuple[str, str, int]] = []
-        """Every call but those of discovery: verb, plural[/subresource], HTTP status."""
+        self.calls: list[Call] = []
+        """Every call but those of discovery."""
         self.allow: Callable[[dict[str, Any]], bool] = lambda attributes: True
         """Answers SelfSubjectAccessReviews."""
 
@@ -102,24 +111,25 @@ class Api:
         if verb == "get" and name is None:
             verb = "watch" if request.query.get("watch") in ("true", "1") else "list"
         resource = f"{kind.plural}/{subresource}" if subresource else kind.plural
+        user = request.headers.get("Authorization", "").removeprefix("Bearer ")
         body = await request.read()
         fault = self.faults.match(verb, resource, name or "")
         if fault is not None and fault.status == "timeout":
             await asyncio.sleep(3600)
         elif fault is not None and fault.status == "drop":
-            self.calls.append((verb, resource, 0))
+            self.calls.append(Call(verb, resource, 0, user))
             return _cut(request)
         try:
             if fault is not None and isinstance(fault.status, int):
                 raise Failure(fault.status, "injected fault", retry_after=fault.retry_after)
             if verb == "watch":
-                self.calls.append((verb, resource, 200))
+                self.calls.append(Call(verb, resource, 200, user))
                 return await self.watches.serve(request, kind, namespace)
             status, answer = self._perform(request, verb, kind, namespace, name, subresource, body)
         except Failure as failure:
-            self.calls.append((verb, resource, failure.code))
+            self.calls.append(Call(verb, resource, failure.code, user))
             return _answer(failure)
-        self.calls.append((verb, resource, status))
+        self.calls.append(Call(verb, resource, status, user))
         if fault is not None and fault.status == "lost answer":
             return _cut(request)
         return web.json_response(answer, status=status)

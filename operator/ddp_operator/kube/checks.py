@@ -26,13 +26,19 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""
 
+HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
+"""What the operator does in its own namespace, whichever it serves."""
 
-async def check_cluster(client: ApiClient, namespaces: Sequence[str]) -> None:
-    """Raise StartupError with one clear line if the operator could not work with this API server."""
+
+async def check_cluster(client: ApiClient, namespaces: Sequence[str], *, home: str) -> None:
+    """Raise StartupError with one clear line if the operator could not work with this API server.
+
+    ``home`` is the operator's own namespace, where its Lease is.
+    """
     try:
         await client.connect()
         await _check_crd(client)
-        missing = await _missing_permissions(client, namespaces)
+        missing = await _missing_permissions(client, namespaces, home)
     except ClusterError as exc:
         raise StartupError(f"the API server does not answer: {exc}") from None
     except ApiError as exc:
@@ -62,9 +68,10 @@ async def _check_crd(client: ApiClient) -> None:
         raise StartupError(f"{CRD_NAME} has no status subresource in {API_VERSION}: apply deploy/crds anew")
 
 
-async def _missing_permissions(client: ApiClient, namespaces: Sequence[str]) -> list[str]:
+async def _missing_permissions(client: ApiClient, namespaces: Sequence[str], home: str) -> list[str]:
     scopes: list[str | None] = [*namespaces] or [None]
     wanted = [(what, verb, scope) for scope in scopes for what, verbs in PERMISSIONS.items() for verb in verbs]
+    wanted += [(what, verb, home) for what, verbs in HOME_PERMISSIONS.items() for verb in verbs]
     allowed = await asyncio.gather(*(_may(client, what, verb, scope) for what, verb, scope in wanted))
     missing: dict[str, list[str]] = {}
     for (what, verb, scope), yes in zip(wanted, allowed, strict=True):

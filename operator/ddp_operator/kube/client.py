@@ -72,6 +72,8 @@ class ApiClient:
         self._limiter = RateLimiter(qps, burst)
         self._timeout = timeout
         self._on_call = on_call
+        self.fence: Callable[[], float] | None = None
+        """Asked before every write: for how many seconds it may take, 0 if it must not be sent at all."""
         self._info: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
         self._lock = asyncio.Lock()
@@ -97,8 +99,11 @@ class ApiClient:
         content_type: str = "application/json",
         accept: str = "application/json",
         kind: str = "",
+        urgent: bool = False,
     ) -> Any:
         """Make one call and return the parsed JSON.
+
+        ``urgent`` passes the rate limit and the fence: for the Lease, on which both depend.
 
         Raises: ApiError for an answer of 4xx that a repetition would not change; ClusterError for everything that
         a later repetition may not meet: no connection, no answer in time, 429 and 5xx.
@@ -109,12 +114,18 @@ class ApiClient:
             headers["Content-Type"] = content_type
         what = f"{method} {path}"
         for attempt in (1, 2):
-            await self._limiter.acquire()
+            if not urgent:
+                await self._limiter.acquire()
             try:
                 info = await self.connect()
             except StartupError as exc:
                 raise ClusterError(f"{what}: {exc}") from exc
-            status, answer, retry_after = await self._send(info, method, path, params, data, headers, kind)
+            seconds = self._timeout
+            if method != "GET" and not urgent and self.fence is not None:
+                seconds = min(seconds, self.fence())
+                if seconds <= 0:
+                    raise ClusterError(f"{what}: not sent, because this operator does not lead")
+            status, answer, retry_after = await self._send(info, method, path, params, data, headers, kind, seconds)
             if status == 401 and attempt == 1:
                 # Tokens are renewed on disk under a running process: read them again before giving up.
                 await self._renew(info)
@@ -144,6 +155,7 @@ class ApiClient:
         data: bytes | None,
         headers: dict[str, str],
         kind: str,
+        seconds: float,
     ) -> tuple[int, Any, float]:
         """Return status, parsed body (None when it is not JSON) and the seconds of Retry-After."""
         if self._session is None:
@@ -157,12 +169,13 @@ class ApiClient:
                 data=data,
                 headers=headers | info.as_http_headers(),
                 allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT),
             ) as response:
                 raw = await response.read()
                 code = str(response.status)
                 return response.status, _decode(raw, response.status), _seconds(response.headers.get("Retry-After"))
         except TimeoutError:
-            raise ClusterError(f"{method} {path}: no answer within {self._timeout:g} s") from None
+            raise ClusterError(f"{method} {path}: no answer within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorError as exc:
             reason = exc.os_error.strerror or exc.os_error
             raise ClusterError(f"{method} {path}: cannot connect to {exc.host}:{exc.port}: {reason}") from exc
@@ -200,7 +213,6 @@ class ApiClient:
                 raise StartupError(f"the certificates for {info.server} cannot be used: {exc}") from None
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=secure),
-            timeout=aiohttp.ClientTimeout(total=self._timeout, sock_connect=CONNECT_TIMEOUT),
             headers={"User-Agent": f"ddp-operator/{__version__}"},
             proxy=info.proxy_url,
             # A cookie of one answer must not travel with the next call.

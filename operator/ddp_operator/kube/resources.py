@@ -13,6 +13,7 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "Service": ("", "v1", "services"),
     "ConfigMap": ("", "v1", "configmaps"),
     "Event": ("", "v1", "events"),
+    "Lease": ("coordination.k8s.io", "v1", "leases"),
 }
 
 

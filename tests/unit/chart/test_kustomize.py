@@ -16,7 +16,7 @@ from .test_operator_pod import granted
 
 DEPLOY = ROOT / "deploy"
 FOLDERS = sorted(path.parent for path in DEPLOY.rglob("kustomization.yaml"))
-INSTALLABLE = ("manifests", "overlays/monitoring", "overlays/namespaced")
+INSTALLABLE = ("manifests", "overlays/ha", "overlays/monitoring", "overlays/namespaced")
 folders = pytest.mark.parametrize("folder", INSTALLABLE)
 
 
@@ -72,17 +72,28 @@ def test_base_is_the_chart() -> None:
 
 def test_namespaced_overlay_has_the_same_rules_in_a_role() -> None:
     objects = build("overlays/namespaced")
-    (role,) = of_kind(objects, "Role")
+    role, home = of_kind(objects, "Role")
+    assert home["metadata"]["name"] == "ddp-operator-leader"
     (whole,) = (
         found for found in of_kind(build("manifests"), "ClusterRole") if found["metadata"]["name"] == "ddp-operator"
     )
     assert granted(role) == granted(whole)
-    (binding,) = of_kind(objects, "RoleBinding")
+    binding, _ = of_kind(objects, "RoleBinding")
     assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "ddp-operator"}
     assert of_kind(objects, "ClusterRoleBinding") == []
     (deployment,) = of_kind(objects, "Deployment")
-    env = {entry["name"]: entry["value"] for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
+    env = {e["name"]: e.get("value") for e in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["DDP_OPERATOR_NAMESPACES"] == role["metadata"]["namespace"]
+
+
+def test_ha_overlay_has_two_pods_and_a_budget() -> None:
+    objects = build("overlays/ha")
+    (deployment,) = of_kind(objects, "Deployment")
+    assert deployment["spec"]["replicas"] == 2
+    (budget,) = of_kind(objects, "PodDisruptionBudget")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert budget["spec"]["maxUnavailable"] == 1
 
 
 def test_monitoring_overlay_adds_monitors_rules_and_dashboards() -> None:

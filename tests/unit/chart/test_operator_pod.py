@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_operator.constants import LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PORT_NAMES
-from ddp_operator.kube.checks import PERMISSIONS
+from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.offline import check_manifest
 from ddp_operator.settings import Settings
@@ -28,7 +29,7 @@ def container_of(objects: list[Object]) -> Object:
 
 def settings_of(objects: list[Object]) -> Settings:
     """Return the settings that the operator reads from its environment."""
-    return Settings.from_env({entry["name"]: entry["value"] for entry in container_of(objects)["env"]})
+    return Settings.from_env({e["name"]: e["value"] for e in container_of(objects)["env"] if "value" in e})
 
 
 class TestSettings:
@@ -39,17 +40,38 @@ class TestSettings:
         values = {
             "namespaces": ["a", "b"], "port": 9090,
             "settings": {"workers": 3, "qps": 0.5, "burst": 100000, "callTimeout": 1.5, "progressInterval": 60,
-                         "resyncInterval": 86400, "logFormat": "text", "logLevel": "error"},
+                         "resyncInterval": 86400, "leaseSeconds": 30, "logFormat": "text", "logLevel": "error"},
         }  # fmt: skip
         wanted = Settings(
             namespaces=("a", "b"), health_port=9090, workers=3, qps=0.5, burst=100000, call_timeout=1.5,
-            progress_interval=60, resync_interval=86400, log_format="text", log_level="error",
+            progress_interval=60, resync_interval=86400, lease_seconds=30, log_format="text", log_level="error",
         )  # fmt: skip
         assert settings_of(render(values)) == wanted
 
     def test_every_setting_has_a_value(self) -> None:
         names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}
         assert names == set(Settings.__dataclass_fields__) - {"kubeconfig"}
+
+
+class TestReplicas:
+    def test_a_container_that_starts_again_is_the_same_holder_of_the_lease(self) -> None:
+        (entry,) = (e for e in container_of(render())["env"] if e["name"] == "DDP_OPERATOR_IDENTITY")
+        assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+    def test_a_new_pod_stands_by_before_the_old_one_ends(self) -> None:
+        spec = the(render({"replicas": 2}), "Deployment")["spec"]
+        assert spec["replicas"] == 2
+        assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+    def test_pods_prefer_different_nodes_unless_told_otherwise(self) -> None:
+        pod = the(render({"replicas": 2}), "Deployment")["spec"]["template"]
+        terms = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        keys = {term["podAffinityTerm"]["topologyKey"]: term["weight"] for term in terms}
+        assert keys["kubernetes.io/hostname"] > keys["topology.kubernetes.io/zone"]
+        for term in terms:
+            assert term["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        own = {"nodeAffinity": {}}
+        assert the(render({"affinity": own}), "Deployment")["spec"]["template"]["spec"]["affinity"] == own
 
 
 class TestProbes:
@@ -96,17 +118,27 @@ class TestSecurity:
                 assert words & {"escalate", "bind", "impersonate"} == set()
 
     def test_role_is_what_the_operator_checks_at_its_start(self) -> None:
-        wanted = {
-            (group(kind), f"{plural(kind)}/{sub}" if sub else plural(kind), verb)
-            for what, verbs in PERMISSIONS.items()
-            for kind, _, sub in [what.partition("/")]
-            for verb in verbs
-        }
+        wanted = checked(PERMISSIONS)
         clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
         assert granted(clusterwide) == wanted
         roles = [r for r in of_kind(render({"namespaces": ["a", "b"]}), "Role") if not is_test(r)]
-        assert [role["metadata"]["namespace"] for role in roles] == ["a", "b"]
-        assert all(granted(role) == wanted for role in roles)
+        *served, home = roles
+        assert [role["metadata"]["namespace"] for role in served] == ["a", "b"]
+        assert all(granted(role) == wanted for role in served)
+        assert granted(home) == checked(HOME_PERMISSIONS)
+
+    @pytest.mark.parametrize("values", [{}, {"namespaces": ["a"]}], ids=["clusterwide", "namespaced"])
+    def test_lease_is_where_the_operator_lives_and_nowhere_else(self, values: dict[str, Any]) -> None:
+        objects = render(values, namespace="system")
+        rules = [
+            (role["kind"], role["metadata"].get("namespace"), role["metadata"]["name"])
+            for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role")
+            if any("leases" in rule["resources"] for rule in role["rules"])
+        ]
+        assert rules == [("Role", "system", "ddp-operator-leader")]
+        (binding,) = (b for b in of_kind(objects, "RoleBinding") if b["metadata"]["name"] == "ddp-operator-leader")
+        assert binding["metadata"]["namespace"] == "system"
+        assert binding["roleRef"]["name"] == "ddp-operator-leader"
 
     def test_account_is_the_one_that_is_bound(self) -> None:
         for values in ({}, {"serviceAccount": {"name": "x"}}, {"namespaces": ["a"]}):
@@ -114,15 +146,26 @@ class TestSecurity:
             kind = "RoleBinding" if values.get("namespaces") else "ClusterRoleBinding"
             account = the(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"]
             assert the(objects, "ServiceAccount")["metadata"]["name"] == account
-            assert the(objects, kind)["subjects"] == [
-                {"kind": "ServiceAccount", "name": account, "namespace": "system"}
-            ]
+            bindings = [found for found in of_kind(objects, kind) if not is_test(found)]
+            assert bindings
+            for binding in bindings:
+                assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "system"}]
 
     def test_namespaced_release_has_nothing_that_is_the_clusters(self) -> None:
         values = read_values(next(path for path in CI_FILES if path.stem.startswith("namespaced")))
         assert not {found["kind"] for found in render(values)} & {
             "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"
         }  # fmt: skip
+
+
+def checked(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str]]:
+    """Return group, resource and verb of all that the operator asks about at its start."""
+    return {
+        (group(kind), f"{plural(kind)}/{sub}" if sub else plural(kind), verb)
+        for what, verbs in permissions.items()
+        for kind, _, sub in [what.partition("/")]
+        for verb in verbs
+    }
 
 
 def granted(role: Object) -> set[tuple[str, str, str]]:

@@ -133,7 +133,7 @@ class TestSchema:
     @pytest.mark.parametrize(
         ("values", "message"),
         [
-            ({"replicas": 2}, "/replicas': value must be one of 0, 1"),
+            ({"replicas": -1}, "/replicas': minimum: got -1, want 0"),
             ({"namespaces": ["Team"]}, "/namespaces/0'"),
             ({"image": {"digest": "latest"}}, "/image/digest'"),
             ({"settings": {"workers": 0}}, "/settings/workers'"),

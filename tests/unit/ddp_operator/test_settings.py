@@ -22,6 +22,9 @@ def test_every_variable_is_read() -> None:
             "DDP_OPERATOR_LOG_FORMAT": "JSON",
             "DDP_OPERATOR_LOG_LEVEL": "warning",
             "DDP_OPERATOR_HEALTH_PORT": "9000",
+            "DDP_OPERATOR_LEASE_NAME": "team",
+            "DDP_OPERATOR_LEASE_SECONDS": "30",
+            "DDP_OPERATOR_IDENTITY": "pod-a",
             "KUBECONFIG": "/x/y",
         }
     )
@@ -36,6 +39,9 @@ def test_every_variable_is_read() -> None:
         log_format="json",
         log_level="warning",
         health_port=9000,
+        lease_name="team",
+        lease_seconds=30,
+        identity="pod-a",
         kubeconfig="/x/y",
     )
 
@@ -56,6 +62,8 @@ def test_every_variable_is_read() -> None:
         ("LOG_LEVEL", "loud"),
         ("HEALTH_PORT", "70000"),
         ("HEALTH_PORT", "tcp://10.0.0.1:8080"),  # what a Service named ddp-operator-health would put there
+        ("LEASE_NAME", "My_Lease"),
+        ("LEASE_SECONDS", "1"),
         ("NAMESPACES", "a b"),
         ("NAMESPACES", "team-*"),
     ],

@@ -1,0 +1,190 @@
+"""Several operators, each a process of its own, at one API server: one works, and another one succeeds it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from ddp_operator.constants import KIND, PLURAL
+from tests.standin import StandIn, World
+
+from .apiserver import free_ports
+from .conftest import Start, job_manifest
+from .operator_process import MODULE, OperatorProcess
+from .test_operator_start import assert_one_line, run
+
+LEASE_SECONDS = 4
+"""Short enough for a test to wait it out, long enough for a busy machine to renew it."""
+WRITING = ("create", "update", "patch", "delete")
+JOBS = 12
+
+StartAs = Callable[[str], OperatorProcess]
+
+
+@pytest.fixture
+def start_as(server: StandIn, tmp_path: Path) -> Iterator[StartAs]:
+    """Start an operator process under a name, by which its calls are told from others'."""
+    with ExitStack() as stack:
+
+        def begin(name: str) -> OperatorProcess:
+            (port,) = free_ports(1)
+            env = {"DDP_OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS), "DDP_OPERATOR_IDENTITY": name}
+            kubeconfig = server.write_kubeconfig(tmp_path, name)
+            return stack.enter_context(OperatorProcess(kubeconfig, tmp_path / f"{name}.log", port=port, env=env))
+
+        yield begin
+
+
+def holder(server: StandIn) -> str:
+    lease = server.get("Lease", "ddp-operator")
+    return str(lease and lease["spec"]["holderIdentity"])
+
+
+def writes(server: StandIn, user: str) -> list[tuple[str, str, int]]:
+    """Return what an operator has written, its Lease apart."""
+    return [call for call in server.calls_of(user) if call[0] in WRITING and call[1] != "leases"]
+
+
+def page(operator: OperatorProcess) -> str:
+    """Return an operator's own metrics."""
+    with urlopen(f"{operator.url}/metrics", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def lost(operator: OperatorProcess) -> int:
+    """Wait for an operator that is to end by itself, and return its exit code."""
+    process, operator.process = operator.process, None
+    assert process is not None
+    return process.wait(30)
+
+
+async def all_run(server: StandIn, world: World) -> None:
+    """Let every job run, and check that nothing was made twice."""
+    for number in range(JOBS):
+        for index in (0, 1):
+            await world.run_pod(f"job{number}-1", index)
+    for number in range(JOBS):
+        done = await world.phase(f"job{number}", "Running")
+        assert done["status"]["attempt"] == 1
+        assert done["status"]["restarts"]["total"] == 0
+    for kind in ("Service", "ConfigMap", "Job"):
+        assert len(server.list(kind)) == JOBS
+        assert (
+            len([write for write in server.writes if write[0] == "create" and write[1] == f"{kind.lower()}s"]) == JOBS
+        )
+
+
+async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
+    server: StandIn, world: World, start_as: StartAs
+) -> None:
+    first, second = start_as("first"), start_as("second")
+    assert holder(server) == "first"
+    await world.create(job_manifest("job0"))
+    await world.child_job("job0-1")
+    assert "standing by: first leads" in second.log
+    assert writes(server, "second") == []
+    assert "watch" not in {call[0] for call in server.calls_of("second")}
+    assert "\nddp_operator_leader 0.0" in await asyncio.to_thread(page, second)
+    first.stop()
+    assert holder(server) in ("", "second")
+    for number in range(1, JOBS):
+        await world.create(job_manifest(f"job{number}"))
+    await all_run(server, world)
+    assert holder(server) == "second"
+    # An operator that only stands by ends as readily.
+    third = start_as("third")
+    third.stop()
+    assert holder(server) == "second"
+
+
+async def test_a_killed_leader_is_succeeded_in_the_midst_of_its_work(
+    server: StandIn, world: World, start_as: StartAs
+) -> None:
+    first, _ = start_as("first"), start_as("second")
+    for number in range(JOBS):
+        await world.create(job_manifest(f"job{number}"))
+    await world.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
+    first.kill()
+    await all_run(server, world)
+    assert writes(server, "second")
+
+
+async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
+    server: StandIn, world: World, start_as: StartAs
+) -> None:
+    first, second = start_as("first"), start_as("second")
+    assert first.process is not None
+    for number in range(JOBS):
+        await world.create(job_manifest(f"job{number}"))
+    await world.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
+    first.process.send_signal(signal.SIGSTOP)
+    try:
+        await world.until(lambda: holder(server) == "second", "the second one takes over")
+        await all_run(server, world)
+        # Whatever it was in the midst of has arrived by now.
+        before = writes(server, "first")
+        for number in range(JOBS):
+            await world.delete(KIND, f"job{number}")  # news that would make it work
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    assert lost(first) == 1
+    assert writes(server, "first") == before
+    assert "leadership is lost" in first.log
+    assert "Traceback" not in first.log
+    assert holder(server) == "second"
+    assert "leadership is lost" not in second.log
+
+
+async def test_a_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
+    server: StandIn, world: World, start: Start
+) -> None:
+    running = start(lease_seconds=3)
+    leader = running.operator.leader
+    assert leader is not None
+    broken = server.faults.add(500, resource="leases", times=1_000_000)
+    await world.until(lambda: not leader.leads, "the fence")
+    before = len(server.writes)
+    await world.create(job_manifest())
+    await world.until(lambda: running.operator.store.entry(KIND, "default", "digits"), "the news has come")
+    registry, name = running.operator.metrics.registry, "ddp_operator_reconcile_errors_total"
+    await world.until(lambda: registry.get_sample_value(name, {"cause": "Cluster"}), "a reconcile that may not write")
+    assert len(server.writes) == before + 1  # the user's own
+    server.faults.clear()
+    await world.child_job("digits-1")
+    assert broken.hits > 0
+    assert not running.lost.is_set()
+
+
+async def test_a_lease_that_somebody_else_took_ends_the_operator(server: StandIn, world: World, start: Start) -> None:
+    running = start(lease_seconds=3)
+
+    def take(lease: dict[str, dict[str, str]]) -> None:
+        lease["spec"]["holderIdentity"] = "somebody else"
+
+    server.change("Lease", "ddp-operator", take)
+    await world.until(running.lost.is_set, "the operator is told to end")
+    await world.create(job_manifest())
+    running.stop()
+    assert server.list("Job") == []
+    assert holder(server) == "somebody else"
+
+
+def test_operators_of_other_names_do_not_wait_for_each_other(server: StandIn, start: Start) -> None:
+    start(lease_name="one")
+    start(lease_name="two")
+    assert {lease["metadata"]["name"] for lease in server.list("Lease")} == {"one", "two"}
+
+
+def test_missing_permission_for_the_lease_is_named(server: StandIn, kubeconfig: Path) -> None:
+    server.allow(lambda wanted: wanted["resource"] != "leases")
+    done = run(MODULE, KUBECONFIG=str(kubeconfig))
+    assert_one_line(done, "get, create, update leases.coordination.k8s.io in namespace default")
+    assert re.search(r"permissions are missing: [^;]*\. Bind", done.stderr)
+    assert PLURAL not in done.stderr

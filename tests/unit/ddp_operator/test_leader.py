@@ -1,0 +1,313 @@
+"""Who leads: decided by a Lease, by each candidate's own clock, and fenced by what is left of the last renewal."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import ClusterError
+from ddp_operator.kube import ApiError, StartupError
+from ddp_operator.leader import FENCE_SHARE, Leader, Sighting, may_take, new_identity, observe_lease
+
+DURATION = 15
+RENEWAL = DURATION * 2 / 15 * 1.2
+"""Seconds within which a renewal is tried."""
+
+
+class Place:
+    """One Lease on a server, and a clock that only tests move."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.now = 1000.0
+        self.away = False
+        self.lose_answer = False
+        self.slow = 0.0
+        self.writes: list[str] = []
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    async def request(self, method: str, path: str, *, body: Any = None, kind: str, urgent: bool) -> Any:
+        assert (kind, urgent) == ("leases", True)
+        self.now += self.slow
+        if self.away:
+            raise ClusterError("nobody there")
+        if method == "GET":
+            if self.lease is None:
+                raise ApiError(404)
+            return copy.deepcopy(self.lease)
+        if method == "POST" and self.lease is not None:
+            raise ApiError(409, {"reason": "AlreadyExists"})
+        if method == "PUT":
+            if self.lease is None:
+                raise ApiError(404)
+            if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+                raise ApiError(409, {"reason": "Conflict"})
+        self.put(body)
+        if self.lose_answer:
+            self.lose_answer = False
+            raise ClusterError("cut")
+        return copy.deepcopy(self.lease)
+
+    def put(self, body: Any) -> None:
+        self.version += 1
+        self.lease = copy.deepcopy(body)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+        self.writes.append(self.holder)
+
+    @property
+    def holder(self) -> str:
+        return str(self.lease and self.lease["spec"]["holderIdentity"])
+
+    async def sleep(self, seconds: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now + seconds, future))
+        await future
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and wake whoever slept until then."""
+        end = self.now + seconds
+        while True:
+            await settle()
+            self._sleepers = [entry for entry in self._sleepers if not entry[1].done()]
+            due = sorted((entry for entry in self._sleepers if entry[0] <= end), key=lambda entry: entry[0])
+            if not due:
+                break
+            self.now = max(self.now, due[0][0])
+            due[0][1].set_result(None)
+        self.now = max(self.now, end)
+
+
+async def settle() -> None:
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+class Candidate:
+    """A Leader and whether it was told to end."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.lost = 0
+        self.leader = Leader(
+            place,  # type: ignore[arg-type]
+            namespace="home", name="ddp-operator", identity=name, duration=DURATION,
+            on_lost=self._lose, clock=lambda: place.now, sleep=place.sleep,
+        )  # fmt: skip
+        self.task: asyncio.Task[None] | None = None
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+    def run(self) -> Candidate:
+        self.task = asyncio.create_task(self.leader.acquire())
+        return self
+
+    async def end(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        await self.leader.release()
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def lease(version: str, holder: str | None, duration: int | None = DURATION) -> dict[str, Any]:
+    return {
+        "metadata": {"resourceVersion": version},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": duration},
+    }
+
+
+class TestSighting:
+    def test_a_lease_that_does_not_change_is_as_old_as_its_first_sight(self) -> None:
+        first = observe_lease(lease("7", "a"), None, 100.0)
+        assert observe_lease(lease("7", "a"), first, 110.0) == first
+        assert observe_lease(lease("8", "a"), first, 110.0).since == 110.0
+
+    @pytest.mark.parametrize(
+        ("holder", "age", "free"),
+        [("", 0, True), ("me", 0, True), ("other", 0, False), ("other", 14.9, False), ("other", 15, True)],
+    )
+    def test_it_is_free_when_nobody_holds_it_or_it_was_not_renewed(self, holder: str, age: float, free: bool) -> None:
+        assert may_take(Sighting("1", holder, 15.0, 100.0), "me", 100.0 + age) is free
+
+    def test_a_lease_somebody_emptied_is_nobodys(self) -> None:
+        seen = observe_lease({"metadata": {}, "spec": None}, None, 0.0)
+        assert may_take(seen, "me", 0.0)
+
+
+class TestAcquire:
+    async def test_the_first_one_makes_the_lease_and_leads(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        assert (first.leader.leads, place.holder) == (True, "a")
+        assert place.lease is not None
+        assert place.lease["spec"]["leaseDurationSeconds"] == DURATION
+        await first.end()
+
+    async def test_the_second_one_stands_by_as_long_as_the_first_renews(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        second = Candidate(place, "b").run()
+        await place.advance(10 * DURATION)
+        assert (first.leader.leads, second.leader.leads, second.leader.follows) == (True, False, "a")
+        assert set(place.writes) == {"a"}
+        await first.end()
+        await second.end()
+
+    async def test_a_released_lease_is_taken_at_the_next_look(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        second = Candidate(place, "b").run()
+        await place.advance(1)
+        await first.end()
+        assert place.holder == ""
+        await place.advance(RENEWAL)
+        assert (second.leader.leads, second.leader.follows) == (True, "")
+        assert place.lease is not None
+        assert place.lease["spec"]["leaseTransitions"] == 1
+        await second.end()
+
+    async def test_a_silent_leader_is_succeeded_when_its_lease_is_over_and_not_before(self, place: Place) -> None:
+        place.put({"metadata": {}, "spec": {"holderIdentity": "gone", "leaseDurationSeconds": DURATION}})
+        second = Candidate(place, "b").run()
+        await place.advance(DURATION - 0.1)
+        assert not second.leader.leads
+        await place.advance(RENEWAL + 0.1)
+        assert second.leader.leads
+        await second.end()
+
+    async def test_the_same_identity_takes_over_at_once(self, place: Place) -> None:
+        """A container that is started again in the same pod."""
+        place.put({"metadata": {}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600}})
+        again = Candidate(place, "a").run()
+        await settle()
+        assert again.leader.leads
+        await again.end()
+
+    async def test_of_two_that_see_it_free_one_wins(self, place: Place) -> None:
+        place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
+        both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
+        await settle()
+        assert [candidate.leader.leads for candidate in both].count(True) == 1
+        for candidate in both:
+            await candidate.end()
+
+    async def test_an_api_server_that_is_away_is_waited_for(self, place: Place) -> None:
+        place.away = True
+        first = Candidate(place, "a").run()
+        await place.advance(60)
+        assert not first.leader.leads
+        place.away = False
+        await place.advance(RENEWAL)
+        assert first.leader.leads
+        await first.end()
+
+    async def test_a_refusal_is_said_in_one_line(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise ApiError(403, {"message": "leases is forbidden"})
+
+        monkeypatch.setattr(place, "request", refuse)
+        with pytest.raises(StartupError, match=r"home/ddp-operator cannot be taken: leases is forbidden \(HTTP 403\)"):
+            await Candidate(place, "a").leader.acquire()
+
+
+class TestFence:
+    async def test_it_counts_from_before_the_call_that_renewed(self, place: Place) -> None:
+        place.slow = 1.5  # GET, then POST: the second one counts
+        first = Candidate(place, "a")
+        await first.leader.acquire()
+        assert first.leader.remaining() == DURATION - 1.5
+        await first.end()
+
+    async def test_nothing_is_begun_in_the_last_third(self, place: Place) -> None:
+        first = Candidate(place, "a")
+        await first.leader.acquire()
+        place.now += DURATION * FENCE_SHARE - 0.01
+        assert first.leader.remaining() > DURATION / 3
+        place.now += 0.02
+        assert first.leader.remaining() == 0
+        await first.end()
+
+    async def test_before_the_lease_is_held_nothing_may_be_written(self, place: Place) -> None:
+        assert Candidate(place, "a").leader.remaining() == 0
+
+    async def test_it_is_closed_before_a_successor_can_begin(self, place: Place) -> None:
+        """The leader is frozen, in the worst place: right after a renewal that the other one has seen."""
+        first = Candidate(place, "a").run()
+        await settle()
+        frozen_at = place.now
+        assert first.leader._task is not None
+        first.leader._task.cancel()
+        second = Candidate(place, "b").run()
+        while not second.leader.leads:
+            still = first.leader.remaining()
+            await place.advance(0.05)
+            assert not (second.leader.leads and still > 0)
+        assert place.now - frozen_at >= DURATION
+        await second.end()
+
+
+class TestKeep:
+    async def test_it_renews_in_time(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        for _ in range(200):
+            await place.advance(0.5)
+            assert first.leader.leads
+        assert first.lost == 0
+        await first.end()
+
+    async def test_another_holder_ends_it_at_once_without_a_write(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        place.put({"metadata": {}, "spec": {"holderIdentity": "b", "leaseDurationSeconds": DURATION}})
+        await place.advance(RENEWAL)
+        assert (first.lost, first.leader.leads, place.holder) == (1, False, "b")
+        await first.end()
+        assert place.writes[-1] == "b"
+
+    async def test_a_deleted_lease_ends_it(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        place.lease = None
+        await place.advance(RENEWAL)
+        assert (first.lost, first.leader.leads) == (1, False)
+        await first.end()
+        assert place.lease is None
+
+    async def test_a_renewal_whose_answer_was_lost_is_no_loss(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        place.lose_answer = True
+        await place.advance(2 * RENEWAL)
+        assert (first.lost, first.leader.leads) == (0, True)
+        await first.end()
+
+    async def test_after_an_outage_it_goes_on_if_nobody_else_has_led(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        place.away = True
+        await place.advance(10 * DURATION)
+        assert (first.lost, first.leader.leads) == (0, False)
+        place.away = False
+        await place.advance(RENEWAL)
+        assert (first.lost, first.leader.leads) == (0, True)
+        await first.end()
+
+    async def test_a_release_that_cannot_be_made_is_no_trouble(self, place: Place) -> None:
+        first = Candidate(place, "a").run()
+        await settle()
+        place.away = True
+        await first.end()
+        assert not first.leader.leads
+
+
+def test_identities_are_never_equal() -> None:
+    assert new_identity() != new_identity()
