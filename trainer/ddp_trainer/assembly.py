@@ -88,10 +88,8 @@ def assemble(config: RunConfig, world: World) -> Parts:
     task = build_task(datasets, config.optim.label_smoothing)
     with world.agreed():
         _try_out(model, task, datasets, precision, world.device)
-    if world.device.type == "cuda":
-        # Afterwards: lazy layers have no shape before they have met an image. On a CPU images alone decide the
-        # layout of what is computed, and weights stay as fused optimisers want them.
-        model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
+    # Afterwards: lazy layers have no shape before they have met an image. Before DDP, whose buckets take this layout.
+    model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
     if config.model.sync_batchnorm and world.is_distributed:
         model = convert(model, world.device)
     optimizer = build_optimizer(config.optim, model.parameters())

@@ -72,6 +72,28 @@ def test_values_and_gradients_are_the_convolutions(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("side", "kernel"), [(1, 1), (4, 1), (2, 3)])
+def test_gradients_lie_as_their_weights_do(layout: torch.memory_format, side: int, kernel: int) -> None:
+    """Else DDP copies every gradient into its buckets, and warns."""
+    layer = nn.Conv2d(5, 7, kernel, padding=kernel // 2)
+    use_matrix_products(layer)
+    layer.to(memory_format=layout)  # type: ignore[call-overload]
+    layer(torch.randn(2, 5, side, side).contiguous(memory_format=layout)).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.stride() == layer.weight.stride()
+
+
+def test_a_transposed_kernel_gets_its_gradient_too() -> None:
+    layer = nn.Conv2d(5, 7, 1)
+    layer.weight = nn.Parameter(torch.randn(5, 7, 1, 1).transpose(0, 1))
+    use_matrix_products(layer)
+    image = torch.randn(1, 5, 2, 2)
+    layer(image).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad.flatten(1), image.sum((0, 2, 3)).expand(7, 5))
+
+
 @pytest.mark.parametrize(
     "settings", [{"groups": 5}, {"dilation": 2}, {"padding_mode": "circular"}, {"padding": "same"}], ids=str
 )

@@ -9,6 +9,7 @@ result is the same, in another order of additions, and so are the gradients. Wei
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class SmallMapConv2d(nn.Conv2d):
         if out_height == out_width == 1:
             return self._one_pixel(input)
         if kernel == (1, 1) and stride == (1, 1) and padding == (0, 0) and height * width <= _PIXELS:
-            pixels = linear(input.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias)
+            pixels = linear(input.permute(0, 2, 3, 1), _as_matrix(self.weight), self.bias)
             return pixels.permute(0, 3, 1, 2)
         if height * width * out_height * out_width <= _PAIRS:
             pairs = _pairs(height, width, out_height, out_width, kernel, stride, padding)
@@ -45,8 +46,11 @@ class SmallMapConv2d(nn.Conv2d):
         """The weights that meet the image, and not its border, by the pixels that they meet."""
         (top, left), (high, wide) = self._padding(), self.kernel_size
         seen = input[:, :, : max(0, high - top), : max(0, wide - left)]
-        weight = self.weight[:, :, top : top + seen.shape[2], left : left + seen.shape[3]]
-        return linear(seen.flatten(1), weight.flatten(1), self.bias).view(len(input), -1, 1, 1)
+        if self.kernel_size == (1, 1):
+            matrix = _as_matrix(self.weight)
+        else:
+            matrix = self.weight[:, :, top : top + seen.shape[2], left : left + seen.shape[3]].flatten(1)
+        return linear(seen.flatten(1), matrix, self.bias).view(len(input), -1, 1, 1)
 
     def _padding(self) -> tuple[int, int]:
         assert not isinstance(self.padding, str)
@@ -62,6 +66,31 @@ class SmallMapConv2d(nn.Conv2d):
         bias = None if self.bias is None else self.bias.repeat(pixels_out)
         pixels = linear(input.permute(0, 2, 3, 1).flatten(1), matrix, bias)
         return pixels.view(len(input), height, width, -1).permute(0, 3, 1, 2)
+
+
+class _AsMatrix(torch.autograd.Function):
+    """A kernel of one pixel without its last two dimensions; the gradient gets the weight's own strides back.
+
+    They differ where channels come last, although the numbers lie in the same order, and DDP's buckets copy and warn
+    then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.size, ctx.stride = weight.size(), weight.stride()
+        return weight.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if ctx.stride[:2] != (ctx.size[1], 1):
+            return gradient.view(ctx.size)
+        return gradient.contiguous().as_strided(ctx.size, ctx.stride)
+
+
+def _as_matrix(weight: Tensor) -> Tensor:
+    """Map (out, in, 1, 1) to (out, in)."""
+    matrix: Tensor = _AsMatrix.apply(weight)  # type: ignore[no-untyped-call]
+    return matrix
 
 
 @functools.cache
