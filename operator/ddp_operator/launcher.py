@@ -40,6 +40,7 @@ ENV_JOIN_TIMEOUT = "DDP_JOIN_TIMEOUT_SECONDS"
 ENV_NON_RETRYABLE = "DDP_NON_RETRYABLE_EXIT_CODES"
 ENV_TERMINATION_LOG = "DDP_TERMINATION_LOG"
 ENV_WATCHDOG = "DDP_WATCHDOG"
+ENV_LOG_PATTERNS = "DDP_LOG_PATTERNS"
 ENV_MASTER_ADDR = "MASTER_ADDR"
 ENV_MASTER_PORT = "MASTER_PORT"
 ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
@@ -203,6 +204,8 @@ class Pod(NamedTuple):
     runtime: str
     oom_kills: int
     watchdog: WatchdogPlan | None = None
+    log_patterns: tuple[str, ...] = ()
+    nproc: int = 1
 
     @property
     def local(self) -> bool:
@@ -231,6 +234,8 @@ def read_pod(env: dict[str, str], runtime: str) -> Pod:
         runtime=runtime,
         oom_kills=count_oom_kills(),
         watchdog=read_watchdog(env.get(ENV_WATCHDOG, "")),
+        log_patterns=tuple(json.loads(env.get(ENV_LOG_PATTERNS) or "[]")),
+        nproc=int(number(ENV_NPROC_PER_NODE, "1")),
     )
 
 
@@ -305,9 +310,10 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     kind, local_rank, target, args = words[0], words[1], words[2], list(words[3:])
     die_with(int(os.environ.pop(_AGENT_PID, os.getppid())))
     runtime = os.environ[ENV_RUNTIME_DIR]
+    divert_output(os.path.join(runtime, "output", local_rank))
     error_file = os.path.join(runtime, "errors", f"{local_rank}.json")
     metrics = os.path.join(runtime, "metrics", local_rank)
-    for stale in (error_file, f"{metrics}.port", f"{metrics}.prom"):
+    for stale in (error_file, f"{metrics}.port", f"{metrics}.prom", f"{metrics}.log"):
         try:
             os.unlink(stale)
         except OSError:
@@ -870,7 +876,7 @@ class Metrics:
             return {}
         for name in names:
             rank, _, kind = name.partition(".")
-            if rank.isdigit() and kind in ("port", "prom"):
+            if rank.isdigit() and kind in ("port", "prom", "log"):
                 ranks.setdefault(int(rank), []).append(kind)
         pages: dict[int, str] = {}
         threads = [threading.Thread(target=self._collect, args=(rank, pages), daemon=True) for rank in ranks]
@@ -896,11 +902,13 @@ class Metrics:
             return
         except (OSError, ValueError, OverflowError):
             pass
-        try:
-            with open(f"{path}.prom", encoding="utf-8", errors="replace") as file:
-                pages[rank] = file.read(_PAGE_LIMIT)
-        except OSError:
-            pass
+        for left in (f"{path}.prom", f"{path}.log"):
+            try:
+                with open(left, encoding="utf-8", errors="replace") as file:
+                    pages[rank] = file.read(_PAGE_LIMIT)
+                return
+            except OSError:
+                continue
 
     def _accept(self, server: socket.socket) -> None:
         while True:
@@ -938,6 +946,190 @@ class Metrics:
             pass
         finally:
             self._slots.release()
+
+
+# ---- progress from the log ------------------------------------------------------------------------------------------
+
+# The groups that a pattern may name, as in status.progress, and the series that each becomes.
+LOG_GROUPS = {
+    "step": "ddp_step",
+    "totalSteps": "ddp_total_steps",
+    "epoch": "ddp_epoch",
+    "epochs": "ddp_epochs",
+    "loss": "ddp_loss",
+    "learningRate": "ddp_learning_rate",
+    "samples": "ddp_samples_total",
+    "samplesPerSecond": "ddp_global_samples_per_second",
+    "valAccuracy": "ddp_validation_accuracy",
+    "valLoss": "ddp_validation_loss",
+}
+METRIC_LAST_STEP = "ddp_last_step_timestamp_seconds"
+METRIC_PROGRESS = "ddp_progress_ratio"
+_LINE_LIMIT = 4096
+_LINES_A_CHUNK = 200  # of a script that writes faster than anyone reads, the last lines of each chunk are looked at
+_MATCH_SECONDS = 0.1
+_SLOW_MATCHES = 3
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def compile_log_pattern(text: str) -> re.Pattern[str]:
+    """Compile one of metrics.logPatterns. Raises: ValueError with the remedy."""
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"is no regular expression of Python ({error}); mend it or remove it") from None
+    names = ", ".join(LOG_GROUPS)
+    unknown = sorted(set(pattern.groupindex) - set(LOG_GROUPS))
+    if unknown:
+        raise ValueError(f"names the unknown group {unknown[0]}; known are {names}")
+    if not pattern.groupindex:
+        raise ValueError(f"names no group, so nothing would be read; write for example (?P<step>\\d+), known: {names}")
+    return pattern
+
+
+class _TooSlow(Exception):
+    """A match took too long."""
+
+
+class LogProgress:
+    """What patterns find in one rank's output."""
+
+    def __init__(self, patterns: list[re.Pattern[str]]) -> None:
+        self._patterns = patterns
+        self._slow: dict[re.Pattern[str], int] = {}
+        self._rest = b""
+        self._values: dict[str, float] = {}
+        self._steps = 0.0
+
+    def feed(self, chunk: bytes, now: float) -> bool:
+        """Take in output; ``now`` is Unix time. Returns whether a value was found."""
+        *lines, rest = re.split(rb"[\r\n]", self._rest + chunk)  # progress bars end their lines with \r
+        self._rest = rest[-_LINE_LIMIT:]
+        found = False
+        for line in lines[-_LINES_A_CHUNK:]:
+            text = _COLOURS.sub("", line[:_LINE_LIMIT].decode("utf-8", "replace"))
+            for pattern in list(self._patterns):
+                found = self._take(self._search(pattern, text), now) or found
+        return found
+
+    def page(self, rank: int) -> str:
+        """Return the values as a Prometheus page."""
+        values = dict(self._values)
+        step, total = values.get("ddp_step"), values.get("ddp_total_steps")
+        if step is not None and total:
+            values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
+        if self._steps:
+            values[METRIC_STEPS] = self._steps
+        rows = []
+        for name in sorted(values):
+            rows.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
+            rows.append(f'{name}{{rank="{rank}"}} {values[name]!r}')
+        return "\n".join(rows) + "\n"
+
+    def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        """Search within a bounded time; a pattern that is too slow three times is not used any more."""
+        if not text:
+            return None
+        signal.setitimer(signal.ITIMER_REAL, _MATCH_SECONDS)
+        try:
+            try:
+                return pattern.search(text)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except _TooSlow:
+            self._slow[pattern] = self._slow.get(pattern, 0) + 1
+            if self._slow[pattern] >= _SLOW_MATCHES:
+                self._patterns.remove(pattern)
+                log(f"metrics.logPatterns: {pattern.pattern!r} takes too long to match and is not used any more")
+            return None
+
+    def _take(self, match: re.Match[str] | None, now: float) -> bool:
+        if match is None:
+            return False
+        found = {}
+        for group, text in match.groupdict().items():
+            try:
+                found[LOG_GROUPS[group]] = float((text or "").replace(",", ""))
+            except ValueError:
+                continue
+        step, before = found.get("ddp_step"), self._values.get("ddp_step")
+        if step is not None and step != before and math.isfinite(step):
+            # A count that begins anew, as in each epoch, is a step too.
+            self._steps += step - before if before is not None and step > before else 1
+            found[METRIC_LAST_STEP] = now
+        self._values.update(found)
+        return bool(found)
+
+
+def read_output(pod: Pod, sources: dict[int, int], done: int) -> None:
+    """Copy what the ranks write to this pod's log, and keep a page of what the patterns find in it.
+
+    ``sources`` maps local ranks to their pipes. Ends when ``done`` is closed and the pipes are empty.
+    """
+
+    def give_up(number: int, frame: Any) -> None:
+        raise _TooSlow
+
+    signal.signal(signal.SIGALRM, give_up)
+    patterns: list[re.Pattern[str]] = []
+    for text in pod.log_patterns:
+        try:
+            patterns.append(compile_log_pattern(text))
+        except ValueError as error:
+            log(f"metrics.logPatterns: {text!r} {error}")
+    ranks = {descriptor: (rank, LogProgress(patterns)) for rank, descriptor in sources.items()}
+    changed: set[int] = set()
+    written = 0.0
+    ending = False
+    while True:
+        ready = select.select([*ranks, *([] if ending else [done])], [], [], 0 if ending else 0.5)[0]
+        ending = ending or done in ready
+        heard = False
+        for descriptor in ready:
+            if descriptor == done:
+                continue
+            chunk = os.read(descriptor, 65536)
+            heard = heard or bool(chunk)
+            _write_all(1, chunk)
+            if ranks[descriptor][1].feed(chunk, time.time()):
+                changed.add(descriptor)
+        over = ending and not heard
+        if changed and (over or time.monotonic() - written > 0.5):
+            written = time.monotonic()
+            for descriptor in changed:
+                _write_log_page(pod.runtime, *ranks[descriptor])
+            changed.clear()
+        if over:
+            return
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _write_log_page(runtime: str, local_rank: int, progress: LogProgress) -> None:
+    rank = read_json(os.path.join(runtime, "workers", f"{local_rank}.json")).get("rank")
+    path = os.path.join(runtime, "metrics", f"{local_rank}.log")
+    try:
+        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+            file.write(progress.page(rank if isinstance(rank, int) else local_rank))
+        os.replace(f"{path}.tmp", path)
+    except OSError:
+        pass  # a full disk must not end the log
+
+
+def divert_output(path: str) -> None:
+    """Let this worker's output go through the launcher's reader, where there is one."""
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return  # nobody reads it
+    os.set_blocking(pipe, True)
+    sys.stdout.flush()
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
 
 
 # ---- the watchdog ---------------------------------------------------------------------------------------------------
@@ -1203,6 +1395,8 @@ class Launcher:
         self._budget = next((int(flag[15:]) for flag in flags if flag.startswith("--max-restarts=")), 0)
         self._store = 0
         self._store_guard: int | None = None
+        self._reader = 0
+        self._reader_guard: int | None = None
         self._channel: socket.socket | None = None
         self._unread = b""
         self._result: dict[str, Any] = {}
@@ -1236,6 +1430,8 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
             signal.signal(number, lambda received, frame: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
+        if self.pod.log_patterns:
+            self._start_reader()
         self._start_agent()
         self._serve_metrics()
         threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
@@ -1248,7 +1444,8 @@ class Launcher:
                 break
             self._start_agent()
         self._linger()
-        self._end_processes()
+        self._end_processes(keep={self._reader})
+        self._end_reader()
         self._enter("Done")
         return self._conclude()
 
@@ -1278,7 +1475,7 @@ class Launcher:
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
         self._cause = self._judge_agent()[1]
         log(f"starting torchrun's agent again, restart {self._restarts}: {self._cause}")
-        self._end_processes(keep=self._store)
+        self._end_processes(keep={self._store, self._reader})
         self._agent_status, self._result, self._failures, self._unread = None, {}, [], b""
         return True
 
@@ -1309,7 +1506,7 @@ class Launcher:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
             die_with(launcher)
-            for descriptor in (self._wake, self._wake_end, self._store_guard, self._lifeline):
+            for descriptor in (self._wake, self._wake_end, self._store_guard, self._reader_guard, self._lifeline):
                 if descriptor is not None and descriptor >= 0:
                     os.close(descriptor)
             self._channel.close()
@@ -1321,6 +1518,45 @@ class Launcher:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+
+    def _start_reader(self) -> None:
+        """Start the process through which the ranks' output goes, so that no pattern can hold up the launcher."""
+        sources: dict[int, int] = {}
+        for rank in range(self.pod.nproc):
+            path = self._runtime("output", str(rank))
+            os.mkfifo(path, 0o600)
+            sources[rank] = os.open(path, os.O_RDWR)  # never at its end, whoever closes it
+        done, self._reader_guard = os.pipe()
+        launcher = os.getpid()
+        self._reader = os.fork()
+        if not self._reader:
+            try:
+                signal.set_wakeup_fd(-1)
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+                    signal.signal(number, signal.SIG_IGN)
+                os.close(self._reader_guard)
+                die_with(launcher)
+                read_output(self.pod, sources, done)
+            except BaseException as error:
+                log(describe(error)["traceback"])
+            finally:
+                os._exit(0)
+        for descriptor in (*sources.values(), done):
+            os.close(descriptor)
+
+    def _end_reader(self) -> None:
+        """Let the reader pass on what is still in its pipes."""
+        if self._reader_guard is None:
+            return
+        os.close(self._reader_guard)
+        self._reader_guard = None
+        deadline = time.monotonic() + 5
+        while self._reader and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.005)
+
+    def _runtime(self, *names: str) -> str:
+        return os.path.join(self.pod.runtime, *names)
 
     def _serve_metrics(self) -> None:
         try:
@@ -1434,6 +1670,8 @@ class Launcher:
                 self._agent_status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
             if pid == self._store:
                 self._store = 0
+            if pid == self._reader:
+                self._reader = 0
 
     def _read_channel(self) -> None:
         while self._channel is not None:
@@ -1505,6 +1743,8 @@ class Launcher:
     def _look(self, plan: WatchdogPlan, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
         """Look once: say what stalls, and end it when it is time to."""
         workers = [one for one in self._workers() if process_state(one["pid"]) and not self._has_closed(one)]
+        # What a pattern finds in the log is no heartbeat: nobody promised a line every so many seconds.
+        pages = {rank: page for rank, page in pages.items() if os.path.exists(self._runtime("metrics", f"{rank}.port"))}
         watchdog.observe({one["localRank"]: one["pid"] for one in workers}, pages, now)
         if not watchdog.known:
             idle = self._idleness.observe(count_cpu_seconds(one["pid"] for one in workers), len(workers), now)
@@ -1541,7 +1781,7 @@ class Launcher:
 
     def _has_closed(self, worker: dict[str, Any]) -> bool:
         """Tell whether a rank has left its last page: it is done with training."""
-        return os.path.exists(os.path.join(self.pod.runtime, "metrics", f"{worker['localRank']}.prom"))
+        return os.path.exists(self._runtime("metrics", f"{worker['localRank']}.prom"))
 
     def _blame(self, workers: list[dict[str, Any]], stacks: dict[int, Stack]) -> dict[int, str]:
         """Return the local ranks that keep the others waiting, each with what it does instead."""
@@ -1596,9 +1836,9 @@ class Launcher:
         while self._store and time.monotonic() < deadline and count_connections(self.pod.port) > 1:
             time.sleep(0.02)  # one connection is the store's own
 
-    def _end_processes(self, keep: int = 0) -> None:
+    def _end_processes(self, keep: set[int]) -> None:
         """End the store, unless it is to be kept, and every orphan that came here."""
-        if self._store_guard is not None and not keep:
+        if self._store_guard is not None and (not self._store or self._store not in keep):
             os.close(self._store_guard)
             self._store_guard = None
         deadline = time.monotonic() + 5
@@ -1606,7 +1846,7 @@ class Launcher:
             self._reap()
             try:
                 with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-                    children = {int(pid) for pid in file.read().split()} - {keep}
+                    children = {int(pid) for pid in file.read().split()} - keep
             except (OSError, ValueError):
                 return  # no Linux: torchrun has ended its workers
             if not children:
@@ -1746,7 +1986,7 @@ def make_runtime_dir() -> tuple[str, bool]:
     for place in filter(None, places):
         path = place if given else os.path.join(place, f"ddp-{os.getpid()}-{os.urandom(6).hex()}")
         try:
-            for name in ("metrics", "workers", "errors", "stacks"):
+            for name in ("metrics", "workers", "errors", "stacks", "output"):
                 folder = os.path.join(path, name)
                 os.makedirs(folder, mode=0o700, exist_ok=True)
                 for stale in os.listdir(folder):

@@ -75,7 +75,11 @@ CASES: dict[str, dict[str, Any]] = {
         "ckpt", nodes=2, suspend=True, securityProfile="Restricted",
         checkpoint={"path": "/ckpt", "claimName": "checkpoints", "graceSeconds": 300},
     ),
-    "any-program": resource("program", template=template(trainer(command=["bash", "-c", "exec ./train --rank $RANK"]))),
+    "any-program": resource(
+        "program", metrics={"logPatterns": [r"^iter (?P<step>\d+) loss=(?P<loss>\S+)$"]},
+        watchdog={"stallSeconds": 60, "action": "Report"},
+        template=template(trainer(command=["bash", "-c", "exec ./train --rank $RANK"])),
+    ),
 }  # fmt: skip
 
 

@@ -124,5 +124,9 @@ def test_own_script_runs_on_this_machine(tmp_path: Path) -> None:
     with DdpRun(tmp_path, text, ["--quiet", "--", "--steps", "60"]) as run:
         assert run.wait() == 0, run.output
         logs = "".join(path.read_text() for path in (run.run_folder / "logs").iterdir())
-    assert "step 50: loss" in logs
+        progress = yaml.safe_load((run.run_folder / "status.yaml").read_text())["status"]["progress"]
+    assert "step 50/60: loss" in logs
+    # Read from the log by metrics.logPatterns: the script itself knows nothing of it.
+    assert (progress["step"], progress["totalSteps"], progress["percent"]) == (50, 60, "83.3%")
+    assert f"loss {float(progress['loss']):.3f}"[:8] in logs
     assert {rank for rank in (0, 1) if f"rank {rank}: y = " in logs} == {0, 1}

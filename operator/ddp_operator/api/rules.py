@@ -50,6 +50,8 @@ def _immutable(name: str) -> Rule:
 _YEAR = 366 * 24 * 3600
 _MAX_RESTARTS = 10_000
 _MAX_PROCESSES = 1024
+_MAX_PATTERNS = 8
+_MAX_PATTERN = 512
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -75,6 +77,11 @@ RULES: tuple[Rule, ...] = (
     ),
     _port("spec.rendezvous.port"),
     _port("spec.metrics.port"),
+    Rule(
+        "spec.metrics.logPatterns",
+        f"size(self) <= {_MAX_PATTERNS} && self.all(p, size(p) <= {_MAX_PATTERN})",
+        f"must be at most {_MAX_PATTERNS} expressions of at most {_MAX_PATTERN} characters; remove or shorten some",
+    ),
     Rule(
         "spec",
         "self.rendezvous.port != self.metrics.port",

@@ -97,6 +97,14 @@ class Metrics(_Fields, frozen=True, kw_only=True):
     port: Annotated[int, Meta(description="Port of /metrics in every training pod, 1024 to 65535.")] = (
         DEFAULT_METRICS_PORT
     )
+    log_patterns: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Regular expressions of Python, searched in each line that a rank writes. Their named groups "
+            "are the progress of a script that reports none itself: step, totalSteps, epoch, epochs, loss, "
+            "learningRate, samples, samplesPerSecond, valAccuracy, valLoss; for example 'step (?P<step>[0-9]+)'."
+        ),
+    ] = ()
 
 
 class Spec(_Fields, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ stays. Only what makes the pods find each other is the operator's alone, and ``t
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -112,6 +113,9 @@ def _environment(
     dog = spec.watchdog
     budgets = f"start={dog.start_seconds},stall={dog.stall_seconds},checkpoint={dog.checkpoint_seconds}"
     env[constants.ENV_WATCHDOG] = f"{budgets},action={dog.action}"
+    if spec.metrics.log_patterns:
+        # Kubernetes reads $(NAME) and $$ in a variable's value.
+        env[constants.ENV_LOG_PATTERNS] = json.dumps(spec.metrics.log_patterns).replace("$", "$$")
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
     return env

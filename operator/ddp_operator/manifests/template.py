@@ -14,6 +14,7 @@ from ddp_operator import constants
 from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
+from ddp_operator.launcher import compile_log_pattern
 from ddp_operator.manifests.quantities import count_gpus, cpu_limit
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, split_user_command
 
@@ -62,6 +63,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
     except CommandError as error:
         errors.append(FieldError(f"{path}.command", str(error)))
+    errors += _check_log_patterns(spec, command)
     if errors:
         raise InvalidManifest(errors)
     assert command is not None
@@ -226,6 +228,18 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterato
                 "spec.checkpoint.claimName is mounted there; remove this mount or the claimName",
                 where,
             )
+
+
+def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:
+    for index, text in enumerate(spec.metrics.log_patterns):
+        try:
+            compile_log_pattern(text)
+        except ValueError as error:
+            yield FieldError(f"spec.metrics.logPatterns[{index}]", str(error), text)
+    flags = {flag.partition("=")[0] for flag in command.torchrun_flags} if command else set()
+    for flag in sorted(flags & {"--redirects", "--tee", "--logs-specs"} if spec.metrics.log_patterns else ()):
+        words = f"sees nothing where torchrun's {flag} takes the output; remove one of the two"
+        yield FieldError("spec.metrics.logPatterns", words)
 
 
 def _resolve_nproc(trainer: Mapping[str, Any], path: str, spec: Spec) -> int | FieldError:

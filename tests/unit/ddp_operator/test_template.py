@@ -1,10 +1,12 @@
 """What the operator refuses in a pod template and how it understands the rest."""
 
+import json
 from typing import Any
 
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.local.environment import expand
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
 from tests.builders import job, template, trainer
@@ -17,6 +19,25 @@ def refusal(made: Any, **spec: Any) -> list[str]:
     with pytest.raises(InvalidManifest) as refused:
         resolve_template(job(template=made, **spec))
     return [str(error) for error in refused.value.errors]
+
+
+class TestLogPatterns:
+    def test_bad_expression_is_refused_by_its_place(self) -> None:
+        [said] = refusal(template(), metrics={"logPatterns": ["(?P<step>.)", "(?P<loss>"]})
+        assert said.startswith('spec.metrics.logPatterns[1]: Invalid value: "(?P<loss>": is no regular expression of ')
+
+    @pytest.mark.parametrize("flag", ["--tee=3", "-r3"])
+    def test_torchrun_flag_that_takes_the_output_away_is_refused(self, flag: str) -> None:
+        made = template(trainer(command=["torchrun", flag, "train.py"]))
+        [said] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
+        assert said.startswith("spec.metrics.logPatterns: sees nothing where torchrun's --")
+        assert said.endswith("takes the output; remove one of the two")
+
+    def test_dollar_signs_reach_the_launcher(self) -> None:
+        pattern = r"step (?P<step>\d+)$(?P<loss>)"
+        *_, child = build_children(job(metrics={"logPatterns": [pattern]}), attempt=1, nodes=1)
+        env = {item["name"]: item.get("value") for item in child["spec"]["template"]["spec"]["containers"][0]["env"]}
+        assert json.loads(expand(env["DDP_LOG_PATTERNS"], {"P": "no"})) == [pattern]
 
 
 class TestTrainer:

@@ -1,0 +1,143 @@
+"""Progress that is read from a rank's log: which patterns are taken, what they find, and that none can do harm."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_operator import constants, launcher
+from ddp_operator.launcher import LOG_GROUPS, LogProgress, compile_log_pattern
+from ddp_operator.progress import build_progress, parse_page
+
+NOW = 1_700_000_000.0
+
+
+def progress(*patterns: str) -> LogProgress:
+    return LogProgress([compile_log_pattern(pattern) for pattern in patterns])
+
+
+def values(seen: LogProgress) -> dict[str, float]:
+    return dict(parse_page(seen.page(0)).values)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "complaint"),
+    [
+        ("(?P<step>[0-9]+", "is no regular expression of Python (missing ), unterminated subpattern at position 0)"),
+        ("loss", "names no group, so nothing would be read"),
+        ("(?P<stepp>.)", "names the unknown group stepp; known are step, totalSteps"),
+        ("(?P<step>a{99999999999999999999})", "is no regular expression"),
+    ],
+)
+def test_a_bad_pattern_is_refused_with_a_remedy(pattern: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)) as refusal:
+        compile_log_pattern(pattern)
+    assert ";" in str(refusal.value)
+
+
+def test_every_group_becomes_a_series_that_the_operator_reads() -> None:
+    wanted = {value for name, value in vars(constants).items() if name.startswith("METRIC_")}
+    assert set(LOG_GROUPS.values()) <= wanted
+
+
+def test_groups_become_the_progress_of_the_status() -> None:
+    seen = progress(
+        r"epoch (?P<epoch>\d+)/(?P<epochs>\d+) step (?P<step>[\d,]+)/(?P<totalSteps>[\d,]+) loss=(?P<loss>\S+)"
+        r" (?P<samplesPerSecond>\S+) img/s",
+        r"val_acc (?P<valAccuracy>\S+) val_loss (?P<valLoss>\S+)",
+    )
+    assert seen.feed(b"epoch 2/10 step 1,500/6,000 loss=0.25 812.5 img/s\nval_acc 0.91 val_loss 0.3\n", NOW)
+    status = build_progress(values(seen))
+    assert status is not None
+    assert (status.epoch, status.epochs, status.step, status.total_steps) == (2, 10, 1500, 6000)
+    assert (status.percent, status.loss, status.samples_per_second) == ("25.0%", "0.25", "812.5")
+    assert (status.val_accuracy, status.val_loss) == ("0.91", "0.3")
+    assert status.last_step_time == "2023-11-14T22:13:20Z"
+
+
+def test_lines_may_come_in_pieces_in_colours_and_from_progress_bars() -> None:
+    seen = progress(r"^step (?P<step>\d+) loss (?P<loss>\S+)$")
+    assert not seen.feed(b"step 1", NOW)
+    assert seen.feed(b"7 loss \x1b[32m0.5\x1b[0m\n", NOW)
+    assert values(seen)["ddp_step"] == 17
+    assert seen.feed(b"\rstep 18 loss 0.4\rstep 19 loss 0.3\r", NOW)
+    assert values(seen) | {"ddp_last_step_timestamp_seconds": 0} == {
+        "ddp_step": 19, "ddp_loss": 0.3, "ddp_steps_total": 3, "ddp_last_step_timestamp_seconds": 0,
+    }  # fmt: skip
+
+
+def test_steps_that_begin_anew_with_each_epoch_are_counted_on() -> None:
+    seen = progress(r"batch (?P<step>\d+)")
+    for batch in (10, 20, 5, 10, 10):
+        seen.feed(f"batch {batch}\n".encode(), NOW)
+    assert values(seen)["ddp_steps_total"] == 1 + 10 + 1 + 5
+
+
+def test_what_is_no_number_is_left_out_and_nan_is_a_loss() -> None:
+    seen = progress(r"step (?P<step>\S+) loss (?P<loss>\S+)")
+    assert not seen.feed(b"step one loss ?\n", NOW)
+    assert seen.feed(b"step inf loss nan\n", NOW)
+    assert "ddp_steps_total" not in values(seen)
+    status = build_progress(values(seen))
+    assert status is not None
+    assert status.loss == "nan"
+
+
+def test_endless_lines_and_bytes_that_are_no_text_do_no_harm() -> None:
+    seen = progress(r"step (?P<step>\d+)$")
+    for _ in range(64):
+        assert not seen.feed(b"\xff\x00x" * 20_000, NOW)
+    assert len(seen._rest) <= 4096
+    assert seen.feed(b"\nstep 3\n", NOW)
+
+
+@pytest.fixture
+def interruptions() -> Iterator[None]:
+    def give_up(number: int, frame: object) -> None:
+        raise launcher._TooSlow
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_a_catastrophic_pattern_is_given_up_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
+    for step in (1, 2, 3, 4):
+        seen.feed(b"a" * 64 + b"!\nstep %d\n" % step, NOW)
+    assert values(seen)["ddp_step"] == 4
+    assert "'(?P<loss>(a+)+)$' takes too long to match and is not used any more" in capsys.readouterr().err
+
+
+def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    for name in ("metrics", "workers"):
+        os.mkdir(os.path.join(folder, name))
+    launcher.write_json(os.path.join(folder, "workers", "0.json"), {"rank": 6})
+    pod = launcher.Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)", "(?P<broken>"), 1)
+    source, source_end = os.pipe()
+    done, done_end = os.pipe()
+    log, log_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        launcher.read_output(pod, {0: source}, done)
+        os._exit(0)
+    text = b"hello\nstep 12\nand no end of line"
+    os.write(source_end, text)
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(log, 4096) == text
+    with open(os.path.join(folder, "metrics", "0.log"), encoding="utf-8") as file:
+        assert 'ddp_step{rank="6"} 12.0\n' in file.read()
+    for descriptor in (source, source_end, done, log, log_end):
+        os.close(descriptor)
