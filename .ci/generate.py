@@ -4,8 +4,10 @@ A generator is a module, with its arguments, that prints the whole file.
 """
 
 import difflib
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,6 +17,7 @@ GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
     "docs/metrics.md": "ddp_trainer.metrics_doc",
     "charts/files/crd.yaml": "ddp_operator.api.crd",
+    "deploy/manifests/crd.yaml": "ddp_operator.api.crd",
     "charts/files/rules.yaml": "charts.tooling.rules",
     "charts/files/rules-home.yaml": "charts.tooling.rules home",
     "charts/values.schema.json": "charts.tooling.schema",
@@ -37,14 +40,20 @@ GENERATED = {
 }
 
 
+def write(module: str) -> str:
+    """Return what a generator prints."""
+    command = [sys.executable, "-m", *module.split()]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
 def main(argv: list[str]) -> int:
     """Return 1 if ``--check`` found a difference."""
     differ = 0
+    modules = sorted(set(GENERATED.values()))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        texts = dict(zip(modules, pool.map(write, modules), strict=True))
     for name, module in GENERATED.items():
-        path = ROOT / name
-        wanted = subprocess.run(
-            [sys.executable, "-m", *module.split()], cwd=ROOT, check=True, capture_output=True, text=True
-        ).stdout
+        path, wanted = ROOT / name, texts[module]
         present = path.read_text(encoding="utf-8") if path.exists() else ""
         if wanted == present:
             print(f"{name}: as generated")

@@ -110,6 +110,12 @@ def test_definition_is_the_generated_one() -> None:
     assert (crd["spec"], crd["metadata"]["name"]) == (kept["spec"], kept["metadata"]["name"])
 
 
+def test_the_folder_of_the_definition_can_be_applied_as_it_is() -> None:
+    """``kubectl apply -f deploy/crds`` stumbles over anything else in it."""
+    kinds = [yaml.safe_load(path.read_text())["kind"] for path in (ROOT / "deploy/crds").iterdir()]
+    assert kinds == ["CustomResourceDefinition"]
+
+
 def test_definition_stays_unless_told_otherwise() -> None:
     (kept,) = of_kind(render(), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
