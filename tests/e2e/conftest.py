@@ -153,4 +153,7 @@ def cluster(operator: None) -> Iterator[Cluster]:
     try:
         yield found
     finally:
+        # Shown by pytest where the test failed; the namespace takes them along.
+        print(found.kubectl("get", "ddp,job,pods", "-o", "wide").stdout)
+        print(found.kubectl("logs", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100").stdout)
         found.core.delete_namespace(name, grace_period_seconds=0)
