@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
     "docs/metrics.md": "ddp_trainer.metrics_doc",
+    "docs/operator-metrics.md": "ddp_operator.telemetry",
     "charts/files/crd.yaml": "ddp_operator.api.crd",
     "deploy/manifests/crd.yaml": "ddp_operator.api.crd",
     "charts/files/rules.yaml": "charts.tooling.rules",

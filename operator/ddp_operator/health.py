@@ -6,65 +6,10 @@ import socket
 from collections.abc import Callable
 
 from aiohttp import web
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.kube.errors import StartupError
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
-
-
-class Metrics:
-    """What the operator says about itself. Labels are bounded: verbs, plural names of a few kinds, HTTP statuses."""
-
-    def __init__(self, queue_depth: Callable[[], float]) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.reconcile_seconds = Histogram(
-            "ddp_operator_reconcile_seconds",
-            "Duration of one reconcile of one resource.",
-            buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30),
-            registry=self.registry,
-        )
-        self.reconcile_errors = Counter(
-            "ddp_operator_reconcile_errors_total",
-            "Reconciles that failed and will be repeated, by cause: Conflict, Cluster (the API server) or Bug.",
-            ["cause"],
-            registry=self.registry,
-        )
-        for cause in ("Conflict", "Cluster", "Bug"):
-            self.reconcile_errors.labels(cause)
-        depth = Gauge("ddp_operator_queue_depth", "Resources that wait for a worker.", registry=self.registry)
-        depth.set_function(queue_depth)
-        self.leads = Gauge(
-            "ddp_operator_leader", "1 where this operator works, 0 where it stands by.", registry=self.registry
-        )
-        self.api_requests = Counter(
-            "ddp_operator_api_requests_total",
-            "Calls to the API server, watches not counted.",
-            ["verb", "resource", "code"],
-            registry=self.registry,
-        )
-
-    def on_reconcile(self, seconds: float, error: BaseException | None) -> None:
-        """Count one reconcile."""
-        self.reconcile_seconds.observe(seconds)
-        if error is not None:
-            known = {Conflict: "Conflict", ClusterError: "Cluster"}
-            cause = next((name for of, name in known.items() if isinstance(error, of)), "Bug")
-            self.reconcile_errors.labels(cause).inc()
-
-    def on_call(self, verb: str, resource: str, code: str) -> None:
-        """Count one call to the API server."""
-        self.api_requests.labels(verb, resource, code).inc()
+from ddp_operator.telemetry import Metrics
 
 
 class HealthServer:

@@ -32,6 +32,7 @@ from ddp_operator.status.decision import (
 )
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide, is_finished, scrape_interval
+from ddp_operator.status.marks import Mark, transition_marks
 from ddp_operator.status.observation import Observation, observe_children
 
 _WAIT_FOR_COLLECTOR = 1.0
@@ -48,11 +49,17 @@ class Reconciler:
     """Reconciles resources of one cluster. Holds no state that a restart would miss: only when a page was last read."""
 
     def __init__(
-        self, cluster: Cluster, *, clock: Callable[[], datetime] = utc_now, progress_interval: float = 10.0
+        self,
+        cluster: Cluster,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        progress_interval: float = 10.0,
+        on_mark: Callable[[Mark], None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._progress_interval = progress_interval
+        self._on_mark = on_mark
         self._scraped: dict[Key, datetime] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -200,7 +207,10 @@ class Reconciler:
             await self._tell(snapshot, status, new)
 
     async def _tell(self, snapshot: Snapshot, old: Status, new: Status) -> None:
-        """Emit what changed. The status is written, so an event that is lost now is lost; nothing else may be."""
+        """Tell what changed. The status is written, so an event that is lost now is lost; nothing else may be."""
+        if self._on_mark is not None:
+            for mark in transition_marks(old, new, self._clock()):
+                self._on_mark(mark)
         with suppress(ClusterError):
             for event in transition_events(old, new):
                 await self._cluster.emit(snapshot.resource, event)

@@ -11,14 +11,16 @@ from typing import Any
 import kopf
 
 from ddp_operator.cluster import Key
-from ddp_operator.health import HealthServer, Metrics
+from ddp_operator.constants import KIND
+from ddp_operator.health import HealthServer
 from ddp_operator.kube import ApiClient, KubeCluster, login
 from ddp_operator.kube.checks import check_cluster
-from ddp_operator.kube.store import Store
+from ddp_operator.kube.store import Store, key_of
 from ddp_operator.kube.sync import Synchroniser
 from ddp_operator.leader import Leader, new_identity
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings
+from ddp_operator.telemetry import Metrics
 from ddp_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class Operator:
     def __init__(self, settings: Settings, *, on_lost: Callable[[], None] = end_at_once) -> None:
         self.settings = settings
         self.store = Store()
-        self.metrics = Metrics(lambda: float(len(self.queue)))
+        self.metrics = Metrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
         self.client = ApiClient(
             self.login,
             qps=settings.qps,
@@ -52,7 +54,9 @@ class Operator:
             on_call=self.metrics.on_call,
         )
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)
-        self.reconciler = Reconciler(self.cluster, progress_interval=settings.progress_interval)
+        self.reconciler = Reconciler(
+            self.cluster, progress_interval=settings.progress_interval, on_mark=self.metrics.on_mark
+        )
         self.queue: WorkQueue[Key] = WorkQueue(
             self.reconciler.reconcile, workers=settings.workers, on_result=self.metrics.on_reconcile
         )
@@ -67,6 +71,7 @@ class Operator:
         self.leader: Leader | None = None
         self.metrics.leads.set_function(lambda: float(self.leader is not None and self.leader.leads))
         self._on_lost = on_lost
+        self._arrived: dict[Key, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def login(self) -> kopf.ConnectionInfo:
@@ -114,8 +119,21 @@ class Operator:
             if event_type is None and self.store.entry(kind, meta.get("namespace", ""), meta["name"]) is not None:
                 self.sync.nudge()  # listed though known: a watch began anew, and may have missed deletions
             key = self.store.apply(kind, obj)
+        self._time_start(kind, event_type, obj["metadata"])
         if key is not None:
             self._on_change(key)
+
+    def _time_start(self, kind: str, event_type: str | None, meta: Any) -> None:
+        """Measure from the news of a new resource to that of its first Job (no news for the store: we made it)."""
+        now, key = asyncio.get_running_loop().time(), key_of(kind, meta)
+        if key is None:
+            return
+        if kind == KIND and event_type == "ADDED":
+            self._arrived[key] = now
+        elif kind == KIND and event_type == "DELETED":
+            self._arrived.pop(key, None)
+        elif kind == "Job" and event_type == "ADDED" and key in self._arrived:
+            self.metrics.create_to_job.observe(now - self._arrived.pop(key))
 
     def _on_change(self, key: Key) -> None:
         self.queue.add(key)

@@ -106,16 +106,20 @@ def configure(folder: Path, ddp_ports: list[int], operator_port: int) -> Path:
     config["rule_files"] = [str(path) for path in sorted((MONITORING / "alerts").glob("*.yaml"))]
     (job,) = config["scrape_configs"]
     job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}" for port in ddp_ports]
-    operator = {"job_name": "operator", "static_configs": [{"targets": [f"127.0.0.1:{operator_port}"]}]}
+    operator = {"job_name": "operator", "honor_labels": True,
+                "static_configs": [{"targets": [f"127.0.0.1:{operator_port}"]}]}  # fmt: skip
     config["scrape_configs"].append(operator)
     path = folder / "prometheus.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
 
 
-async def submit_jobs(kubeconfig: Path, count: int) -> None:
-    """Give the operator something to do in every second."""
+async def submit_jobs(kubeconfig: Path, count: int, page: int) -> None:
+    """Give the operator something to do in every second; the first job's pods have the page of the real run."""
     async with World(kubeconfig) as world:
+        await world.create(job_manifest("trains", metrics={"port": page}))
+        for index in (0, 1):
+            await world.run_pod("trains-1", index)
         for index in range(count):
             await world.create(job_manifest(f"job-{index}"))
             await world.child_job(f"job-{index}-1")
@@ -145,7 +149,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         options = ["--quiet", "--metrics-port", str(base), "--", *ARGUMENTS]
         with DdpRun(folder, SAMPLE, options) as run:
             prometheus.until("ddp_operator_queue_depth")
-            asyncio.run(submit_jobs(kubeconfig, 5))
+            asyncio.run(submit_jobs(kubeconfig, 5, base))
             assert run.wait() == 0, run.output
         yield Watched(prometheus, begin, time.time())
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
-from ddp_operator.health import Metrics
+from ddp_operator.telemetry import SAMPLE_RESOURCE, Metrics
 from ddp_trainer.metrics_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def exported() -> set[str]:
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
     names = {metric.name + end for metric in METRICS for end in suffixes.get(metric.kind, ("",))}
     names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS}
-    operator = Metrics(lambda: 0.0)
+    operator = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     operator.on_reconcile(0.1, None)
     operator.on_call("get", "pods", "200")
     return names | {sample.name for family in operator.registry.collect() for sample in family.samples}

@@ -29,6 +29,18 @@ async def settle(server: StandIn) -> int:
     return before
 
 
+async def test_the_time_to_the_first_job_is_measured_once_a_resource(world: World, start: Start) -> None:
+    await world.create(job_manifest("before"))
+    running = start()
+    await world.child_job("before-1")
+    await world.create(job_manifest("after"))
+    registry, name = running.operator.metrics.registry, "ddp_operator_create_to_job_seconds_count"
+    await world.until(lambda: registry.get_sample_value(name), "a measurement")
+    assert registry.get_sample_value(name) == 1  # how long the other one had waited is not known
+    phase = {"namespace": "default", "phase": "Pending"}
+    await world.until(lambda: registry.get_sample_value("ddp_operator_jobs", phase) == 2, "two jobs are counted")
+
+
 async def test_a_job_gets_its_children_runs_and_succeeds(server: StandIn, world: World, start: Start) -> None:
     start()
     resource = await world.create(job_manifest())

@@ -63,8 +63,8 @@ class StandIn:
 
     @property
     def writes(self) -> list[tuple[str, str, str, str]]:
-        """Every write so far, whoever did it: verb, plural, namespace, name."""
-        return list(self._storage.writes)
+        """Every write so far, whoever did it, renewals of Leases apart: verb, plural, namespace, name."""
+        return [write for write in list(self._storage.writes) if write[1] != "leases"]
 
     def writes_of(self, *plurals: str) -> list[tuple[str, str]]:
         """Return verb and name of every write to these kinds, Events apart."""

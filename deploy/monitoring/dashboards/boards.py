@@ -34,6 +34,22 @@ def build_fleet() -> dashboard.Dashboard:
                 show_course("Samples a second", q.FLEET_RATES, about="Of all ranks of a job together."),
                 show_course("Pods by phase", q.FLEET_PODS_BY_PHASE, stacked=True, about="As their launchers say."),
             ]),
+            ("As the operator sees it", 8, [
+                show_course("Jobs by phase", q.FLEET_JOBS_BY_PHASE, stacked=True, about="Also those without a pod."),
+                show_course(
+                    "Jobs without all of their pods", q.FLEET_WAITING_WHY, stacked=True,
+                    about="By the reason of the condition Scheduled: Unschedulable, ImagePull and others.",
+                ),
+                show_course(
+                    "Failures by category", q.FLEET_FAILURES, stacked=True,
+                    about="Of all namespaces, within the time that is shown.",
+                ),
+                show_course(
+                    "Restarts by rung", q.FLEET_RESTARTS_BY_RUNG, stacked=True,
+                    about="process: in place; pod: replaced; group: a new attempt. Of all namespaces.",
+                ),
+                show_course("Ended jobs", q.FLEET_FINISHED, stacked=True, about="Within the time that is shown."),
+            ]),
             ("Losses", 8, [
                 show_course(
                     "Share of time in steps", q.FLEET_TIME_IN_STEPS, unit="percentunit", highest=1,
@@ -113,6 +129,7 @@ def build_operator() -> dashboard.Dashboard:
         [
             ("Now", 4, [
                 show_number("Operators", q.OPERATORS, about="That are scraped. None: jobs run on, but none starts."),
+                show_number("Leaders", q.LEADERS, about="One works, the others stand by. None: nothing is started."),
                 show_number("Waiting", q.QUEUE, about="Resources that wait for a worker."),
                 show_number("Reconciles that fail", q.ERROR_SHARE, unit="percentunit", about="Lost races left out."),
                 show_number("Calls a reconcile", q.CALLS_PER_RECONCILE, decimals=1, about="To the API server."),
@@ -122,6 +139,16 @@ def build_operator() -> dashboard.Dashboard:
                 show_course("Time of a reconcile", q.RECONCILE_QUANTILES, unit="s", about="Calls included."),
                 show_course("Errors by cause", q.ERRORS, unit="ops", about="Conflict: a lost race, repeated at once."),
                 show_course("Queue", q.QUEUE, about="Resources that wait for a worker."),
+            ]),
+            ("Start of a job", 8, [
+                show_course(
+                    "From the resource to its Job", q.CREATE_TO_JOB, unit="s",
+                    about="From the news of a new resource to that of its first Job.",
+                ),
+                show_course(
+                    "From the start to training", q.START_TO_STAGE, unit="s",
+                    about="First attempts, mean: until all ranks have joined, and until the first step.",
+                ),
             ]),
             ("API server", 9, [
                 show_course("Calls", q.CALLS, unit="reqps", stacked=True, about="Watches not counted."),

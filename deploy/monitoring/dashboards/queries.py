@@ -57,6 +57,11 @@ FLEET_RESTARTS = Query(
     f"(count_over_time({in_fleet('ddp_launcher_in_place_restarts_total')}[$__range]))) - 1",
     "{{namespace}}/{{ddp_job}}",
 )
+FLEET_JOBS_BY_PHASE = Query(f"sum by (phase) ({in_fleet('ddp_operator_jobs')})", "{{phase}}")
+FLEET_WAITING_WHY = Query(f"sum by (reason) ({in_fleet('ddp_operator_waiting_jobs')})", "{{reason}}")
+FLEET_FAILURES = Query("sum by (category) (increase(ddp_operator_failures_total[$__range]))", "{{category}}")
+FLEET_RESTARTS_BY_RUNG = Query("sum by (rung) (increase(ddp_operator_restarts_total[$__range]))", "{{rung}}")
+FLEET_FINISHED = Query("sum by (result) (increase(ddp_operator_finished_jobs_total[$__range]))", "{{result}}")
 FLEET_TABLE = (
     Query(f"max by ({JOB}) ({in_fleet('ddp_progress_ratio')})", "done"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_step')})", "step"),
@@ -130,6 +135,19 @@ JOB_ATTEMPTED = Query(
 # ---- the operator
 
 OPERATORS = Query("count(ddp_operator_queue_depth) or vector(0)")
+LEADERS = Query("sum(ddp_operator_leader) or vector(0)")
+CREATE_TO_JOB = tuple(
+    Query(
+        f"histogram_quantile({share}, sum by (le) (rate(ddp_operator_create_to_job_seconds_bucket{RATE})))",
+        f"{float(share):.0%} are quicker",
+    )
+    for share in ("0.5", "0.99")
+)
+START_TO_STAGE = Query(
+    "sum by (stage) (increase(ddp_operator_start_to_stage_seconds_sum[$__range]))"
+    " / (sum by (stage) (increase(ddp_operator_start_to_stage_seconds_count[$__range])) > 0)",
+    "{{stage}}",
+)
 QUEUE = Query("sum(ddp_operator_queue_depth)", "waiting")
 RECONCILES = Query(f"sum(rate(ddp_operator_reconcile_seconds_count{RATE}))", "reconciles")
 RECONCILE_QUANTILES = tuple(

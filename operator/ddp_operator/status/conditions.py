@@ -37,6 +37,14 @@ WAITING_FOR_FORMER_PODS: Final = "WaitingForFormerPods"
 UNSCHEDULABLE: Final = "Unschedulable"
 IMAGE_PULL: Final = "ImagePull"
 PODS_NOT_STARTING: Final = "PodsNotStarting"
+SCHEDULED_REASONS: Final = (
+    ALL_PODS_SCHEDULED,
+    WAITING_FOR_PODS,
+    WAITING_FOR_FORMER_PODS,
+    UNSCHEDULABLE,
+    IMAGE_PULL,
+    PODS_NOT_STARTING,
+)
 # Rendezvoused
 ALL_RANKS_JOINED: Final = "AllRanksJoined"
 WAITING_FOR_RANKS: Final = "WaitingForRanks"

@@ -36,7 +36,7 @@ _RELABELING = {
 _ENDPOINT = {
     "type": "object", "additionalProperties": False, "required": ["port", "path", "interval"],
     "properties": {"port": {"type": "string"}, "path": {"const": "/metrics"}, "interval": _DURATION,
-                   "relabelings": {"type": "array", "items": _RELABELING}},
+                   "honorLabels": {"type": "boolean"}, "relabelings": {"type": "array", "items": _RELABELING}},
 }  # fmt: skip
 MONITORING_SPECS: dict[str, dict[str, Any]] = {
     "ServiceMonitor": {

@@ -1,0 +1,101 @@
+"""What the step from one status to the next adds to the operator's own metrics. Pure; a repeated pass adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from ddp_operator.api.status import Status
+from ddp_operator.constants import CATEGORIES, CATEGORY_UNKNOWN
+from ddp_operator.status import conditions as c
+from ddp_operator.status.termination import parse_time
+
+RUNGS: Final = ("process", "pod", "group")
+NO_FAILURE: Final = "None"
+"""Category of a restart that no failure caused: a change of size, a disruption without a cause that is known."""
+RESTART_CATEGORIES: Final = (NO_FAILURE, *CATEGORIES)
+STAGES: Final = ("rendezvous", "first_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A failure was found."""
+
+    category: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """Training was started again, on one of the three rungs."""
+
+    rung: Literal["process", "pod", "group"]
+    category: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The first attempt got so far, in so many seconds since it was started or resumed."""
+
+    stage: Literal["rendezvous", "first_step"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job has succeeded or failed for good."""
+
+    result: Literal["Succeeded", "Failed"]
+
+
+Mark = Failed | Restarted | Reached | Ended
+
+
+def transition_marks(old: Status, new: Status, now: datetime) -> tuple[Mark, ...]:
+    """Return what happened between two statuses of one job."""
+    return tuple(_marks(old, new, now))
+
+
+def _marks(old: Status, new: Status, now: datetime) -> Iterator[Mark]:
+    failed = new.last_failure is not None and new.last_failure != old.last_failure
+    category = _known(new.last_failure.category) if failed and new.last_failure is not None else NO_FAILURE
+    if failed:
+        yield Failed(category)
+    if new.attempt > max(1, old.attempt):
+        yield Restarted("group", category, new.attempt - max(1, old.attempt))
+    elif new.attempt == old.attempt:
+        again = new.restarts.in_place - old.restarts.in_place
+        if again > 0:
+            yield Restarted("process", CATEGORY_UNKNOWN, again)
+        if _replaces(new) and not _replaces(old):
+            yield Restarted("pod", category if failed else CATEGORY_UNKNOWN)
+    if new.attempt == 1:
+        yield from _reached(old, new, now)
+    for result in (c.SUCCEEDED, c.FAILED):
+        if c.is_true(new.conditions, result) and not c.is_true(old.conditions, result):
+            yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
+
+
+def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
+    start = parse_time(new.start_time)
+    if start is None:
+        return
+    seconds = max(0.0, (now - start).total_seconds())
+    # A pod that is replaced waits for its peers anew: only the first time counts.
+    replaced = any(restarts.in_place for restarts in (old.restarts, new.restarts)) or _replaces(old)
+    joined = c.is_true(new.conditions, c.RENDEZVOUSED) and not c.is_true(old.conditions, c.RENDEZVOUSED)
+    if joined and not replaced and old.progress is None:
+        yield Reached("rendezvous", seconds)
+    if old.progress is None and new.progress is not None and new.progress.step:
+        yield Reached("first_step", seconds)
+
+
+def _replaces(status: Status) -> bool:
+    found = c.find(status.conditions, c.RESTARTING)
+    return found is not None and (found.status, found.reason) == ("True", c.POD_REPLACEMENT)
+
+
+def _known(category: str) -> str:
+    return category if category in CATEGORIES else CATEGORY_UNKNOWN

@@ -1,0 +1,263 @@
+"""What the operator says about itself, as Prometheus series: its own work, and the jobs that it serves.
+
+``python -m ddp_operator.telemetry`` prints docs/operator-metrics.md from the series themselves. Labels are bounded:
+verbs, a few kinds, statuses, phases, reasons and categories that are constants, and the namespaces that hold jobs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter as Count
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, get_args
+
+import msgspec
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ddp_operator.api.status import Phase
+from ddp_operator.cluster import ClusterError, Conflict
+from ddp_operator.constants import CATEGORIES
+from ddp_operator.status import conditions as c
+from ddp_operator.status.marks import RESTART_CATEGORIES, RUNGS, STAGES, Ended, Failed, Mark, Reached, Restarted
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
+
+PHASES: Final[tuple[str, ...]] = get_args(Phase)
+PENDING: Final = "Pending"
+"""The phase of a resource that nothing has been written about yet."""
+CAUSES: Final = ("Conflict", "Cluster", "Bug")
+SHORT: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+LONG: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+OTHER: Final = "Other"
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+
+
+class _Nodes(msgspec.Struct):
+    desired: int = 0
+    ready: int = 0
+
+
+class _Status(msgspec.Struct):
+    phase: str | None = None
+    nodes: _Nodes = msgspec.field(default_factory=_Nodes)
+    conditions: list[_Condition] = msgspec.field(default_factory=list)
+
+
+class _Metadata(msgspec.Struct):
+    namespace: str = ""
+
+
+class _Resource(msgspec.Struct):
+    """As much of a resource as is counted; decoding no more than that takes some microseconds."""
+
+    metadata: _Metadata
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+_DECODER: Final = msgspec.json.Decoder(_Resource)
+
+
+class Fleet(Collector):
+    """Counts the remembered resources at every scrape: right after a restart, and with no series to forget to lower."""
+
+    def __init__(self, bodies: Callable[[], Iterable[bytes]]) -> None:
+        self._bodies = bodies
+
+    def collect(self) -> Iterator[Metric]:
+        """Count."""
+        phases: Count[tuple[str, str]] = Count()
+        waiting: Count[tuple[str, str]] = Count()
+        nodes: Count[tuple[str, str]] = Count()
+        for body in self._bodies():
+            try:
+                found = _DECODER.decode(body)
+            except msgspec.ValidationError:  # stored by another version of the CRD; the reconcile says so in status
+                found = _Resource(_Metadata())
+            namespace, status = found.metadata.namespace, found.status
+            phases[namespace, status.phase if status.phase in PHASES else PENDING] += 1
+            if status.phase in ("Running", "Pending", "Restarting"):
+                nodes[namespace, "desired"] += status.nodes.desired
+                nodes[namespace, "ready"] += status.nodes.ready
+                for condition in status.conditions:
+                    if (condition.type, condition.status) == (c.SCHEDULED, "False"):
+                        waiting[namespace, _reason(condition.reason)] += 1
+        for name, text, label, counts in (
+            ("jobs", "Resources by phase.", "phase", phases),
+            (
+                "waiting_jobs",
+                "Jobs without all of their pods, by the reason of the condition Scheduled.",
+                "reason",
+                waiting,
+            ),
+            ("nodes", "Pods of jobs that are not over: desired, and ready.", "state", nodes),
+        ):
+            family = GaugeMetricFamily(f"ddp_operator_{name}", text, labels=("namespace", label))
+            for labels, count in sorted(counts.items()):
+                family.add_metric(labels, count)
+            yield family
+
+
+def _reason(reason: str) -> str:
+    return reason if reason in c.SCHEDULED_REASONS else OTHER
+
+
+class Metrics:
+    """The series, and what feeds them."""
+
+    def __init__(self, queue_depth: Callable[[], float], bodies: Callable[[], Iterable[bytes]] = tuple) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        registry.register(Fleet(bodies))
+        self.leads = Gauge(
+            "ddp_operator_leader", "1 where this operator works, 0 where it stands by.", registry=registry
+        )
+        self.reconcile_seconds = Histogram(
+            "ddp_operator_reconcile_seconds",
+            "Duration of one reconcile of one resource.",
+            buckets=SHORT,
+            registry=registry,
+        )
+        self.reconcile_errors = Counter(
+            "ddp_operator_reconcile_errors_total",
+            "Reconciles that failed and will be repeated, by cause: Conflict, Cluster (the API server) or Bug.",
+            ["cause"],
+            registry=registry,
+        )
+        depth = Gauge("ddp_operator_queue_depth", "Resources that wait for a worker.", registry=registry)
+        depth.set_function(queue_depth)
+        self.api_requests = Counter(
+            "ddp_operator_api_requests_total",
+            "Calls to the API server, watches not counted.",
+            ["verb", "resource", "code"],
+            registry=registry,
+        )
+        self.create_to_job = Histogram(
+            "ddp_operator_create_to_job_seconds",
+            "From the news of a new resource to its first Job; jobs that were there at the operator's start left out.",
+            buckets=SHORT,
+            registry=registry,
+        )
+        self.start_to = Histogram(
+            "ddp_operator_start_to_stage_seconds",
+            "From the start (or resumption) of a first attempt until all ranks have joined, and to its first step.",
+            ["stage"],
+            buckets=LONG,
+            registry=registry,
+        )
+        self.restarts = Counter(
+            "ddp_operator_restarts_total",
+            "Restarts by rung (process: in place, pod: replaced, group: a new attempt) and category of the failure; "
+            "None: no failure, a change of size.",
+            ["rung", "category"],
+            registry=registry,
+        )
+        self.failures = Counter(
+            "ddp_operator_failures_total",
+            "Failures by category, whatever followed.",
+            ["category"],
+            registry=registry,
+        )
+        self.finished = Counter(
+            "ddp_operator_finished_jobs_total", "Jobs that have ended, by result.", ["result"], registry=registry
+        )
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        """Make every series that is known beforehand, so that its first increase can be seen by ``increase()``."""
+        for cause in CAUSES:
+            self.reconcile_errors.labels(cause)
+        for stage in STAGES:
+            self.start_to.labels(stage)
+        for category in RESTART_CATEGORIES:
+            for rung in RUNGS:
+                self.restarts.labels(rung, category)
+        for category in CATEGORIES:
+            self.failures.labels(category)
+        for result in ("Succeeded", "Failed"):
+            self.finished.labels(result)
+
+    def on_reconcile(self, seconds: float, error: BaseException | None) -> None:
+        """Count one reconcile."""
+        self.reconcile_seconds.observe(seconds)
+        if error is not None:
+            known = {Conflict: "Conflict", ClusterError: "Cluster"}
+            cause = next((name for of, name in known.items() if isinstance(error, of)), "Bug")
+            self.reconcile_errors.labels(cause).inc()
+
+    def on_call(self, verb: str, resource: str, code: str) -> None:
+        """Count one call to the API server."""
+        self.api_requests.labels(verb, resource, code).inc()
+
+    def on_mark(self, mark: Mark) -> None:
+        """Count what a pass has found."""
+        match mark:
+            case Failed(category):
+                self.failures.labels(category).inc()
+            case Restarted(rung, category, count):
+                self.restarts.labels(rung, category).inc(count)
+            case Reached(stage, seconds):
+                self.start_to.labels(stage).observe(seconds)
+            case Ended(result):
+                self.finished.labels(result).inc()
+
+
+SAMPLE_RESOURCE: Final = msgspec.json.encode(
+    {
+        "metadata": {"namespace": "team"},
+        "status": {"phase": "Running", "conditions": [{"type": c.SCHEDULED, "status": "False", "reason": ""}]},
+    }
+)
+"""A resource that has a sample in every series."""
+
+_HEAD = """\
+# The operator's metrics
+
+<!-- Generated by `python -m ddp_operator.telemetry`; a test compares. -->
+
+The operator answers `GET /metrics` on its health port (8080), a standby too: without jobs, and `ddp_operator_leader` 0.
+Dashboards and alerts sum over the replicas. What the trainer and the launcher export is in [metrics.md](metrics.md) and
+[pod-contract.md](pod-contract.md). Counters count this process, so `rate()` and `increase()` hold across restarts;
+gauges about jobs are counted from the resources at every scrape.
+
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
+
+
+def render_page() -> str:
+    """Return the page as Markdown."""
+    metrics = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
+    metrics.on_call("get", "pods", "200")
+    rows = []
+    for family in metrics.registry.collect():
+        if family.name.startswith("ddp_operator_"):
+            names = {name for found in family.samples for name in found.labels} - {"le"}
+            labels = ", ".join(f"`{name}`" for name in sorted(names))
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |\n")
+    phases, rungs = ", ".join(PHASES), ", ".join(RUNGS)
+    return (
+        _HEAD
+        + "".join(sorted(rows))
+        + f"\nPhases: {phases}.\n\nRungs: {rungs}. Categories: {', '.join(CATEGORIES)}.\n\n"
+        + f"Reasons of `ddp_operator_waiting_jobs`: {', '.join(c.SCHEDULED_REASONS)}; any other is {OTHER}.\n\n"
+        + "`process_*` of prometheus-client (CPU, memory, files) are there as well.\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_page())

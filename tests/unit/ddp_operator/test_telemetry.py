@@ -1,0 +1,169 @@
+"""The operator's own series: what a step of status adds, what is counted of the fleet, and that labels stay bounded."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
+from ddp_operator.cluster import ClusterError, Conflict
+from ddp_operator.constants import CATEGORIES
+from ddp_operator.status import conditions as c
+from ddp_operator.status.marks import Ended, Failed, Mark, Reached, Restarted, transition_marks
+from ddp_operator.status.termination import format_time
+from ddp_operator.telemetry import PHASES, Metrics, render_page
+from tests.builders import NOW
+
+RUNNING = Status(phase="Running", attempt=1, start_time=format_time(NOW))
+
+
+def condition(kind: str, reason: str = "R", status: Any = "True") -> Condition:
+    return Condition(type=kind, status=status, reason=reason, last_transition_time=format_time(NOW))
+
+
+def change(status: Status, **fields: Any) -> Status:
+    return msgspec.structs.replace(status, **fields)
+
+
+def marks(old: Status, new: Status, seconds: float = 7) -> tuple[Mark, ...]:
+    return transition_marks(old, new, NOW + timedelta(seconds=seconds))
+
+
+OOM = LastFailure(attempt=1, category="OOM")
+
+
+class TestMarks:
+    def test_nothing_happened(self) -> None:
+        assert marks(RUNNING, RUNNING) == ()
+        assert marks(Status(), RUNNING) == ()  # the first attempt is no restart
+
+    def test_a_new_attempt_after_a_failure(self) -> None:
+        new = change(RUNNING, attempt=2, last_failure=OOM)
+        assert marks(RUNNING, new) == (Failed("OOM"), Restarted("group", "OOM"))
+
+    def test_a_new_attempt_of_another_size_has_no_failure(self) -> None:
+        old = change(RUNNING, last_failure=OOM)
+        assert marks(old, change(old, attempt=2)) == (Restarted("group", "None"),)
+
+    def test_restarts_in_place(self) -> None:
+        assert marks(RUNNING, change(RUNNING, restarts=Restarts(in_place=2))) == (Restarted("process", "Unknown", 2),)
+        # A new attempt counts from zero again.
+        old = change(RUNNING, restarts=Restarts(in_place=2))
+        assert marks(old, change(RUNNING, attempt=2)) == (Restarted("group", "None"),)
+
+    def test_a_pod_is_replaced_once(self) -> None:
+        new = change(RUNNING, conditions=(condition(c.RESTARTING, c.POD_REPLACEMENT),))
+        assert marks(RUNNING, new) == (Restarted("pod", "Unknown"),)
+        assert marks(new, change(new, phase="Running")) == ()
+
+    def test_the_end(self) -> None:
+        new = change(RUNNING, last_failure=OOM, conditions=(condition(c.FAILED),))
+        assert marks(RUNNING, new) == (Failed("OOM"), Ended("Failed"))
+        assert marks(new, change(new, phase="Failed")) == ()
+        assert marks(RUNNING, change(RUNNING, conditions=(condition(c.SUCCEEDED),))) == (Ended("Succeeded"),)
+
+    def test_stages_of_the_first_attempt(self) -> None:
+        joined = change(RUNNING, conditions=(condition(c.RENDEZVOUSED),))
+        assert marks(RUNNING, joined) == (Reached("rendezvous", 7.0),)
+        trains = change(joined, progress=Progress(step=1))
+        assert marks(joined, trains, 9) == (Reached("first_step", 9.0),)
+        assert marks(trains, change(trains, progress=Progress(step=2))) == ()
+        second = change(joined, attempt=2)
+        assert marks(change(RUNNING, attempt=2), second) == ()
+
+    def test_joining_again_after_a_restart_is_no_start(self) -> None:
+        old = change(RUNNING, progress=Progress(step=5))
+        assert marks(old, change(old, conditions=(condition(c.RENDEZVOUSED),))) == ()
+
+    def test_a_category_of_another_version_adds_no_label(self) -> None:
+        new = change(RUNNING, last_failure=LastFailure(attempt=1, category="Gremlins"))
+        assert marks(RUNNING, new) == (Failed("Unknown"),)
+
+
+def resource(namespace: str, phase: str | None, *conditions: tuple[str, str, str]) -> bytes:
+    listed = [{"type": kind, "status": status, "reason": reason, "more": 1} for kind, status, reason in conditions]
+    status: dict[str, Any] = {"conditions": listed, "nodes": {"desired": 4, "ready": 1}}
+    return msgspec.json.encode(
+        {"metadata": {"namespace": namespace, "name": "x"}, "status": status | ({"phase": phase} if phase else {})}
+    )
+
+
+class TestFleet:
+    def value(self, name: str, bodies: list[bytes], **labels: str) -> float | None:
+        found: float | None = Metrics(lambda: 0.0, lambda: bodies).registry.get_sample_value(name, labels)
+        return found
+
+    def test_jobs_are_counted_by_namespace_and_phase(self) -> None:
+        bodies = [resource("a", "Running"), resource("a", "Running"), resource("b", "Failed")]
+        assert self.value("ddp_operator_jobs", bodies, namespace="a", phase="Running") == 2
+        assert self.value("ddp_operator_jobs", bodies, namespace="b", phase="Failed") == 1
+        assert self.value("ddp_operator_jobs", bodies, namespace="a", phase="Failed") is None
+
+    @pytest.mark.parametrize("phase", [None, "Frobnicating"])
+    def test_a_phase_that_is_not_known_is_pending(self, phase: str | None) -> None:
+        assert self.value("ddp_operator_jobs", [resource("a", phase)], namespace="a", phase="Pending") == 1
+
+    def test_a_resource_of_a_strange_form_is_counted_too(self) -> None:
+        body = b'{"metadata":{"namespace":"a"},"status":{"phase":7}}'
+        assert self.value("ddp_operator_jobs", [body], namespace="", phase="Pending") == 1
+
+    def test_waiting_jobs_say_why_in_words_that_are_known(self) -> None:
+        bodies = [
+            resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
+            resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
+            resource("a", "Running", (c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED)),
+            resource("a", "Failed", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),  # over: nobody waits any more
+        ]
+        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Unschedulable") == 1
+        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Other") == 1
+        assert self.value("ddp_operator_nodes", bodies, namespace="a", state="desired") == 12
+        assert self.value("ddp_operator_nodes", bodies, namespace="a", state="ready") == 3
+
+    def test_every_reason_of_scheduled_is_known(self) -> None:
+        text = Path(c.__file__).read_text(encoding="utf-8")
+        block = text[text.index("# Scheduled\n") : text.index("SCHEDULED_REASONS")]
+        named = {line.split(":")[0] for line in block.splitlines() if ": Final" in line}
+        assert {getattr(c, name) for name in named} == set(c.SCHEDULED_REASONS)
+
+
+class TestMetrics:
+    def test_marks_are_counted(self) -> None:
+        metrics = Metrics(lambda: 0.0)
+        for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed")):
+            metrics.on_mark(mark)
+        get = metrics.registry.get_sample_value
+        assert get("ddp_operator_failures_total", {"category": "OOM"}) == 1
+        assert get("ddp_operator_restarts_total", {"rung": "group", "category": "OOM"}) == 2
+        assert get("ddp_operator_start_to_stage_seconds_sum", {"stage": "first_step"}) == 3
+        assert get("ddp_operator_finished_jobs_total", {"result": "Failed"}) == 1
+
+    def test_series_that_are_known_beforehand_begin_at_zero(self) -> None:
+        get = Metrics(lambda: 0.0).registry.get_sample_value
+        assert {get("ddp_operator_failures_total", {"category": category}) for category in CATEGORIES} == {0}
+        assert get("ddp_operator_restarts_total", {"rung": "pod", "category": "None"}) == 0
+
+    @pytest.mark.parametrize(
+        ("error", "cause"), [(Conflict(), "Conflict"), (ClusterError(), "Cluster"), (KeyError(), "Bug")]
+    )
+    def test_errors_have_a_cause(self, error: Exception, cause: str) -> None:
+        metrics = Metrics(lambda: 0.0)
+        metrics.on_reconcile(0.1, error)
+        assert metrics.registry.get_sample_value("ddp_operator_reconcile_errors_total", {"cause": cause}) == 1
+
+    def test_the_number_of_series_does_not_depend_on_the_number_of_jobs(self) -> None:
+        def count(jobs: int) -> int:
+            bodies = [resource("a", PHASES[number % len(PHASES)]) for number in range(jobs)]
+            registry = Metrics(lambda: 0.0, lambda: bodies).registry
+            return sum(len(family.samples) for family in registry.collect() if family.name.startswith("ddp_"))
+
+        assert count(700) == count(7)
+
+
+def test_the_page_names_every_series() -> None:
+    page = render_page()
+    for family in Metrics(lambda: 0.0).registry.collect():
+        assert family.name in page or family.name.startswith("process_")
