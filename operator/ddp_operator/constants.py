@@ -46,6 +46,7 @@ ENV_NON_RETRYABLE: Final = "DDP_NON_RETRYABLE_EXIT_CODES"
 ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
 ENV_WATCHDOG: Final = "DDP_WATCHDOG"
 ENV_LOG_PATTERNS: Final = "DDP_LOG_PATTERNS"
+ENV_PREFLIGHT: Final = "DDP_PREFLIGHT"
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
 ENV_MASTER_PORT: Final = "MASTER_PORT"
 ENV_OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
@@ -73,6 +74,7 @@ RESERVED_ENV: Final = frozenset(
         ENV_TERMINATION_LOG,
         ENV_WATCHDOG,
         ENV_LOG_PATTERNS,
+        ENV_PREFLIGHT,
         ENV_PORT_FILE,
         ENV_LIFELINE_FD,
         ENV_MASTER_ADDR,
@@ -163,6 +165,9 @@ METRIC_LAUNCHER_PHASE: Final = "ddp_launcher_phase"
 METRIC_LAUNCHER_RESTARTS: Final = "ddp_launcher_in_place_restarts_total"
 METRIC_HEARTBEAT_AGE: Final = "ddp_launcher_heartbeat_age_seconds"
 METRIC_HANGS: Final = "ddp_launcher_hangs_total"
+METRIC_PREFLIGHT_PASSED: Final = "ddp_launcher_preflight_passed"
+METRIC_PREFLIGHT_SECONDS: Final = "ddp_launcher_preflight_seconds"
+METRIC_ALL_REDUCE_RATE: Final = "ddp_launcher_all_reduce_bytes_per_second"
 METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
 METRIC_SAVING: Final = "ddp_saving"
 # Values of the label `phase` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.

@@ -41,6 +41,7 @@ ENV_NON_RETRYABLE = "DDP_NON_RETRYABLE_EXIT_CODES"
 ENV_TERMINATION_LOG = "DDP_TERMINATION_LOG"
 ENV_WATCHDOG = "DDP_WATCHDOG"
 ENV_LOG_PATTERNS = "DDP_LOG_PATTERNS"
+ENV_PREFLIGHT = "DDP_PREFLIGHT"
 ENV_MASTER_ADDR = "MASTER_ADDR"
 ENV_MASTER_PORT = "MASTER_PORT"
 ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
@@ -72,6 +73,9 @@ METRIC_LAUNCHER_PHASE = "ddp_launcher_phase"
 METRIC_LAUNCHER_RESTARTS = "ddp_launcher_in_place_restarts_total"
 METRIC_HEARTBEAT_AGE = "ddp_launcher_heartbeat_age_seconds"
 METRIC_HANGS = "ddp_launcher_hangs_total"
+METRIC_PREFLIGHT_PASSED = "ddp_launcher_preflight_passed"
+METRIC_PREFLIGHT_SECONDS = "ddp_launcher_preflight_seconds"
+METRIC_ALL_REDUCE_RATE = "ddp_launcher_all_reduce_bytes_per_second"
 METRIC_STEPS = "ddp_steps_total"
 METRIC_HEARTBEATS = "ddp_heartbeats_total"
 METRIC_SAVING = "ddp_saving"
@@ -206,6 +210,7 @@ class Pod(NamedTuple):
     watchdog: WatchdogPlan | None = None
     log_patterns: tuple[str, ...] = ()
     nproc: int = 1
+    preflight: PreflightPlan | None = None
 
     @property
     def local(self) -> bool:
@@ -236,6 +241,7 @@ def read_pod(env: dict[str, str], runtime: str) -> Pod:
         watchdog=read_watchdog(env.get(ENV_WATCHDOG, "")),
         log_patterns=tuple(json.loads(env.get(ENV_LOG_PATTERNS) or "[]")),
         nproc=int(number(ENV_NPROC_PER_NODE, "1")),
+        preflight=read_preflight(env.get(ENV_PREFLIGHT, "")),
     )
 
 
@@ -566,6 +572,12 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> None:
         return inner(self, *args)
 
     def start(inner: Any, self: Any, *args: Any) -> Any:
+        if pod.preflight is not None and args and is_first_round(args[0]):
+            ranks = [(one.local_rank, one.global_rank, one.world_size) for one in args[0].workers]
+            report = run_preflight(importlib.import_module("torch"), pod, pod.preflight, ranks)
+            tell({"preflight": report})
+            if report["problems"] and pod.preflight.fail:
+                raise PreflightError("; ".join(f"{check}: {text}" for check, text in report["problems"].items()))
         started = inner(self, *args)
         tell({"phase": "Running"})
         return started
@@ -621,6 +633,14 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> None:
         pass
 
 
+def is_first_round(worker_group: Any) -> bool:
+    """Tell whether all pods meet for the first time; in a later round some are past their preflight already."""
+    try:
+        return bool(worker_group.spec.rdzv_handler._state_holder.state.round == 0)
+    except AttributeError:
+        return True  # the static rendezvous has one round
+
+
 def read_failure(rank: int, failure: Any) -> dict[str, Any]:
     """Return torchrun's ProcessFailure as JSON; scripts under @record have a message with a traceback in it."""
     text, trace = failure.message, ""
@@ -631,6 +651,174 @@ def read_failure(rank: int, failure: Any) -> dict[str, Any]:
         text = ""  # torchrun's own advice to use @record
     about = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode, "time": failure.timestamp}
     return {**about, "type": "", "message": text, "traceback": trace}
+
+
+# ---- the preflight: what the ranks will need from the network, tried before they start ------------------------------
+
+PREFLIGHT_CHECKS = ("dns", "tcp", "allreduce")
+_PROBE_SECONDS = 60.0
+_PROBE_BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
+_PROBE_REPEATS = 3
+
+
+class PreflightPlan(NamedTuple):
+    """What to try, and whether a failure ends the pod. ``least`` is in bytes a second."""
+
+    fail: bool
+    checks: tuple[str, ...]
+    least: float
+
+
+class PreflightError(Exception):
+    """A check has failed and spec.preflight.mode is Fail."""
+
+
+def read_preflight(text: str) -> PreflightPlan | None:
+    """Read ``mode=Warn,checks=dns+tcp,least=0``; None where there is nothing to try. Raises: ValueError."""
+    if not text:
+        return None
+    words = dict(word.partition("=")[::2] for word in text.split(","))
+    try:
+        checks = tuple(check for check in PREFLIGHT_CHECKS if check in words["checks"].split("+"))
+        plan = PreflightPlan(words["mode"] == "Fail", checks, float(words["least"]))
+    except (KeyError, ValueError):
+        raise ValueError(f"{ENV_PREFLIGHT}={text!r} is not mode=…,checks=…,least=…") from None
+    return plan if checks and words["mode"] != "Off" else None
+
+
+def find_partners(pod: Pod) -> list[tuple[str, int]]:
+    """Return what this pod must reach: the rendezvous on pod 0, and the metrics page of the next pod by index."""
+    partners = [(pod.master, pod.port)]
+    if not pod.local and pod.nodes > 1:
+        following = (pod.node + 1) % pod.nodes
+        partners.append((re.sub(r"-0(?=\.|$)", f"-{following}", pod.master, count=1), pod.metrics_port))
+    return partners
+
+
+def try_dns(hosts: Iterable[str]) -> float:
+    """Resolve names. Returns the longest time, seconds. Raises: OSError that names the host."""
+    longest = 0.0
+    for host in hosts:
+        start = time.monotonic()
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise OSError(f"{host} does not resolve: {error.strerror or error}") from None
+        longest = max(longest, time.monotonic() - start)
+    return longest
+
+
+def try_tcp(partners: Iterable[tuple[str, int]]) -> float:
+    """Connect. Returns the longest time, seconds. Raises: OSError that names the address."""
+    longest = 0.0
+    for host, port in partners:
+        start = time.monotonic()
+        try:
+            with socket.create_connection((host, port), timeout=10):
+                longest = max(longest, time.monotonic() - start)
+        except OSError as error:
+            raise OSError(f"no connection to {host}:{port}: {error.strerror or error}") from None
+    return longest
+
+
+def try_all_reduce(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]]) -> dict[str, float]:
+    """All-reduce over all ranks, in children of this process. ``ranks``: (local rank, rank, world size) of this pod's.
+
+    Returns seconds for a single number and bytes a second for a large tensor. Raises: OSError.
+    """
+    children: dict[int, int] = {}
+    for one in ranks:
+        result, result_end = os.pipe()
+        pid = os.fork()
+        if not pid:
+            said: dict[str, Any] = {"problem": "the probe ended without a word"}
+            try:
+                die_with(os.getppid())
+                os.close(result)
+                said = _all_reduce(torch, pod, *one)
+            except BaseException as error:
+                said = {"problem": f"{type(error).__name__}: {str(error)[:500]}"}
+            finally:
+                os.write(result_end, json.dumps(said).encode())
+                os._exit(0)
+        os.close(result_end)
+        children[result] = pid
+    deadline = time.monotonic() + _PROBE_SECONDS + 10
+    figures: list[dict[str, Any]] = []
+    for result, pid in children.items():
+        ready = select.select([result], [], [], max(0.0, deadline - time.monotonic()))[0]
+        text = os.read(result, 4096) if ready else b'{"problem": "no answer in time"}'
+        figures.append(json.loads(text or b'{"problem": "the probe was killed"}'))
+        os.close(result)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+        os.waitpid(pid, 0)
+    problems = [one["problem"] for one in figures if "problem" in one]
+    if problems:
+        raise OSError(f"all-reduce of all ranks: {problems[0]}")
+    return {key: max(one[key] for one in figures) for key in ("seconds", "rate")}
+
+
+def _all_reduce(torch: Any, pod: Pod, local_rank: int, rank: int, world: int) -> dict[str, float]:
+    """Measure as one rank."""
+    import datetime
+
+    dist = torch.distributed
+    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local_rank
+    backend = "nccl" if on_gpu else "gloo"
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    limit = datetime.timedelta(seconds=_PROBE_SECONDS)
+    if world == pod.nproc:
+        store = dist.FileStore(os.path.join(pod.runtime, "preflight"), world)
+    else:
+        host = "localhost" if pod.node == 0 else pod.master
+        store = dist.TCPStore(host, pod.port, None, False, timeout=limit)
+    dist.init_process_group(
+        backend, store=dist.PrefixStore("preflight", store), rank=rank, world_size=world, timeout=limit
+    )
+
+    def measure(tensor: Any) -> float:
+        start = time.monotonic()
+        dist.all_reduce(tensor)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        return time.monotonic() - start
+
+    number = torch.ones(1, device=device)
+    large = torch.ones(_PROBE_BYTES[backend] // 4, device=device)
+    measure(large)  # connections are made at the first use
+    seconds = min(measure(number) for _ in range(_PROBE_REPEATS))
+    fastest = min(measure(large) for _ in range(_PROBE_REPEATS))
+    if world > 1 and float(large[0]) != float(world) ** (_PROBE_REPEATS + 1):
+        raise OSError(f"a wrong sum: {float(large[0])}")
+    # Each rank sends and receives this share of the data in a ring, which makes figures of all sizes comparable.
+    return {"seconds": seconds, "rate": _PROBE_BYTES[backend] * 2 * (world - 1) / max(1, world) / fastest}
+
+
+def run_preflight(torch: Any, pod: Pod, plan: PreflightPlan, ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+    """Make the checks. Returns seconds by check, the all-reduce's rate, and the problems by check."""
+    seconds: dict[str, float] = {}
+    problems: dict[str, str] = {}
+    rate: float | None = None
+    partners = find_partners(pod)
+    for check in plan.checks:
+        if pod.nodes == 1 and check != "allreduce":
+            continue  # nobody to reach
+        try:
+            if check == "dns":
+                seconds[check] = try_dns(host for host, _ in partners)
+            elif check == "tcp":
+                seconds[check] = try_tcp(partners)
+            elif ranks[0][2] > 1:
+                figures = try_all_reduce(torch, pod, ranks)
+                seconds[check], rate = figures["seconds"], figures["rate"]
+                if rate < plan.least:
+                    problems[check] = f"{rate / 1e6:.0f} MB/s, less than the {plan.least / 1e6:.0f} that are asked for"
+        except OSError as error:
+            problems[check] = str(error)
+    return {"seconds": seconds, "rate": rate, "problems": problems}
 
 
 # ---- why it failed --------------------------------------------------------------------------------------------------
@@ -1403,6 +1591,7 @@ class Launcher:
         self._failures: list[dict[str, Any]] = []
         self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
         self._cause = ""  # of the last restart
+        self._preflight: dict[str, Any] = {}
         self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
         self._signals: list[int] = []
         self._stop_deadline: float | None = None
@@ -1692,6 +1881,9 @@ class Launcher:
     def _hear(self, event: dict[str, Any]) -> None:
         if "phase" in event:
             self._enter(event["phase"])
+        if "preflight" in event:
+            self._preflight = event["preflight"]
+            log(describe_preflight(self._preflight))
         if "store" in event:
             self._store = event["store"]
         if "failures" in event:
@@ -1723,6 +1915,7 @@ class Launcher:
         rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts}"]
         rows.append(f"# HELP {METRIC_HANGS} How often the watchdog found that no rank of this pod makes progress.")
         rows += [f"# TYPE {METRIC_HANGS} counter", f"{METRIC_HANGS} {self._hangs}"]
+        rows += build_preflight_rows(self._preflight)
         age = self._watchdog.age(time.monotonic()) if self._watchdog else None
         if age is not None:
             rows.append(f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.")
@@ -1910,6 +2103,8 @@ class Launcher:
             )
         if kind.startswith("Rendezvous") or (_PEERS.search(whole) and _LOST.search(whole)):
             return Verdict(CATEGORY_NODE_LOST, EXIT_PEER_LOST, True), f"lost the rendezvous at {master}: {whole}"
+        if kind == PreflightError.__name__:
+            return Verdict(CATEGORY_NCCL, EXIT_RETRYABLE), f"the preflight failed: {text}"
         if kind == "ModuleNotFoundError":
             return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{sys.executable} cannot run torchrun: {text}"
         if kind == "ArgumentError":
@@ -1932,6 +2127,32 @@ class Launcher:
             "restarts": self._restarts,
             "progress": self.metrics.progress(),
         }
+
+
+def describe_preflight(report: dict[str, Any]) -> str:
+    """Return the preflight's result in one line, and one for each problem."""
+    figures = [f"{check} {1000 * seconds:.1f} ms" for check, seconds in report["seconds"].items()]
+    if report["rate"] is not None:
+        figures.append(f"all-reduce {report['rate'] / 1e6:.0f} MB/s")
+    problems = [f"preflight: {check} failed: {text}" for check, text in report["problems"].items()]
+    return "\n".join([f"preflight: {', '.join(figures) or 'nothing measured'}", *problems])
+
+
+def build_preflight_rows(report: dict[str, Any]) -> list[str]:
+    """Return the preflight's series; none before it was made."""
+    if not report:
+        return []
+    checks = [check for check in PREFLIGHT_CHECKS if check in report["seconds"] or check in report["problems"]]
+    rows = [f"# HELP {METRIC_PREFLIGHT_PASSED} Whether a check before training went well."]
+    rows.append(f"# TYPE {METRIC_PREFLIGHT_PASSED} gauge")
+    rows += [f'{METRIC_PREFLIGHT_PASSED}{{check="{one}"}} {int(one not in report["problems"])}' for one in checks]
+    rows.append(f"# HELP {METRIC_PREFLIGHT_SECONDS} The longest lookup, connection, or all-reduce of one number.")
+    rows.append(f"# TYPE {METRIC_PREFLIGHT_SECONDS} gauge")
+    rows += [f'{METRIC_PREFLIGHT_SECONDS}{{check="{one}"}} {value:.6f}' for one, value in report["seconds"].items()]
+    if report["rate"] is not None:
+        rows.append(f"# HELP {METRIC_ALL_REDUCE_RATE} Bus bandwidth of an all-reduce over all ranks before training.")
+        rows += [f"# TYPE {METRIC_ALL_REDUCE_RATE} gauge", f"{METRIC_ALL_REDUCE_RATE} {report['rate']:.0f}"]
+    return rows
 
 
 def describe_root(failure: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
-from ddp_operator.api.status import CheckpointStatus, Progress
+from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress
 
 _WANTED = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,
@@ -24,7 +24,10 @@ _WANTED = frozenset({
     constants.METRIC_LAST_STEP, constants.METRIC_CHECKPOINT_STEP, constants.METRIC_GLOBAL_STEP,
     constants.METRIC_SAMPLES, constants.METRIC_STEPS,
     constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
+    constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE,
 })  # fmt: skip
+_PREFLIGHT = (constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE)
+_CHECKS = ("dns", "tcp", "allreduce")
 # One pass over the page; a line that is no sample costs nothing but its length.
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)[^\n]*", re.MULTILINE)
 _MAX_SAMPLES = 4096
@@ -39,6 +42,7 @@ class Page:
     values: Mapping[str, float] = field(default_factory=dict)
     launcher_phase: str = ""
     in_place_restarts: int = 0
+    preflight: PreflightStatus | None = None
 
     @property
     def training(self) -> bool:
@@ -50,17 +54,21 @@ def parse_page(text: str) -> Page:
     """Return what is readable of a page; garbage gives an empty Page."""
     chosen: dict[str, tuple[float, float]] = {}
     phase, restarts = "", 0
+    preflight: dict[tuple[str, str], float] = {}
     for name, labels, value in _samples(text):
         if name == constants.METRIC_LAUNCHER_PHASE:
             if value == 1 and labels.get("phase") in constants.LAUNCHER_PHASES:
                 phase = labels["phase"]
         elif name == constants.METRIC_LAUNCHER_RESTARTS:
             restarts = int(min(max(value, 0), _MAX_INT)) if math.isfinite(value) else 0
+        elif name in _PREFLIGHT:
+            preflight[name, labels.get("check", "")] = value
         else:
             rank = _rank(labels)
             if name not in chosen or rank < chosen[name][0]:
                 chosen[name] = (rank, value)
-    return Page({name: value for name, (_, value) in chosen.items()}, phase, restarts)
+    values = {name: value for name, (_, value) in chosen.items()}
+    return Page(values, phase, restarts, _build_preflight(preflight) if preflight else None)
 
 
 def build_progress(values: Mapping[str, float], previous: Progress | None = None) -> Progress | None:
@@ -90,6 +98,22 @@ def build_progress(values: Mapping[str, float], previous: Progress | None = None
         val_accuracy=_number(values.get(constants.METRIC_VAL_ACCURACY)) or (previous and previous.val_accuracy) or None,
         val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or (previous and previous.val_loss) or None,
         last_step_time=_time(last),
+    )
+
+
+def _build_preflight(found: Mapping[tuple[str, str], float]) -> PreflightStatus:
+    def figure(name: str, check: str = "", scale: float = 1.0) -> str | None:
+        value = found.get((name, check))
+        return None if value is None else _number(value * scale)
+
+    seconds = constants.METRIC_PREFLIGHT_SECONDS
+    passed = {check: found.get((constants.METRIC_PREFLIGHT_PASSED, check)) for check in _CHECKS}
+    return PreflightStatus(
+        failed=tuple(check for check, value in passed.items() if value == 0),
+        dns_milliseconds=figure(seconds, "dns", 1e3),
+        tcp_milliseconds=figure(seconds, "tcp", 1e3),
+        all_reduce_milliseconds=figure(seconds, "allreduce", 1e3),
+        all_reduce_megabytes_per_second=figure(constants.METRIC_ALL_REDUCE_RATE, scale=1e-6),
     )
 
 

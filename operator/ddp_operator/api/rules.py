@@ -107,6 +107,13 @@ RULES: tuple[Rule, ...] = (
         _between(f"spec.watchdog.{name}", 1, _YEAR, "to have hangs only reported, set action: Report")
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
+    _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to take any bandwidth"),
+    Rule(
+        "spec.preflight",
+        "self.minMegabytesPerSecond == 0 || self.checks.exists(c, c == 'allreduce')",
+        "needs the check allreduce, which measures it; add it to checks or leave this out",
+        field=".minMegabytesPerSecond",
+    ),
     Rule(
         "spec.checkpoint.path",
         "self.startsWith('/')",
@@ -125,6 +132,7 @@ RULES: tuple[Rule, ...] = (
     _immutable("metrics"),
     _immutable("shm"),
     _immutable("watchdog"),
+    _immutable("preflight"),
     _immutable("securityProfile"),
     _immutable("checkpoint"),
     _immutable("template"),

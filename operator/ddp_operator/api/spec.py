@@ -77,6 +77,25 @@ class Watchdog(_Fields, frozen=True, kw_only=True):
     ] = "Restart"
 
 
+class Preflight(_Fields, frozen=True, kw_only=True):
+    """What is tried before training, once all pods of an attempt have met. The figures are in the status."""
+
+    mode: Annotated[
+        Literal["Off", "Warn", "Fail"],
+        Meta(description="Fail: a check that fails ends the attempt. Warn: it is only said."),
+    ] = "Warn"
+    checks: Annotated[
+        tuple[Literal["dns", "tcp", "allreduce"], ...],
+        Meta(
+            description="dns: the names of pod 0 and of the next pod. tcp: connections to both. allreduce: bandwidth "
+            "over all ranks, by NCCL on GPUs and gloo on CPUs; it takes a second, and some more on GPUs."
+        ),
+    ] = ("dns", "tcp")
+    min_megabytes_per_second: Annotated[
+        int, Meta(description="The all-reduce check fails below this bus bandwidth, in 10^6 bytes a second.")
+    ] = 0
+
+
 class Checkpoint(_Fields, frozen=True, kw_only=True):
     """Where the training script keeps its checkpoints."""
 
@@ -132,6 +151,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
     watchdog: Watchdog = field(default_factory=Watchdog)
+    preflight: Preflight = field(default_factory=Preflight)
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)
     active_deadline_seconds: Annotated[

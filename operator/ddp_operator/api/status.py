@@ -63,6 +63,18 @@ class Progress(_Fields, frozen=True, kw_only=True):
     last_step_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
 
 
+class PreflightStatus(_Fields, frozen=True, kw_only=True):
+    """What pod 0 found before training."""
+
+    failed: Annotated[tuple[str, ...], Meta(description="The checks that failed; pod 0's log says why.")] = ()
+    dns_milliseconds: str | None = None
+    tcp_milliseconds: str | None = None
+    all_reduce_milliseconds: Annotated[str | None, Meta(description="For one number, over all ranks.")] = None
+    all_reduce_megabytes_per_second: Annotated[
+        str | None, Meta(description="Bus bandwidth over all ranks, in 10^6 bytes a second.")
+    ] = None
+
+
 class CheckpointStatus(_Fields, frozen=True, kw_only=True):
     """The newest checkpoint that the training script reported."""
 
@@ -102,5 +114,6 @@ class Status(_Fields, frozen=True, kw_only=True):
     restarts: Restarts = field(default_factory=Restarts)
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
+    preflight: PreflightStatus | None = None
     last_failure: LastFailure | None = None
     conditions: tuple[Condition, ...] = ()

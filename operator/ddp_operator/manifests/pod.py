@@ -113,6 +113,10 @@ def _environment(
     dog = spec.watchdog
     budgets = f"start={dog.start_seconds},stall={dog.stall_seconds},checkpoint={dog.checkpoint_seconds}"
     env[constants.ENV_WATCHDOG] = f"{budgets},action={dog.action}"
+    flight = spec.preflight
+    env[constants.ENV_PREFLIGHT] = (
+        f"mode={flight.mode},checks={'+'.join(flight.checks)},least={flight.min_megabytes_per_second * 10**6}"
+    )
     if spec.metrics.log_patterns:
         # Kubernetes reads $(NAME) and $$ in a variable's value.
         env[constants.ENV_LOG_PATTERNS] = json.dumps(spec.metrics.log_patterns).replace("$", "$$")

@@ -96,6 +96,7 @@ def _take_page(status: Status, page: Page) -> Status:
         status,
         progress=build_progress(page.values, status.progress) or status.progress,
         checkpoint=build_checkpoint(page.values) or status.checkpoint,
+        preflight=page.preflight or status.preflight,
         restarts=replace(status.restarts, in_place=page.in_place_restarts),
     )
 

@@ -1,0 +1,51 @@
+"""The preflight of real pods: gloo between two torchrun nodes, before any worker starts."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from .launcher_pods import Pods
+
+pytestmark = pytest.mark.process
+
+
+def test_all_ranks_reduce_before_they_train_and_the_figures_are_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, time\nwhile not os.path.exists('enough'): time.sleep(0.05)\n")
+    env = {"DDP_PREFLIGHT": "mode=Fail,checks=dns+tcp+allreduce,least=1"}
+    job = Pods(tmp_path, ["train.py"], nproc=2, env=env)
+    try:
+        job.start()
+        for index in (0, 1):
+            job.until_logged(index, "preflight: dns ")
+        port = json.loads((tmp_path / "port-0").read_text())
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            page = answer.read().decode()
+        (tmp_path / "enough").touch()
+        ended = [job.wait(index) for index in (0, 1)]
+    finally:
+        job.stop()
+    assert [one.code for one in ended] == [0, 0], ended[0].log + ended[1].log
+    assert " MB/s" in ended[1].log
+    for check in ("dns", "tcp", "allreduce"):
+        assert f'ddp_launcher_preflight_passed{{check="{check}"}} 1' in page
+    (rate,) = (float(line.split()[1]) for line in page.splitlines() if line.startswith("ddp_launcher_all_reduce_bytes"))
+    assert rate > 1e6
+
+
+def test_a_check_that_fails_ends_the_pod_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')\n")
+    env = {"DDP_PREFLIGHT": "mode=Fail,checks=allreduce,least=1e15"}
+    job = Pods(tmp_path, ["train.py"], nodes=1, nproc=2, max_restarts=2, env=env)
+    try:
+        (ended,) = job.run()
+    finally:
+        job.stop()
+    assert ended.code == 82, ended.log
+    assert ended.message["category"] == "NCCL"
+    assert ended.message["message"].startswith("the preflight failed: allreduce: ")
+    assert ended.message["message"].endswith(" MB/s, less than the 1000000000 that are asked for")
+    assert not (tmp_path / "started").exists()

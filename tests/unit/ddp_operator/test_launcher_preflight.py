@@ -1,0 +1,91 @@
+"""The preflight: what is tried from which pod, and how its figures travel to the status."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from ddp_operator import launcher
+from ddp_operator.api.status import PreflightStatus
+from ddp_operator.launcher import Pod, PreflightPlan, find_partners, read_preflight, run_preflight
+from ddp_operator.progress import parse_page
+
+
+def pod(node: int = 0, nodes: int = 3, master: str = "train-1-0.train", port: int = 29400) -> Pod:
+    return Pod(node, nodes, master, port, 1.0, 1.0, [], 9400, "/nowhere", 0)
+
+
+def test_the_plan_is_read_from_the_environment() -> None:
+    assert read_preflight("mode=Fail,checks=dns+allreduce,least=5e6") == PreflightPlan(True, ("dns", "allreduce"), 5e6)
+    assert read_preflight("mode=Off,checks=dns,least=0") is None
+    assert read_preflight("mode=Warn,checks=,least=0") is None
+    assert read_preflight("") is None
+    with pytest.raises(ValueError, match="DDP_PREFLIGHT='mode=Warn' is not"):
+        read_preflight("mode=Warn")
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (0, [("train-1-0.train", 29400), ("train-1-1.train", 9400)]),
+        (2, [("train-1-0.train", 29400), ("train-1-0.train", 9400)]),
+    ],
+)
+def test_every_pod_tries_the_master_and_the_next_pod(node: int, expected: list[tuple[str, int]]) -> None:
+    assert find_partners(pod(node)) == expected
+
+
+def test_a_name_with_zeros_is_counted_up_at_its_index_alone() -> None:
+    assert find_partners(pod(master="a-0-1-0.a-0"))[1][0] == "a-0-1-1.a-0"
+
+
+def test_on_one_machine_only_the_rendezvous_is_tried() -> None:
+    assert find_partners(pod(master="127.0.0.1")) == [("127.0.0.1", 29400)]
+
+
+def test_what_cannot_be_reached_is_named() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        plan = PreflightPlan(False, ("dns", "tcp"), 0)
+        report = run_preflight(None, pod(master="127.0.0.1", port=port), plan, [(0, 0, 3)])
+        assert set(report["seconds"]) == {"dns"}
+        assert report["problems"] == {"tcp": f"no connection to 127.0.0.1:{port}: Connection refused"}
+    report = run_preflight(None, pod(master="train-1-0.invalid"), plan, [(0, 0, 3)])
+    assert report["problems"]["dns"].startswith("train-1-0.invalid does not resolve: ")
+
+
+def test_a_lone_rank_has_nothing_to_try() -> None:
+    plan = PreflightPlan(True, launcher.PREFLIGHT_CHECKS, 0)
+    assert run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)]) == {"seconds": {}, "rate": None, "problems": {}}
+
+
+def test_too_little_bandwidth_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"seconds": 0.002, "rate": 30e6}
+    monkeypatch.setattr(launcher, "try_all_reduce", lambda *arguments: figures)
+    plan = PreflightPlan(True, ("allreduce",), 100e6)
+    report = run_preflight(None, pod(), plan, [(0, 0, 3)])
+    assert report["problems"] == {"allreduce": "30 MB/s, less than the 100 that are asked for"}
+    assert launcher.describe_preflight(report) == (
+        "preflight: allreduce 2.0 ms, all-reduce 30 MB/s\n"
+        "preflight: allreduce failed: 30 MB/s, less than the 100 that are asked for"
+    )
+
+
+def test_figures_go_by_the_page_to_the_status() -> None:
+    report: dict[str, Any] = {
+        "seconds": {"dns": 0.0015, "allreduce": 0.0002},
+        "rate": 1.25e9,
+        "problems": {"tcp": "no connection"},
+    }
+    page = parse_page("\n".join(launcher.build_preflight_rows(report)) + "\n")
+    assert page.preflight == PreflightStatus(
+        failed=("tcp",),
+        dns_milliseconds="1.5",
+        all_reduce_milliseconds="0.2",
+        all_reduce_megabytes_per_second="1250",
+    )
+    assert launcher.build_preflight_rows({}) == []
+    assert parse_page("ddp_loss 1\n").preflight is None
