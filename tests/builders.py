@@ -89,16 +89,19 @@ def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name:
     """Return a pod of a child Job.
 
     ``code`` and ``message``: how its training container ended (``at`` that time); ``suffix``: the end of its name;
-    ``age``: seconds since its creation; ``owner``: its Job's UID; ``disrupted``, ``deleting``, ``ready``, ``node``;
-    ``status``: members of the raw status.
+    ``age``: seconds since its creation; ``owner``: its Job's UID; ``disrupted`` (True or a reason), ``deleting`` (at
+    ``at``, with ``grace`` seconds), ``ready``, ``unready`` (since when), ``node``; ``status``: members of the raw
+    status.
     """
     at: datetime = changes.pop("at", NOW)
     job_name = names.job_name(name, attempt)
     owner = changes.pop("owner", f"job-{attempt}")
     created = NOW - timedelta(seconds=changes.pop("age", 60))
+    own = f"{job_name}-{index}-{changes.pop('suffix', 'abcde')}"
     metadata: Json = {
-        "name": f"{job_name}-{index}-{changes.pop('suffix', 'abcde')}",
+        "name": own,
         "namespace": "default",
+        "uid": f"uid-{own}",
         "creationTimestamp": format_time(created),
         "labels": names.child_labels(name, attempt),
         "annotations": {constants.ANNOTATION_COMPLETION_INDEX: str(index)},
@@ -107,14 +110,21 @@ def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name:
         ],
     }
     if changes.pop("deleting", False):
-        metadata["deletionTimestamp"] = format_time(at)
+        grace = changes.pop("grace", 0)
+        metadata |= {
+            "deletionTimestamp": format_time(at + timedelta(seconds=grace)),
+            "deletionGracePeriodSeconds": grace,
+        }
     spec: Json = {"containers": [{"name": "trainer"}], **changes.pop("spec", {})}
     node = changes.pop("node", "node-a" if phase != "Pending" else "")
     if node:
         spec["nodeName"] = node
     conditions = [{"type": "Ready", "status": "True" if changes.pop("ready", phase == "Running") else "False"}]
-    if changes.pop("disrupted", False):
-        conditions.append({"type": "DisruptionTarget", "status": "True"})
+    if unready := changes.pop("unready", None):
+        conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": format_time(unready)}]
+    if disrupted := changes.pop("disrupted", False):
+        reason = {"reason": disrupted, "message": "words"} if isinstance(disrupted, str) else {}
+        conditions.append({"type": "DisruptionTarget", "status": "True", **reason})
     status: Json = {"phase": phase, "conditions": conditions, "podIP": "10.0.0.1"}
     if phase != "Pending":
         status["startTime"] = format_time(created)

@@ -108,6 +108,18 @@ class Cluster(Protocol):
         """Delete a child and, in the background, what it owns. Gone already or another UID by now is no error."""
         ...
 
+    async def node(self, name: str) -> Object | None:
+        """Return a Kubernetes node; None: there is no such node. Raises: Refused where it may not be read."""
+        ...
+
+    async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
+        """Declare a pod failed whose node is lost, by its status, and remove it; its Job then replaces or forgets it.
+
+        The status says ``DisruptionTarget`` with this reason and message. A pod that is gone, or has ended meanwhile,
+        is no error.
+        """
+        ...
+
     async def delete_resource(self, key: Key, *, uid: str) -> None:
         """Delete the custom resource itself (its time to live is over)."""
         ...

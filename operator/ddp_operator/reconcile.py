@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,18 +23,20 @@ from ddp_operator.cluster import AlreadyExists, ChildKind, Cluster, ClusterError
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status import conditions as c
+from ddp_operator.status import lost
 from ddp_operator.status.decision import (
     Decision,
     DeleteJob,
     DeleteResource,
     EnsureChildren,
+    FailPod,
     Refusal,
     SuspendJob,
 )
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide, is_finished, scrape_interval
 from ddp_operator.status.marks import Mark, transition_marks
-from ddp_operator.status.observation import Observation, observe_children
+from ddp_operator.status.observation import NodeView, Observation, observe_children, view_node
 
 _WAIT_FOR_COLLECTOR = 1.0
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
@@ -83,6 +86,7 @@ class Reconciler:
         asked, page = await self._scrape(key, job, snapshot)
         service = any(_owned(job, raw) for raw in snapshot.services)
         observation = observe_children(job, snapshot.jobs, snapshot.pods, page, asked=asked, service=service)
+        observation = replace(observation, nodes=await self._ask_nodes(job, observation))
         decision = self._decide(job, observation, refusal)
         wait: float | None = None
         for action in decision.actions:
@@ -99,6 +103,10 @@ class Reconciler:
                         await self._cluster.patch_job(job.namespace, name, {"spec": {"suspend": suspend}})
                     except Refused as error:
                         return await self._write(key, snapshot, job, self._decide(job, observation, _refusal(error)))
+                case FailPod(_, uid, words):
+                    for raw in snapshot.pods:
+                        if raw["metadata"].get("uid") == uid:
+                            await self._cluster.fail_pod(raw, lost.REASON, words)
                 case DeleteResource():
                     await self._cluster.delete_resource(key, uid=job.uid)
                     return None
@@ -156,6 +164,16 @@ class Reconciler:
                     return conflict
                 return _WAIT_FOR_COLLECTOR
         return None
+
+    async def _ask_nodes(self, job: DDPTrainingJob, observation: Observation) -> Mapping[str, NodeView]:
+        """Return the nodes on which it depends whether a pod can still end by itself; seldom any."""
+        found = {}
+        for name in lost.nodes_in_doubt(job, observation, self._clock()):
+            try:
+                found[name] = view_node(await self._cluster.node(name))
+            except Refused:
+                found[name] = NodeView(None, "")
+        return found
 
     async def _scrape(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> tuple[bool, Page | None]:
         """Read pod 0's page when it is due. Returns whether it was asked for, and what it said."""

@@ -224,6 +224,30 @@ async def test_a_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_i
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
+async def test_a_pod_that_is_declared_failed_is_replaced_and_costs_the_job_nothing(world: World) -> None:
+    await start_job(world)
+    before = await world.cluster.observe(KEY)
+    assert before is not None
+    lost = living(before)[1]
+    await world.cluster.fail_pod(lost, "NodeLost", "the node is gone")
+    uid = lost["metadata"]["uid"]
+    after = await world.until(
+        KEY, lambda seen: living(seen).get(1, lost)["metadata"]["uid"] != uid, "a new pod under the same index"
+    )
+    (own,) = after.jobs
+    assert not has(own, "Failed")
+    assert not has(own, "FailureTarget")
+    await world.cluster.fail_pod(lost, "NodeLost", "once more")  # gone, or a conflict that passes
+
+
+async def test_a_pods_node_can_be_asked_after(world: World) -> None:
+    await start_job(world)
+    snapshot = await world.cluster.observe(KEY)
+    assert snapshot is not None
+    node = await world.cluster.node(living(snapshot)[0]["spec"]["nodeName"])
+    assert node is None or node["kind"] == "Node"
+
+
 async def test_what_is_not_there_is_observed_as_none(world: World) -> None:
     assert await world.cluster.observe(KEY) is None
 

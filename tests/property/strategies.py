@@ -59,7 +59,15 @@ FULL = resource(
     template=template(),
     rendezvous={"backend": "c10d", "port": 29400, "joinTimeoutSeconds": 600},
     shm={"sizeLimit": "8Gi"},
-    recovery={"inPlaceRestarts": 1, "maxRestarts": 3, "nonRetryableExitCodes": [2, 126]},
+    recovery={
+        "inPlaceRestarts": 1,
+        "maxRestarts": 3,
+        "nonRetryableExitCodes": [2, 126],
+        "resetAfterSteps": 10,
+        "countDisruptions": True,
+        "forceDeleteAfterSeconds": 60,
+        "avoidFailedNodes": False,
+    },
     checkpoint={"path": "/ckpt", "claimName": "c", "graceSeconds": 120},
     metrics={"port": 9400},
     activeDeadlineSeconds=60,
@@ -154,7 +162,7 @@ def pods(draw: st.DrawFn, attempts: int = 3) -> Json:
         age=draw(st.integers(0, 5)),
         owner=draw(st.sampled_from([f"job-{attempt}", f"job-{attempt}", "gone"])),
         deleting=draw(st.booleans()),
-        disrupted=draw(st.booleans()),
+        disrupted=draw(st.sampled_from([False, True, "DeletionByTaintManager"])),
         **end,
     )
 

@@ -16,7 +16,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
 from ddp_operator.status.machine import decide, is_finished
-from ddp_operator.status.observation import Observation, observe_children
+from ddp_operator.status.observation import NodeView, Observation, observe_children
 from tests.builders import NOW, job, page
 
 from . import strategies
@@ -45,6 +45,7 @@ class Step:
     asked: bool
     refusal: Refusal | None
     seconds: int
+    nodes: dict[str, NodeView] = dataclasses.field(default_factory=dict)
 
     def job(self, status: Status) -> DDPTrainingJob:
         return job(status=status, **self.spec)
@@ -54,7 +55,7 @@ class Step:
         if shuffle:
             shuffle.shuffle(jobs)
             shuffle.shuffle(pods)
-        return observe_children(typed, jobs, pods, self.page, asked=self.asked)
+        return observe_children(typed, jobs, pods, self.page, asked=self.asked, nodes=self.nodes)
 
     def decide(self, status: Status, shuffle: random.Random | None = None) -> Decision:
         typed = self.job(status)
@@ -67,7 +68,12 @@ def steps(draw: st.DrawFn) -> Step:
     spec = {
         "nodes": draw(st.integers(1, 3)),
         "suspend": draw(st.booleans()),
-        "recovery": {"maxRestarts": draw(st.integers(0, 2))},
+        "recovery": {
+            "maxRestarts": draw(st.integers(0, 2)),
+            "countDisruptions": draw(st.booleans()),
+            "forceDeleteAfterSeconds": draw(st.sampled_from([0, 20, 120])),
+        },
+        "labels": draw(st.sampled_from([None, None, {"kueue.x-k8s.io/queue-name": "q"}])),
         **draw(st.sampled_from([{}, {}, {"activeDeadlineSeconds": 40}, {"ttlSecondsAfterFinished": 30}])),
     }
     attempts = draw(st.sets(st.integers(1, 3), max_size=2))
@@ -85,6 +91,7 @@ def steps(draw: st.DrawFn) -> Step:
         draw(st.booleans()),
         draw(refusals),
         draw(st.integers(-100, 100)),
+        {} if (ready := draw(st.sampled_from([True, False, None, ""]))) == "" else {"node-a": NodeView(ready, "words")},
     )
 
 
@@ -126,14 +133,18 @@ def check_ledger(before: Status, decision: Decision, step: Step) -> None:
     assert after.attempt >= before.attempt
     assert after.attempt <= max(before.attempt + 1, 3)
     counted = after.restarts.counted
-    assert counted >= before.restarts.counted
+    explained = before.last_failure is not None and after.last_failure != before.last_failure
+    assert counted >= before.restarts.counted or (explained and set(before.failed_nodes) < set(after.failed_nodes))
+    assert 0 <= after.restarts.used <= counted
+    assert len(after.failed_nodes) <= 10
     recovered = (
         any(raw["metadata"]["name"] == f"train-{after.attempt}" for raw in step.jobs) and after.attempt > before.attempt
     )
     if counted > before.restarts.counted and not recovered:
-        assert counted <= step.spec["recovery"]["maxRestarts"]
-    changed = (before.attempt, before.attempt_nodes, before.restarts.counted, is_finished(before)) != (
-        after.attempt, after.attempt_nodes, after.restarts.counted, is_finished(after)
+        assert after.restarts.used <= step.spec["recovery"]["maxRestarts"]
+    changed = (before.attempt, before.attempt_nodes, before.restarts.counted, before.failed_nodes, is_finished(before)
+    ) != (
+        after.attempt, after.attempt_nodes, after.restarts.counted, after.failed_nodes, is_finished(after)
     )  # fmt: skip
     if changed:
         assert decision.actions == (), "the ledger is written before anything is done"

@@ -10,7 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -27,9 +27,9 @@ def copied(obj: Object) -> Object:
     return copy
 
 
-def timestamp() -> str:
-    """Return the time as Kubernetes writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def timestamp(ahead: int = 0) -> str:
+    """Return the time, or that in some seconds, as Kubernetes writes it."""
+    return (datetime.now(UTC) + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Storage:
             self._remove("delete", kind, marked)
             return None
         if "deletionTimestamp" not in meta:
-            meta["deletionTimestamp"] = timestamp()
+            meta["deletionTimestamp"] = timestamp(grace or 0)
             meta["generation"] = meta.get("generation", 1) + 1
         if marked != obj:
             self._put("delete", kind, obj, marked)

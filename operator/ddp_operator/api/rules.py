@@ -49,6 +49,7 @@ def _immutable(name: str) -> Rule:
 # Bounds that nobody meets in earnest: they keep times and names within what Kubernetes and Python can hold.
 _YEAR = 366 * 24 * 3600
 _MAX_RESTARTS = 10_000
+_MAX_STEPS = 2**31 - 1
 _MAX_PROCESSES = 1024
 _MAX_PATTERNS = 8
 _MAX_PATTERN = 512
@@ -98,6 +99,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in place off"),
     _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "0 lets the first failure end the job"),
+    _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out for 1000"),
+    _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out for 120"),
     Rule(
         "spec.recovery.nonRetryableExitCodes",
         "self.all(c, c >= 1 && c <= 255)",

@@ -50,10 +50,34 @@ class Recovery(_Fields, frozen=True, kw_only=True):
     max_restarts: Annotated[
         int, Meta(description="How many times the whole group is started anew (a new Job) after a failure.")
     ] = 3
+    reset_after_steps: Annotated[
+        int,
+        Meta(
+            description="The newest checkpoint so many steps beyond the one at the last counted restart renews "
+            "maxRestarts."
+        ),
+    ] = 1000
+    count_disruptions: Annotated[
+        bool, Meta(description="Whether evictions, preemptions and lost nodes use up maxRestarts too.")
+    ] = False
     non_retryable_exit_codes: Annotated[
         tuple[int, ...],
         Meta(description="Exit codes of the training script after which no restart is tried, each 1 to 255."),
     ] = (2, 126, 127)
+    force_delete_after_seconds: Annotated[
+        int,
+        Meta(
+            description="How long a deleted pod on a node that is gone or not ready may hold up the job before it is "
+            "declared failed and removed, seconds."
+        ),
+    ] = 120
+    avoid_failed_nodes: Annotated[
+        bool,
+        Meta(
+            description="Keep the next attempts away from nodes that were lost (status.failedNodes), unless the job "
+            "can't be scheduled without them."
+        ),
+    ] = True
 
 
 class Watchdog(_Fields, frozen=True, kw_only=True):

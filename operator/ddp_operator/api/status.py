@@ -42,7 +42,13 @@ class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
 
     total: Annotated[int, Meta(description="Group restarts, counted and free together.")] = 0
     counted: Annotated[int, Meta(description="Group restarts that used up recovery.maxRestarts.")] = 0
-    free: Annotated[int, Meta(description="Group restarts that did not: a change of spec.nodes.")] = 0
+    free: Annotated[
+        int, Meta(description="Group restarts that did not: disruptions, a change of spec.nodes, a resumption.")
+    ] = 0
+    used: Annotated[int, Meta(description="Counted restarts since checkpointed progress last renewed the budget.")] = 0
+    without_progress: Annotated[int, Meta(description="Failures in a row, the last one included, without a step.")] = 0
+    step: Annotated[int, Meta(description="Farthest step that was known at the last counted failure.")] = 0
+    checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
     in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun in the current attempt.")] = 0
 
 
@@ -116,4 +122,8 @@ class Status(_Fields, frozen=True, kw_only=True):
     checkpoint: CheckpointStatus | None = None
     preflight: PreflightStatus | None = None
     last_failure: LastFailure | None = None
+    failed_nodes: Annotated[
+        tuple[str, ...],
+        Meta(description="Kubernetes nodes that were lost with a pod on them, the latest last; at most 10."),
+    ] = ()
     conditions: tuple[Condition, ...] = ()

@@ -20,14 +20,22 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     f"{KIND}/status": ("update",),
     "Job": ("get", "list", "watch", "create", "patch", "delete"),
     "Pod": ("get", "list", "watch", "delete"),
+    "Pod/status": ("patch",),
     "Service": ("get", "list", "create", "delete"),
     "ConfigMap": ("get", "list", "create", "delete"),
     "Event": ("create",),
+    "Node": ("get",),
 }
 """Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""
 
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
 """What the operator does in its own namespace, whichever it serves."""
+
+OPTIONAL: Final = frozenset({"Node"})
+"""What a Role of one namespace can't grant. Without it pods on lost nodes are freed later: see the reconcile."""
+
+REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
+
 
 
 async def check_cluster(client: ApiClient, namespaces: Sequence[str], *, home: str) -> None:
@@ -70,7 +78,7 @@ async def _check_crd(client: ApiClient) -> None:
 
 async def _missing_permissions(client: ApiClient, namespaces: Sequence[str], home: str) -> list[str]:
     scopes: list[str | None] = [*namespaces] or [None]
-    wanted = [(what, verb, scope) for scope in scopes for what, verbs in PERMISSIONS.items() for verb in verbs]
+    wanted = [(what, verb, scope) for scope in scopes for what, verbs in REQUIRED.items() for verb in verbs]
     wanted += [(what, verb, home) for what, verbs in HOME_PERMISSIONS.items() for verb in verbs]
     allowed = await asyncio.gather(*(_may(client, what, verb, scope) for what, verb, scope in wanted))
     missing: dict[str, list[str]] = {}

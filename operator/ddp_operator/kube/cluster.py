@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import AlreadyExists, ChildKind, ClusterError, Conflict, Event, Key, Object, Refused, Snapshot
@@ -114,6 +115,51 @@ class KubeCluster:
         """Delete a child if it still is the one of this UID."""
         await self._delete(kind, namespace, name, uid)
 
+    async def node(self, name: str) -> Object | None:
+        """Read a node: seldom, where a pod on it does not end."""
+        try:
+            found: Object = await self._client.request("GET", path("Node", None, name), kind=plural("Node"))
+        except ApiError as exc:
+            if exc.status == 404:
+                return None
+            if exc.status == 403:
+                raise Refused(exc.message, reason="Forbidden") from exc
+            raise ClusterError(str(exc)) from exc
+        return found
+
+    async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
+        """Write the pod's status, then delete it without grace time.
+
+        The status comes first: a Running pod of a Job that is deleted by force stays, since the Job controller keeps
+        its finalizer until the pod has ended, and nobody else can tell that it has.
+        """
+        meta, status = pod["metadata"], pod.get("status") or {}
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        others = [item for item in status.get("conditions") or [] if item.get("type") != "DisruptionTarget"]
+        conditions = [*others, condition | {"lastTransitionTime": stamp}]
+        # A merge patch replaces the whole list, so it must meet the very pod that was looked at.
+        body = {
+            "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
+            "status": {"phase": "Failed", "reason": reason, "message": message, "conditions": conditions},
+        }
+        try:
+            failed = await self._client.request(
+                "PATCH",
+                path("Pod", meta["namespace"], meta["name"], "status"),
+                params={"fieldManager": FIELD_MANAGER},
+                body=body,
+                content_type="application/merge-patch+json",
+                kind=plural("Pod"),
+            )
+        except ApiError as exc:
+            if exc.status == 404:
+                self._bury("Pod", meta["namespace"], meta["name"], meta["uid"])
+                return
+            raise _retriable(exc) from exc
+        self._remember("Pod", failed)
+        await self._delete("Pod", meta["namespace"], meta["name"], meta["uid"], grace_seconds=0)
+
     async def delete_resource(self, key: Key, *, uid: str) -> None:
         """Delete the custom resource; the garbage collector follows with its children."""
         await self._delete(KIND, key.namespace, key.name, uid)
@@ -184,13 +230,17 @@ class KubeCluster:
             raise ClusterError(str(exc)) from exc
         return bool(found["metadata"].get("uid") == uid)
 
-    async def _delete(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        body = {
+    async def _delete(
+        self, kind: str, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+    ) -> None:
+        body: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": "Background",
             "preconditions": {"uid": uid},
         }
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
         try:
             answer = await self._client.request("DELETE", path(kind, namespace, name), body=body, kind=plural(kind))
         except ApiError as exc:

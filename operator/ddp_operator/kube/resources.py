@@ -14,6 +14,7 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "ConfigMap": ("", "v1", "configmaps"),
     "Event": ("", "v1", "events"),
     "Lease": ("coordination.k8s.io", "v1", "leases"),
+    "Node": ("", "v1", "nodes"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,8 @@ Object = Mapping[str, Any]
 
 # Kubernetes' own alphabet for generated names: no vowels and no look-alikes.
 _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
+BACKOFF: Final = 10.0
+"""Seconds that Kubernetes' Job controller waits after a pod's failure: what is decided here must be decided there."""
 _LAST_WORDS: Final = timedelta(seconds=5)
 
 
@@ -41,8 +44,10 @@ class LocalCluster:
         environ: Mapping[str, str] = os.environ,
         metrics_base: int | None = None,
         gpu_ids: Sequence[str] | None = None,
+        backoff: float = BACKOFF,
     ) -> None:
         self._clock = clock
+        self._backoff = backoff
         self.store = Store(clock)
         self.store.on_change = self._changed
         self.on_change: Callable[[], None] = lambda: None
@@ -109,6 +114,23 @@ class LocalCluster:
         if item is not None and item["metadata"]["uid"] == uid:
             self.store.delete(item, grace_seconds=grace_of(item))
             self._settle()
+
+    async def node(self, name: str) -> Object | None:
+        """Return this machine: the one node, which is there and ready as long as anybody can ask."""
+        ready = {"type": "Ready", "status": "True"}
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}}
+
+    async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
+        """Kill the pod at once. The reconcile never asks for it here, where no node is lost without the operator."""
+        metadata = pod["metadata"]
+        current = self.store.get("Pod", metadata["namespace"], metadata["name"])
+        if current is None or current["metadata"]["uid"] != metadata["uid"]:
+            return
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        conditions = [*(current["status"].get("conditions") or ()), condition]
+        self.store.change(current, status={**current["status"], "conditions": conditions})
+        self.store.delete(current)
+        self._settle()
 
     async def delete_resource(self, key: Key, *, uid: str) -> None:
         """Delete the custom resource and with it everything that it owns."""
@@ -211,7 +233,9 @@ class LocalCluster:
     def _control(self, job: Object) -> None:
         """Apply the Job controller's decision."""
         mine = self.store.list("Pod", job["metadata"]["namespace"])
-        decision: JobDecision = decide_job(job, mine, self._clock())
+        decision: JobDecision = decide_job(job, mine, self._clock(), backoff=self._backoff)
+        if decision.retry_after is not None:
+            asyncio.get_running_loop().call_later(decision.retry_after, self._settle)
         if not decision.changes(job):
             return
         self.store.change(job, status=decision.status)

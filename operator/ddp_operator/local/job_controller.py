@@ -4,8 +4,8 @@ The local cluster and the stand-in API server of the tests both use it, so that 
 and later, whose code this follows) serves wherever no real one runs. A caller applies one decision and asks again until
 a decision changes nothing: like the real controller, it never finishes a Job in the pass that sees the reason.
 
-Left out on purpose: back-off between failures (``ddp run`` would only wait for it), ``backoffLimitPerIndex``,
-``successPolicy``, ``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs. The operator uses none.
+Left out on purpose: the growth of the back-off between failures, ``backoffLimitPerIndex``, ``successPolicy``,
+``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs. The operator uses none.
 """
 
 from __future__ import annotations
@@ -41,14 +41,19 @@ class JobDecision:
     """Names of pods to delete, with their grace time."""
     create: tuple[int, ...] = ()
     """Completion indexes that need a pod, ascending."""
+    retry_after: float | None = None
+    """Seconds after which indexes that wait for the back-off may get their pods."""
 
     def changes(self, job: Object) -> bool:
         """Say whether applying this to ``job`` does anything."""
         return bool(self.release or self.delete or self.create) or self.status != job.get("status", {})
 
 
-def decide_job(job: Object, pods: Iterable[Object], now: datetime) -> JobDecision:
-    """Decide for one Job from all its pods; pods that another Job controls are ignored."""
+def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: float = 0) -> JobDecision:
+    """Decide for one Job from all its pods; pods that another Job controls are ignored.
+
+    ``backoff``: seconds after a pod's failure in which no pod is created.
+    """
     spec = job["spec"]
     status: Json = deepcopy(dict(job.get("status") or {}))
     conditions: list[Json] = status.setdefault("conditions", [])
@@ -73,6 +78,7 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime) -> JobDecisio
 
     delete: list[Object] = []
     create: tuple[int, ...] = ()
+    retry_after: float | None = None
     target = _condition(conditions, "FailureTarget")
     if target is None and _condition(conditions, "SuccessCriteriaMet") is None:
         message = _fail_job_message(spec, mine)
@@ -94,6 +100,8 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime) -> JobDecisio
             if _set(conditions, "Suspended", "False", "JobResumed", "Job resumed", stamp) is not None:
                 status["startTime"] = stamp
             delete, create = _scale(spec, active, terminating, succeeded, completions)
+            retry_after = _backoff_left(mine, backoff, now) if create else None
+            create = create if retry_after is None else ()
     else:
         delete = active
         if not active and not terminating:
@@ -105,7 +113,8 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime) -> JobDecisio
     status["terminating"] = len(terminating) + len(delete)
     if not conditions:
         del status["conditions"]
-    return JobDecision(status=status, release=release, delete=tuple(_name(p) for p in delete), create=create)
+    names = tuple(_name(p) for p in delete)
+    return JobDecision(status=status, release=release, delete=names, create=create, retry_after=retry_after)
 
 
 def build_pod(job: Object, index: int, *, suffix: str) -> Json:
@@ -222,6 +231,19 @@ def _scale(
         room -= len(terminating)
     pending = [index for index in range(completions) if index not in taken]
     return [], tuple(pending[: max(room, 0)])
+
+
+def _backoff_left(pods: Sequence[Object], backoff: float, now: datetime) -> float | None:
+    """Return the seconds left of the back-off that began with the latest failure of a pod that is still listed."""
+    ends = [
+        datetime.fromisoformat(terminated["finishedAt"])
+        for pod in pods
+        if pod["status"].get("phase") == "Failed"
+        for container in _container_statuses(pod)
+        if (terminated := (container.get("state") or {}).get("terminated")) and terminated.get("finishedAt")
+    ]
+    left = max(ends).timestamp() + backoff - now.timestamp() if ends else 0.0
+    return left if left > 0 else None
 
 
 def _fail_job_message(spec: Object, pods: Sequence[Object]) -> str | None:

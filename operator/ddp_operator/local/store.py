@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ddp_operator.cluster import AlreadyExists
@@ -109,7 +109,9 @@ class Store:
         if not self._is_kept(current):
             self._drop(place, current)
         elif not current["metadata"].get("deletionTimestamp"):
-            marks = {"deletionTimestamp": format_time(self._clock()), "deletionGracePeriodSeconds": grace_seconds}
+            # As Kubernetes: the stamp is the end of the grace time.
+            end = self._clock() + timedelta(seconds=grace_seconds)
+            marks = {"deletionTimestamp": format_time(end), "deletionGracePeriodSeconds": grace_seconds}
             self.change(current, meta=marks)
 
     def _is_kept(self, item: Object) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_operator import constants, names
@@ -18,6 +18,7 @@ from ddp_operator.manifests.quantities import cpu_limit
 from ddp_operator.manifests.template import ResolvedTemplate
 
 _DEFAULT_GRACE_SECONDS = 30
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 # The launcher needs this long after the workers' own grace to write its last words.
 _LAUNCHER_GRACE_SECONDS = 30
 
@@ -41,6 +42,9 @@ def build_pod_template(
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
     _secure_pod(pod, job.spec.security_profile)
+
+    if job.spec.recovery.avoid_failed_nodes and job.status.failed_nodes:
+        _avoid_nodes(pod, job.status.failed_nodes)
 
     trainer = pod["containers"][template.trainer_index]
     _build_trainer(trainer, job, template, attempt=attempt, nodes=nodes, pod=pod)
@@ -169,6 +173,20 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
         mounts.append({"name": constants.CHECKPOINT_VOLUME, "mountPath": checkpoint.path})
     pod["volumes"] = volumes
     trainer["volumeMounts"] = mounts
+
+
+def _avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
+    """Keep the pod off some nodes, beside what the user's own affinity asks for (whose terms are alternatives)."""
+    # A field takes one value in each requirement; the label kubernetes.io/hostname need not be the node's name.
+    away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
+    affinity = pod.get("affinity") or {}
+    node = affinity.get("nodeAffinity") or {}
+    required = node.get(_REQUIRED) or {}
+    terms = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), *away]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    pod["affinity"] = {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
 
 
 def _secure_pod(pod: dict[str, Any], profile: str) -> None:

@@ -33,11 +33,20 @@ class SuspendJob:
 
 
 @dataclass(frozen=True, slots=True)
+class FailPod:
+    """Declare a pod failed and remove it: its node is lost and will not do so."""
+
+    name: str
+    uid: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteResource:
     """Delete the training job itself: its time to live is over."""
 
 
-Action = EnsureChildren | DeleteJob | SuspendJob | DeleteResource
+Action = EnsureChildren | DeleteJob | SuspendJob | FailPod | DeleteResource
 
 
 @dataclass(frozen=True, slots=True)

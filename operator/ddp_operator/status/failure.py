@@ -14,46 +14,154 @@ from ddp_operator.status.termination import Termination, format_time
 _WITNESS_WAIT = timedelta(seconds=15)
 # A pod that was killed longer before the first victim spoke has long been replaced: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
+# What a rank says whose peer went away without a word: true, but not the cause.
+_SYMPTOMS = (constants.CATEGORY_NCCL, constants.CATEGORY_HANG)
+_NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", constants.CATEGORY_NODE_LOST)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An attempt's failure. ``cause`` is None while only victims have spoken and better may come."""
+    """An attempt's failure.
+
+    ``cause`` is None while only victims have spoken and better may come. ``disruption``: a pod was taken away, which is
+    nobody's fault. ``hearsay``: nobody but victims has spoken.
+    """
 
     cause: LastFailure | None
     permanent: bool = False
+    disruption: bool = False
+    hearsay: bool = False
 
 
-def judge(attempt: int, job: JobView | None, pods: tuple[PodView, ...], now: datetime) -> Verdict | None:
-    """Return the verdict on an attempt, or None where it has not failed."""
+def judge(
+    attempt: int,
+    job: JobView | None,
+    pods: tuple[PodView, ...],
+    now: datetime,
+    *,
+    keeps_job: bool = True,
+    since: datetime | None = None,
+) -> Verdict | None:
+    """Return the verdict on an attempt, or None where it has not failed.
+
+    ``keeps_job``: a pod that was taken away is left to the Job controller, which replaces it. Otherwise its attempt is
+    over. What was deleted before ``since`` was deleted by a suspension.
+    """
     ended = [(pod, pod.termination) for pod in pods if pod.termination and pod.termination.container_exit_code != 0]
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
     job_failed = job is not None and job.failed
     if not fatal and not job_failed:
-        return None
+        return None if keeps_job else _judge_taken(attempt, job, pods, since)
     culprits = [(pod, end) for pod, end in fatal if not end.victim]
-    if culprits:
-        pod, end = min(culprits, key=_order)
-        return Verdict(_last_failure(attempt, pod, end), permanent=end.container_exit_code == constants.EXIT_USER_ERROR)
     times = [end.time for _, end in fatal if end.time is not None]
     if not times and job is not None and job.failed_at is not None:
         times = [job.failed_at.timestamp()]
     first = datetime.fromtimestamp(min(times), UTC) if times else None
+    if all(end.category in _SYMPTOMS for _, end in culprits):
+        taken = [pod for pod in pods if _was_taken_before(pod, first, job)]
+        if taken:
+            return _disruption(attempt, min(taken, key=_taken_order))
+    if culprits:
+        pod, end = min(culprits, key=_order)
+        return Verdict(_last_failure(attempt, pod, end), permanent=end.container_exit_code == constants.EXIT_USER_ERROR)
     if any(pod.alive for pod in pods) and not _waited(first, now):
         return Verdict(None)
     # Nobody confessed: a signal-killed pod is a likelier cause than those who lost their peer.
     killed = [(pod, end) for pod, end in ended if _is_of_incident(end, first)]
     if killed:
         pod, end = min(killed, key=lambda item: (item[1].victim, _order(item)))
-        return Verdict(_last_failure(attempt, pod, end))
+        return Verdict(_last_failure(attempt, pod, end), hearsay=True)
     message = (job.failed_message if job else "") or "the Job failed"
     unknown = constants.CATEGORY_UNKNOWN
-    return Verdict(LastFailure(attempt=attempt, category=unknown, message=message, time=format_time(first or now)))
+    failure = LastFailure(attempt=attempt, category=unknown, message=message, time=format_time(first or now))
+    return Verdict(failure, hearsay=True)
 
 
 def will_fail_job(pods: tuple[PodView, ...]) -> bool:
     """Tell whether a pod has ended in a way that the Job's podFailurePolicy answers by failing the Job."""
     return any(pod.fails_job for pod in pods)
+
+
+def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFailure:
+    """Return the failure of a pod whose node is lost."""
+    return LastFailure(
+        attempt=attempt,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        category=constants.CATEGORY_NODE_LOST,
+        message=f"pod {pod.name} was lost with node {pod.node_name}: {words}",
+        hint="look at the node; status.failedNodes lists the nodes that the next attempts avoid",
+        time=format_time(now),
+    )
+
+
+def is_guess(failure: LastFailure) -> bool:
+    """Tell whether a failure is what survivors made of it, so that a lost node explains it better."""
+    known = (constants.CATEGORY_UNKNOWN, constants.CATEGORY_PREEMPTED, *_SYMPTOMS)
+    return failure.category in known or (failure.category == constants.CATEGORY_NODE_LOST and failure.rank is not None)
+
+
+def _judge_taken(
+    attempt: int, job: JobView | None, pods: tuple[PodView, ...], since: datetime | None
+) -> Verdict | None:
+    """Judge an attempt that lost a pod while its Job goes on: it would wait for the Job controller's back-off."""
+    if job is None or job.finished or job.deleting or job.suspended:
+        return None  # the Job's own end takes its pods away
+    replaced = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
+    lost = [
+        pod
+        for pod in pods
+        if pod.has_run
+        and pod.phase != "Succeeded"
+        and pod.index not in replaced
+        and not (since and pod.deleted_at and pod.deleted_at < since)
+    ]
+    taken = [pod for pod in lost if pod.disrupted or pod.deleting]
+    if taken:
+        return _disruption(attempt, min(taken, key=_taken_order))
+    killed = [(pod, pod.termination) for pod in lost if pod.termination]
+    if killed:
+        # A script that says by its own exit code that it was preempted is no disruption: it would go on for ever.
+        return Verdict(_last_failure(attempt, *min(killed, key=_order)))
+    return None
+
+
+def _was_taken_before(pod: PodView, first: datetime | None, job: JobView | None) -> bool:
+    """Tell whether a pod was taken away before its peers failed, not because of it."""
+    if pod.disrupted:
+        end = pod.termination
+        return end is None or _is_of_incident(end, first)
+    # The Job controller deletes the other pods of a Job that failed. Its clock is the better one to compare with.
+    failed = (job.failed_at if job else None) or first
+    if pod.phase == "Succeeded" or pod.deleted_at is None or failed is None:
+        return False
+    return timedelta(0) < failed - pod.deleted_at <= _SAME_INCIDENT
+
+
+def _disruption(attempt: int, pod: PodView) -> Verdict:
+    category = constants.CATEGORY_NODE_LOST if pod.disruption in _NODE_REASONS else constants.CATEGORY_PREEMPTED
+    how = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
+    moment = pod.termination.time if pod.termination else None
+    time = datetime.fromtimestamp(moment, UTC) if moment is not None else pod.deleted_at
+    return Verdict(
+        LastFailure(
+            attempt=attempt,
+            node=pod.index,
+            pod=pod.name,
+            node_name=pod.node_name,
+            exit_code=pod.termination.exit_code if pod.termination else None,
+            category=category,
+            message=f"pod {pod.name} was taken away: {how}".rstrip(": "),
+            hint="",
+            time=None if time is None else format_time(time),
+        ),
+        disruption=True,
+    )
+
+
+def _taken_order(pod: PodView) -> tuple[bool, str, int, str]:
+    return (not pod.disrupted, format_time(pod.deleted_at) if pod.deleted_at else "", pod.index, pod.name)
 
 
 def _ends_attempt(pod: PodView, end: Termination) -> bool:

@@ -7,19 +7,24 @@ makes the children follow it, so that a crash in between loses nothing and count
 from __future__ import annotations
 
 from dataclasses import replace as replace_fields
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from ddp_operator import names
+from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, Phase, Restarts, Status
 from ddp_operator.status import conditions as c
+from ddp_operator.status import lost
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
 from ddp_operator.status.describe import count_nodes, describe, take_final_progress, without_eta
+from ddp_operator.status.failure import blame_node
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.termination import format_time
+
+# An attempt that ran so long has done something, also where its script reports no steps.
+_LASTED = timedelta(minutes=5)
 
 
 def start(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
@@ -41,6 +46,7 @@ def recover(job: DDPTrainingJob, observation: Observation, newest: JobView, now:
     Past restarts count as failures, as far as the status does not know better: a crash loop shall not begin anew.
     """
     restarts, past = job.status.restarts, newest.attempt - 1
+    counted = max(restarts.counted, past - restarts.free)
     status = replace(
         job.status,
         attempt=newest.attempt,
@@ -48,7 +54,7 @@ def recover(job: DDPTrainingJob, observation: Observation, newest: JobView, now:
         job_name=newest.name,
         start_time=job.status.start_time or format_time(now),
         selector=names.pod_selector(job.name),
-        restarts=replace(restarts, total=past, counted=max(restarts.counted, past - restarts.free)),
+        restarts=replace(restarts, total=past, counted=counted, used=max(restarts.used, counted)),
     )
     return _begin(job, status, observation, None, now)
 
@@ -57,14 +63,91 @@ def restart(
     job: DDPTrainingJob, observation: Observation, cause: LastFailure, refusal: Refusal | None, now: datetime
 ) -> Decision:
     """Begin the next attempt after a failure; it uses up one of recovery.maxRestarts."""
-    status = _next_attempt(job, counted=True, failure=cause)
+    charged = charge(job, observation.pods_of(job.status.attempt))
+    before = replace(charged, used=charged.used + 1, counted=charged.counted + 1)
+    status = _next_attempt(job, before, failure=cause)
     words = f"attempt {status.attempt} after: {say(cause)}"
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
 
 
+def restart_free(
+    job: DDPTrainingJob,
+    observation: Observation,
+    cause: LastFailure | None,
+    reason: str,
+    refusal: Refusal | None,
+    now: datetime,
+) -> Decision:
+    """Begin the next attempt after what is nobody's fault."""
+    before = replace(job.status.restarts, free=job.status.restarts.free + 1)
+    status = _next_attempt(job, before, failure=cause)
+    if cause is not None and cause.category == constants.CATEGORY_NODE_LOST:
+        status = replace(status, failed_nodes=lost.remember(status.failed_nodes, iter((cause.node_name,))))
+    words = f"attempt {status.attempt}, not counted, after: {say(cause)}" if cause else f"attempt {status.attempt}"
+    return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", reason, words))
+
+
+def readmit(job: DDPTrainingJob, observation: Observation, words: str, now: datetime) -> Decision:
+    """Begin the next attempt without avoiding any node: the avoided ones are needed."""
+    job = replace_fields(job, status=replace(job.status, failed_nodes=()))
+    before = replace(job.status.restarts, free=job.status.restarts.free + 1)
+    status = _next_attempt(job, before, failure=None)
+    words = f"attempt {status.attempt} may use the nodes that failed again: {words}"
+    return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
+
+
+def charge(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> Restarts:
+    """Return the budget as a counted failure of the current attempt finds it.
+
+    Checkpointed progress renews it; a step beyond the farthest one ends a row of failures without progress. Where no
+    step is ever reported, an attempt that lasted counts as progress.
+    """
+    status = take_final_progress(job.status, pods)
+    restarts = status.restarts
+    checkpoint = status.checkpoint.step if status.checkpoint else 0
+    step = (status.progress.step if status.progress else None) or 0
+    renewed = checkpoint - restarts.checkpoint_step >= job.spec.recovery.reset_after_steps
+    moved = step > restarts.step or (step == 0 and _lasted(pods))
+    return replace(
+        restarts,
+        used=0 if renewed else restarts.used,
+        checkpoint_step=checkpoint if renewed or restarts.used == 0 else restarts.checkpoint_step,
+        without_progress=0 if moved else restarts.without_progress + 1,
+        step=max(step, restarts.step),
+    )
+
+
+def lose_nodes(
+    job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...], now: datetime, *, explains: bool
+) -> Decision:
+    """Note nodes that were lost with pods on them, before those pods are declared failed.
+
+    ``explains``: the failure in the ledger is what survivors made of it. It is given its true cause, and is free.
+    """
+    status = job.status
+    pod, words = found[0]
+    nodes = lost.remember(status.failed_nodes, iter(pod.node_name for pod, _ in found))
+    status = replace(status, failed_nodes=nodes)
+    if explains:
+        restarts = status.restarts
+        if not job.spec.recovery.count_disruptions and restarts.used > 0:
+            restarts = replace(
+                restarts,
+                counted=restarts.counted - 1,
+                used=restarts.used - 1,
+                free=restarts.free + 1,
+                without_progress=max(0, restarts.without_progress - 1),
+            )
+        status = replace(status, restarts=restarts)
+    if explains or pod.attempt == status.attempt:
+        status = replace(status, last_failure=blame_node(pod.attempt, pod, words, now))
+    return Decision(status, requeue_after=AT_ONCE)
+
+
 def resize(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
     """Begin the next attempt with another number of nodes."""
-    status = _next_attempt(job, counted=False, failure=None)
+    before = replace(job.status.restarts, free=job.status.restarts.free + 1)
+    status = _next_attempt(job, before, failure=None)
     words = f"attempt {status.attempt} with {job.spec.nodes} instead of {job.status.attempt_nodes} nodes"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
@@ -97,19 +180,19 @@ def say(cause: LastFailure) -> str:
     return f"{cause.category}: {where}{cause.message or 'no message'}"
 
 
-def _next_attempt(job: DDPTrainingJob, *, counted: bool, failure: LastFailure | None) -> Status:
-    status, before = job.status, job.status.restarts
+def _lasted(pods: tuple[PodView, ...]) -> bool:
+    ends = [(pod.started, pod.termination.time) for pod in pods if pod.termination]
+    return any(start and end and end - start.timestamp() >= _LASTED.total_seconds() for start, end in ends)
+
+
+def _next_attempt(job: DDPTrainingJob, restarts: Restarts, *, failure: LastFailure | None) -> Status:
+    status = job.status
     return replace(
         status,
         attempt=status.attempt + 1,
         attempt_nodes=job.spec.nodes,
         job_name=names.job_name(job.name, status.attempt + 1),
-        restarts=Restarts(
-            total=before.total + 1,
-            counted=before.counted + (1 if counted else 0),
-            free=before.free + (0 if counted else 1),
-            in_place=0,
-        ),
+        restarts=replace(restarts, total=restarts.total + 1, in_place=0),
         last_failure=failure or status.last_failure,
     )
 

@@ -15,7 +15,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.constants import KUEUE_LABEL_PREFIX
 from ddp_operator.status import conditions as c
-from ddp_operator.status import ledger
+from ddp_operator.status import ledger, lost
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import (
     Action,
@@ -23,11 +23,12 @@ from ddp_operator.status.decision import (
     DeleteJob,
     DeleteResource,
     EnsureChildren,
+    FailPod,
     Refusal,
     SuspendJob,
 )
 from ddp_operator.status.describe import describe
-from ddp_operator.status.failure import Verdict, judge, will_fail_job
+from ddp_operator.status.failure import Verdict, is_guess, judge, will_fail_job
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.termination import format_time, parse_time
 
@@ -39,6 +40,10 @@ _RECHECK_REFUSAL = 30.0
 _FIRST_STEP = timedelta(minutes=2)
 # The Job controller needs about a second to fail a Job by its podFailurePolicy.
 _FAIL_JOB_PATIENCE = timedelta(seconds=60)
+# So many failures in a row without a step beyond what was reached before: more would be a waste.
+_CRASH_LOOP = 3
+# How long the nodes that failed are avoided although no other can take a pod; an autoscaler may bring one.
+_NODE_PATIENCE = timedelta(seconds=60)
 
 
 def decide(
@@ -64,8 +69,18 @@ def decide(
     pods = observation.pods_of(status.attempt)
     if attempt_job is not None and attempt_job.complete:
         return ledger.succeed(job, pods, now)
+    lost_now = lost.lost_pods(job, observation, now)
+    if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
+        return ledger.lose_nodes(job, lost_now, now, explains=_explains(job, lost_now))
     if not job.spec.suspend:
-        verdict = judge(status.attempt, attempt_job, pods, now)
+        verdict = judge(
+            status.attempt,
+            attempt_job,
+            pods,
+            now,
+            keeps_job=keeps_job(job),
+            since=now if _was_suspending(job) else parse_time(status.start_time),
+        )
         if verdict is not None:
             return _answer_failure(job, observation, verdict, pods, now, refusal)
         deadline = _deadline(job, now)
@@ -74,6 +89,9 @@ def decide(
             return ledger.fail(job, pods, None, c.DEADLINE_EXCEEDED, words, now)
     if job.spec.nodes != status.attempt_nodes and refusal is None:
         return ledger.resize(job, observation, now)
+    blocked = _blocked_by_avoidance(job, pods)
+    if blocked is not None and now - blocked[0] >= _NODE_PATIENCE and refusal is None:
+        return ledger.readmit(job, observation, blocked[1], now)
     return _follow(job, observation, attempt_job, pods, now, refusal, progress_interval)
 
 
@@ -106,11 +124,53 @@ def _answer_failure(
         return Decision(job.status, requeue_after=_SOON)
     if verdict.permanent:
         return ledger.fail(job, pods, cause, cause.category, ledger.say(cause), now)
-    limit, used = job.spec.recovery.max_restarts, job.status.restarts.counted
-    if used >= limit:
-        words = f"failed {used + 1} times, recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
+    if verdict.disruption and not job.spec.recovery.count_disruptions:
+        return ledger.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
+    if verdict.hearsay and _ended_in_suspension(job, observation.job(job.status.attempt)):
+        return ledger.restart_free(job, observation, cause, c.RESUMED, refusal, now)
+    limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, pods)
+    if budget.used >= limit:
+        since = f" since step {budget.checkpoint_step}" if budget.counted > budget.used else ""
+        words = f"failed {budget.used + 1} times{since}, recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
         return ledger.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
+    if budget.without_progress >= _CRASH_LOOP:
+        at = f"beyond step {budget.step}" if budget.step else "before the first step"
+        words = f"failed {budget.without_progress} times in a row without progress {at}; last: {ledger.say(cause)}"
+        return ledger.fail(job, pods, cause, c.CRASH_LOOP, words, now)
     return ledger.restart(job, observation, cause, refusal, now)
+
+
+def _ended_in_suspension(job: DDPTrainingJob, attempt_job: JobView | None) -> bool:
+    """Tell whether the attempt ended while its pods were told to stop: a peer that was slower to hear is a victim."""
+    if _was_suspending(job):
+        return True
+    failed_at, resumed = attempt_job.failed_at if attempt_job else None, parse_time(job.status.start_time)
+    return failed_at is not None and resumed is not None and failed_at < resumed
+
+
+def _was_suspending(job: DDPTrainingJob) -> bool:
+    suspended = c.find(job.status.conditions, c.SUSPENDED)
+    return suspended is not None and (suspended.status == "True" or suspended.reason == c.STOPPING)
+
+
+def _explains(job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...]) -> bool:
+    """Tell whether lost pods are the reason of the failure after which the current attempt was begun."""
+    failure = job.status.last_failure
+    attempts = {pod.attempt for pod, _ in found}
+    return (
+        failure is not None
+        and failure.attempt in attempts
+        and failure.attempt == job.status.attempt - 1
+        and is_guess(failure)
+    )
+
+
+def keeps_job(job: DDPTrainingJob) -> bool:
+    """Tell whether a lost pod is better replaced inside its Job than answered by a new attempt (ADR 0009).
+
+    A new Job would stand at the end of its queue again.
+    """
+    return any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
 
 
 def _reject(job: DDPTrainingJob, refusal: Refusal, now: datetime) -> Decision:
@@ -159,7 +219,32 @@ def _follow(
     deadline = _deadline(job, now)
     if deadline is not None and not job.spec.suspend:
         waits.append(max(0.1, (deadline - now).total_seconds()))
+    blocked = _blocked_by_avoidance(job, pods)
+    if blocked is not None:
+        waits.append(max(_SOON, (blocked[0] + _NODE_PATIENCE - now).total_seconds()))
+    actions += _free_lost_pods(job, observation, now, waits)
     return Decision(described, tuple(actions), min(waits, default=None))
+
+
+def _free_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[Action]:
+    look = lost.next_look(job, observation, now)
+    if look is not None:
+        waits.append(look)
+    return [FailPod(pod.name, pod.uid, words) for pod, words in lost.lost_pods(job, observation, now)]
+
+
+def _blocked_by_avoidance(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> tuple[datetime, str] | None:
+    """Return since when, and in which words, the scheduler finds no node but those that are avoided."""
+    found = [
+        (pod.unscheduled_since, f"{pod.name}: {pod.waiting_message}")
+        for pod in pods
+        if pod.phase == "Pending"
+        and pod.unscheduled_since
+        and pod.waiting_reason == c.UNSCHEDULABLE
+        and "node affinity" in pod.waiting_message
+        and pod.avoids_nodes
+    ]
+    return min(found, default=None)
 
 
 def _former_may_run(observation: Observation, attempt: int) -> bool:
@@ -212,6 +297,7 @@ def _after_the_end(job: DDPTrainingJob, observation: Observation, now: datetime)
             waits.append(_LATER)
         else:
             actions.append(DeleteJob(view.name, view.uid))
+    actions += _free_lost_pods(job, observation, now, waits)
     ttl, ended = job.spec.ttl_seconds_after_finished, parse_time(job.status.completion_time)
     if ttl is not None and ended is not None:
         left = (ended + timedelta(seconds=ttl) - now).total_seconds()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ from ddp_operator.progress import Page
 from ddp_operator.status.termination import Termination, parse_termination, parse_time
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+
+_MAX_WORDS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class PodView:
     """One pod of an attempt."""
 
     name: str
+    uid: str
     attempt: int
     index: int
     created: str
@@ -58,6 +61,12 @@ class PodView:
     termination: Termination | None
     trained: bool
     raw: Mapping[str, Any]
+    disruption: str = ""
+    disruption_message: str = ""
+    deleted_at: datetime | None = None
+    grace_ends: datetime | None = None
+    unready_since: datetime | None = None
+    unscheduled_since: datetime | None = None
 
     @property
     def alive(self) -> bool:
@@ -65,11 +74,32 @@ class PodView:
         return self.phase not in ("Succeeded", "Failed")
 
     @property
+    def avoids_nodes(self) -> bool:
+        """True where the operator has kept it off nodes that failed: see ``manifests.pod``."""
+        affinity = (self.raw.get("spec") or {}).get("affinity") or {}
+        required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+        fields = [field for term in required.get("nodeSelectorTerms") or [] for field in term.get("matchFields") or []]
+        return any((field.get("key"), field.get("operator")) == ("metadata.name", "NotIn") for field in fields)
+
+    @property
+    def has_run(self) -> bool:
+        """True once a kubelet has taken it: its end takes something from its peers."""
+        return self.started is not None and self.phase != "Pending"
+
+    @property
     def fails_job(self) -> bool:
         """True where the Job's podFailurePolicy answers its end by failing the Job: see ``manifests.children``."""
         code = self.termination.container_exit_code if self.termination else constants.EXIT_OK
         replaced = code == constants.EXIT_OK or code in constants.REPLACED_EXIT_CODES
         return self.trained and not replaced and not self.disrupted
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A Kubernetes node that a pod in doubt runs on. ``ready`` is None where the operator may not read nodes."""
+
+    ready: bool | None
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +117,7 @@ class Observation:
     page: Page | None = None
     asked: bool = False
     service: bool = True
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""
@@ -109,6 +140,7 @@ def observe_children(
     *,
     asked: bool = False,
     service: bool = True,
+    nodes: Mapping[str, NodeView] | None = None,
 ) -> Observation:
     """Return the observation. Jobs of another owner (a deleted resource of the same name) are left out."""
     own_jobs = tuple(view_job(raw) for raw in jobs if _owner(raw).get("uid") == job.uid)
@@ -120,7 +152,7 @@ def observe_children(
             own_pods.append(view_pod(raw))
         elif owner.get("kind") == "Job" and names.is_job_name(str(owner.get("name")), job.name):
             strays.append(view_pod(raw))
-    return Observation(own_jobs, tuple(own_pods), tuple(strays), page, asked or page is not None, service)
+    return Observation(own_jobs, tuple(own_pods), tuple(strays), page, asked or page is not None, service, nodes or {})
 
 
 def view_job(raw: Mapping[str, Any]) -> JobView:
@@ -154,24 +186,49 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     waiting_reason, waiting_message = _waiting(status, scheduled)
     index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
     trainer_end = _trainer_end(raw)
+    disruption, ready = conditions.get("DisruptionTarget") or {}, conditions.get("Ready") or {}
+    grace_ends = parse_time(metadata.get("deletionTimestamp"))
+    grace = timedelta(seconds=max(0, _int(metadata.get("deletionGracePeriodSeconds"))))
     return PodView(
         name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
         attempt=_int(_labels(raw).get(constants.LABEL_ATTEMPT)),
         index=_int(index),
         created=str(metadata.get("creationTimestamp") or ""),
         phase=status.get("phase") or "Pending",
-        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        ready=ready.get("status") == "True",
         deleting="deletionTimestamp" in metadata,
         node_name=(raw.get("spec") or {}).get("nodeName") or "",
         scheduled=scheduled.get("status") == "True" or bool((raw.get("spec") or {}).get("nodeName")),
         started=parse_time(status.get("startTime")),
-        disrupted=(conditions.get("DisruptionTarget") or {}).get("status") == "True",
+        disrupted=disruption.get("status") == "True",
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
         termination=trainer_end or _other_end(raw),
         trained=trainer_end is not None,
         raw=raw,
+        disruption=str(disruption.get("reason") or ""),
+        disruption_message=str(disruption.get("message") or "")[:_MAX_WORDS],
+        # The time stamp is that of the end of the grace time.
+        deleted_at=None if grace_ends is None else grace_ends - grace,
+        grace_ends=grace_ends,
+        unready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None,
+        unscheduled_since=parse_time(scheduled.get("lastTransitionTime"))
+        if scheduled.get("status") == "False"
+        else None,
     )
+
+
+def view_node(raw: Mapping[str, Any] | None) -> NodeView:
+    """Return a node's view; None: it is gone."""
+    if raw is None:
+        return NodeView(False, "the node is gone")
+    conditions = (raw.get("status") or {}).get("conditions") or []
+    ready: Mapping[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
+    if ready.get("status") == "True":
+        return NodeView(True, "")
+    words = str(ready.get("message") or ready.get("reason") or "its kubelet has not said that it is ready")
+    return NodeView(False, f"the node is not ready: {words}"[:_MAX_WORDS])
 
 
 def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[str, str]:

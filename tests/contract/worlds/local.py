@@ -35,7 +35,7 @@ class LocalWorld(World):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.local = self.cluster = LocalCluster(folder / "run", folder / "claims")
+        self.local = self.cluster = LocalCluster(folder / "run", folder / "claims", backoff=0.0)
 
     def dress(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Give its containers the program that obeys."""

@@ -8,6 +8,7 @@ import pytest
 
 from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.status import Status
 from ddp_operator.local.job_controller import build_pod
 from ddp_operator.manifests.children import build_children, load_launcher
 from tests.builders import UID, job, template, trainer
@@ -25,6 +26,32 @@ def pod_of(**spec: Any) -> dict[str, Any]:
 
 def env_of(**spec: Any) -> dict[str, str]:
     return {item["name"]: item.get("value", "") for item in pod_of(**spec)["containers"][0]["env"]}
+
+
+class TestFailedNodes:
+    AWAY = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("bad-1", "bad-2")]
+    STATUS = Status(failed_nodes=("bad-1", "bad-2"))
+
+    def terms(self, **spec: Any) -> Any:
+        pod = pod_of(status=self.STATUS, **spec)
+        required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        return required["nodeSelectorTerms"]
+
+    def test_are_avoided_by_name(self) -> None:
+        assert self.terms() == [{"matchFields": self.AWAY}]
+
+    def test_are_avoided_in_every_alternative_that_the_user_gives(self) -> None:
+        zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
+        wanted = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": zones}}}
+        affinity = {**wanted, "podAffinity": {"x": 1}}
+        before = copy.deepcopy(affinity)
+        found = self.terms(template=template(affinity=affinity))
+        assert found == [{**zone, "matchFields": self.AWAY} for zone in zones]
+        assert affinity == before, "the user's own is not touched"
+
+    def test_are_none_of_a_job_that_does_not_want_it(self) -> None:
+        assert "affinity" not in pod_of(status=self.STATUS, recovery={"avoidFailedNodes": False})
+        assert "affinity" not in pod_of()
 
 
 class TestAll:

@@ -28,6 +28,7 @@ STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=form
 JOB = child_job()
 RUNNING = (child_pod(0), child_pod(1))
 TRAINING = page(ddp_step=3, phase="Running")
+QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
 REFUSED = Refusal("InvalidSpec", "spec.x: is wrong")
 
 
@@ -89,7 +90,8 @@ class TestLedger:
         first = run(trained(), pods=pods).status
         second = run(first, pods=pods).status
         assert (first.attempt, second.attempt) == (2, 2)
-        assert (first.restarts, second.restarts) == (Restarts(total=1, counted=1), Restarts(total=1, counted=1))
+        charged = Restarts(total=1, counted=1, used=1, step=3)
+        assert (first.restarts, second.restarts) == (charged, charged)
 
     def test_new_attempt_does_not_take_the_old_ones_page_for_its_own(self) -> None:
         pods = [child_pod(0), child_pod(1, "Failed", code=82)]
@@ -101,11 +103,11 @@ class TestLedger:
         jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
         status = run(Status(), jobs).status
         assert (status.attempt, status.attempt_nodes, status.job_name) == (3, 4, "train-3")
-        assert status.restarts == Restarts(total=2, counted=2)
+        assert status.restarts == Restarts(total=2, counted=2, used=2)
 
     def test_lost_one_does_not_charge_what_was_free(self) -> None:
         behind = replace(STARTED, restarts=Restarts(total=1, free=1))
-        assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1)
+        assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1, used=1)
 
     def test_jobs_of_a_deleted_namesake_are_nobody(self) -> None:
         assert run(Status(), [child_job(9, owner="another")]).status.attempt == 1
@@ -362,7 +364,8 @@ class TestRestarting:
         assert met.status.phase == "Running"
 
     def test_does_not_begin_with_a_job_that_never_ran(self) -> None:
-        assert state(run(pods=[child_pod(0), child_pod(1, "Failed", code=137)]), "Restarting")[0] == "False"
+        lost = [child_pod(0), child_pod(1, "Failed", code=137)]
+        assert state(run(pods=lost, labels=QUEUED), "Restarting")[0] == "False"
 
     def test_does_not_come_back_when_pods_succeed_one_by_one(self) -> None:
         decision = run(trained(), pods=[child_pod(0, "Succeeded"), child_pod(1)])

@@ -104,11 +104,22 @@ class TestFailure:
         assert "limits.memory" in failure.hint
         assert (world.status.attempt, world.jobs()) == (2, ["train-2"])
 
-    async def test_killed_pod_is_replaced_in_the_same_attempt(self) -> None:
+    async def test_killed_pod_is_a_new_attempt_that_counts(self) -> None:
         world = await World().train(TRAINING)
         world.end_pod(1, 137)
         await world.settle()
+        assert (world.status.attempt, world.jobs()) == (2, ["train-2"]), "the former Job would have gone on"
+        assert world.state("Restarting") == ("True", "GroupRestart")
+        assert (world.status.restarts.counted, world.status.restarts.used) == (1, 1)
+
+    async def test_killed_pod_of_a_queued_job_is_replaced_in_the_same_attempt(self) -> None:
+        item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
+        world = await World(item).train(TRAINING)
+        world.end_pod(1, 137)
+        await world.settle()
         assert (world.status.phase, world.state("Restarting")) == ("Restarting", ("True", "PodReplacement"))
+        world.clock.advance(11)
+        world.cluster.settle()  # the Job controller's back-off is over
         world.run_pods()
         world.clock.advance(11)
         await world.settle()
@@ -123,7 +134,7 @@ class TestFailure:
         world = await World(nodes=1).train(TRAINING)
         world.end_pod(0, 137)
         await world.settle()
-        assert world.state("Restarting") == ("True", "PodReplacement")
+        assert (world.status.attempt, world.state("Restarting")) == (2, ("True", "GroupRestart"))
 
     async def test_init_container_that_fails_is_not_tried_for_ever(self) -> None:
         world = await World(recovery={"maxRestarts": 0}).settle()
@@ -232,6 +243,7 @@ class TestEdit:
         await world.settle()
         assert (world.status.phase, world.state("Suspended")) == ("Suspended", ("True", "SuspendedBySpec"))
         assert world.pods() == []
+        world.clock.advance(1)
         world.edit(suspend=False)
         world.cluster.still.obedient = True
         await world.train(TRAINING)

@@ -63,6 +63,7 @@ async def suspend_and_resume(world: World, settle: Callable[[], Awaitable[Any]])
     await train(world, settle)
     world.edit(suspend=True)
     await settle()
+    world.clock.advance(1)
     world.edit(suspend=False)
     await train(world, settle)
 

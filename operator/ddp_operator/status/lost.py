@@ -1,0 +1,79 @@
+"""Pods on lost nodes: which may be declared failed, when, and on which nodes that depends.
+
+A kubelet that is gone ends no pod. The API server then keeps a deleted pod for ever, and with it the index that the Job
+controller wants to fill and the former pods that a next attempt waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.status.observation import NodeView, Observation, PodView
+from ddp_operator.status.termination import parse_time
+
+REASON = "NodeLost"
+# How many nodes are asked after in one pass, pods freed in one pass, and nodes remembered in status.
+MAX_NODES = 10
+# How often a node is asked after, seconds.
+_RECHECK = 10.0
+
+
+def nodes_in_doubt(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[str, ...]:
+    """Return the nodes whose state decides about a pod now, at most ``MAX_NODES``."""
+    names = {pod.node_name for pod in _pods(observation) if (due := _due(job, pod)) is not None and due <= now}
+    return tuple(sorted(names))[:MAX_NODES]
+
+
+def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
+    """Return the pods to declare failed now, each with what is wrong with its node."""
+    found = [(pod, words) for pod in _pods(observation) if (words := _loss(job, pod, observation, now))]
+    return tuple(sorted(found, key=lambda item: (item[0].attempt, item[0].index, item[0].name))[:MAX_NODES])
+
+
+def next_look(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
+    """Return in how many seconds a pod may have to be declared failed; None: no pod is in doubt."""
+    due = [moment for pod in _pods(observation) if (moment := _due(job, pod)) is not None]
+    return max(_RECHECK, (min(due) - now).total_seconds()) if due else None
+
+
+def remember(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
+    """Return the list of failed nodes with some more, the latest last, without the eldest where there are too many."""
+    kept = list(failed)
+    for node in nodes:
+        if node:
+            kept = [*(name for name in kept if name != node), node]
+    return tuple(kept[-MAX_NODES:])
+
+
+def _pods(observation: Observation) -> Iterator[PodView]:
+    for pod in (*observation.pods, *observation.strays):
+        if pod.alive and pod.node_name:
+            yield pod
+
+
+def _due(job: DDPTrainingJob, pod: PodView) -> datetime | None:
+    """Return when a pod is in doubt: deleted or silent for longer than recovery.forceDeleteAfterSeconds."""
+    patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
+    if pod.deleted_at is not None:
+        return pod.deleted_at + patience
+    last_step = parse_time(job.status.progress.last_step_time) if job.status.progress else None
+    # The node controller takes the readiness of the pods away when a kubelet falls silent. Where steps are still made
+    # (or none are ever reported) the pod is left to the node's taints.
+    silent = pod.unready_since is not None and last_step is not None and last_step < pod.unready_since
+    return pod.unready_since + patience if silent and pod.has_run and pod.unready_since else None
+
+
+def _loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now: datetime) -> str:
+    due = _due(job, pod)
+    node = observation.nodes.get(pod.node_name, NodeView(True, ""))
+    if due is None or now < due or node.ready:
+        return ""
+    if node.ready is None:
+        # Nothing is known of the node: only a pod that has outlived its grace time by that long is given up.
+        patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
+        if pod.grace_ends is None or now < pod.grace_ends + patience:
+            return ""
+        return "the pod has not ended although its grace time is over"
+    return node.words

@@ -1,0 +1,102 @@
+"""Real Kopf against the stand-in: pods that are taken away, and nodes that are lost with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.constants import KIND
+from tests.standin import StandIn, World
+
+from .conftest import Start, job_manifest
+
+
+async def running(world: World, **spec: Any) -> None:
+    """Let a job run on two nodes."""
+    await world.create(job_manifest(**spec))
+    for index in (0, 1):
+        await world.run_pod("digits-1", index, node=f"node-{index}")
+    await world.phase("digits", "Running")
+
+
+async def finish(world: World, job: str) -> dict[str, Any]:
+    for index in (0, 1):
+        await world.run_pod(job, index)
+    for index in (0, 1):
+        await world.finish_pod(job, index)
+    done = await world.phase("digits", "Succeeded")
+    status: dict[str, Any] = done["status"]
+    return status
+
+
+async def test_an_evicted_pod_costs_a_new_attempt_and_no_budget(world: World, start: Start) -> None:
+    start()
+    await running(world)
+    pod = await world.pod("digits-1", 1)
+    told = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API"}
+    conditions = [*pod["status"]["conditions"], told | {"lastTransitionTime": None}]
+    await world.patch("Pod", pod["metadata"]["name"], {"status": {"conditions": conditions}}, "status")
+    await world.delete("Pod", pod["metadata"]["name"])
+    await world.child_job("digits-2")
+    status = await finish(world, "digits-2")
+    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    assert status["lastFailure"]["category"] == "Preempted"
+    assert "EvictionByEvictionAPI" in status["lastFailure"]["message"]
+
+
+@pytest.mark.parametrize("may_read_nodes", [True, False])
+async def test_pods_on_a_lost_node_hold_nothing_up(
+    server: StandIn, world: World, start: Start, may_read_nodes: bool
+) -> None:
+    start()
+    if not may_read_nodes:
+        server.faults.add(403, verb="get", resource="nodes", times=1_000_000)
+    # No kubelet ends a pod any more. The stand-in has no nodes either: they are gone.
+    server.controllers.ends_pods = False
+    await running(world, recovery={"forceDeleteAfterSeconds": 0}, template=quick_to_stop())
+    pod = await world.pod("digits-1", 1)
+    await world.delete("Pod", pod["metadata"]["name"])
+    job = await world.child_job("digits-2")
+    affinity = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {field["values"][0] for field in term["matchFields"]} == {"node-0", "node-1"}
+    server.controllers.ends_pods = True
+    status = await finish(world, "digits-2")
+    assert status["restarts"]["counted"] == 0
+    assert status["lastFailure"]["category"] == "NodeLost"
+    assert sorted(status["failedNodes"]) == ["node-0", "node-1"]
+    events = [event["reason"] for event in await world.list("Event")]
+    assert "FailureNodeLost" in events
+
+
+async def test_a_pod_on_a_living_node_is_given_its_time(server: StandIn, world: World, start: Start) -> None:
+    start()
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    for number in (0, 1):
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{number}"}, "status": ready}
+        await world.client.request("POST", "/api/v1/nodes", body=node)
+        await world.client.request(
+            "PATCH",
+            f"/api/v1/nodes/node-{number}/status",
+            body={"status": ready},
+            content_type="application/merge-patch+json",
+        )
+    server.controllers.ends_pods = False
+    await running(world, recovery={"forceDeleteAfterSeconds": 0}, template=quick_to_stop())
+    asked = server.faults.add(503, verb="get", resource="nodes")
+    pod = await world.pod("digits-1", 1)
+    await world.delete("Pod", pod["metadata"]["name"])
+    await world.until(lambda: asked.hits, "a look at the node")
+    waiting = await world.resource("digits", lambda found: "WaitingForFormerPods" in str(found.get("status")))
+    assert "failedNodes" not in waiting["status"]
+    assert await world.get("Job", "digits-2") is None
+    assert len([pod for pod in server.list("Pod") if pod["status"]["phase"] == "Running"]) == 2
+    server.controllers.ends_pods = True
+    await world.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
+    await finish(world, "digits-2")
+
+
+def quick_to_stop() -> dict[str, Any]:
+    container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
+    return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}

@@ -1,0 +1,320 @@
+"""Which rung answers a loss, what it costs, and when it ends: disruptions, lost nodes, budgets and crash loops."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
+from ddp_operator.status import conditions as c
+from ddp_operator.status import lost
+from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
+from ddp_operator.status.machine import decide
+from ddp_operator.status.observation import NodeView, observe_children, view_node
+from ddp_operator.status.termination import format_time
+from tests.builders import NOW, child_job, child_pod, job, last_words
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW - timedelta(hours=1)))
+JOB = child_job()
+FAILED = child_job(conditions={"FailureTarget": "exit code 86"})
+QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
+NOT_READY = NodeView(False, "the node is not ready: Kubelet stopped posting node status.")
+READY = NodeView(True, "")
+FORBIDDEN = NodeView(None, "")
+VICTIM = last_words("NCCL", victim=True)
+
+
+def run(
+    *pods: Any, status: Status = STARTED, jobs: Any = (JOB,), seconds: float = 1, nodes: Any = None, **spec: Any
+) -> Decision:
+    typed = job(status=status, **{"nodes": 2, **spec})
+    observation = observe_children(typed, jobs, pods, None, nodes=nodes)
+    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+
+
+def failure(decision: Decision) -> LastFailure:
+    assert decision.status.last_failure is not None
+    return decision.status.last_failure
+
+
+def state(decision: Decision, kind: str) -> tuple[str, str]:
+    found = c.find(decision.status.conditions, kind)
+    assert found is not None
+    return found.status, found.reason
+
+
+def failed_pod(code: int = 82, index: int = 0, category: str = "CUDAError", **changes: Any) -> dict[str, Any]:
+    return child_pod(index, "Failed", code=code, message=last_words(category, node=index, **changes))
+
+
+def known(at: int, saved: int = 0, **restarts: Any) -> Status:
+    """Return the status of a job that has come so far."""
+    made = CheckpointStatus(step=saved) if saved else None
+    return replace(STARTED, progress=Progress(step=at), checkpoint=made, restarts=Restarts(**restarts))
+
+
+class TestDisruption:
+    @pytest.mark.parametrize("phase", ["Running", "Failed"])
+    def test_evicted_pod_begins_a_free_attempt_while_it_still_saves(self, phase: str) -> None:
+        code = {"code": 85} if phase == "Failed" else {}
+        evicted = child_pod(1, phase, deleting=True, grace=150, disrupted="EvictionByEvictionAPI", **code)
+        decision = run(child_pod(0), evicted)
+        assert (decision.status.attempt, decision.actions, decision.requeue_after) == (2, (), AT_ONCE)
+        assert decision.status.restarts == Restarts(total=1, free=1)
+        assert state(decision, "Restarting") == ("True", "Disrupted")
+        assert (failure(decision).category, failure(decision).pod) == ("Preempted", "train-1-1-abcde")
+        assert "EvictionByEvictionAPI: words" in failure(decision).message
+        following = run(child_pod(0), evicted, status=decision.status)
+        assert following.actions == (DeleteJob("train-1", "job-1"),)
+
+    def test_pod_that_somebody_deletes_costs_nothing_either(self) -> None:
+        decision = run(child_pod(0), child_pod(1, deleting=True, grace=150))
+        assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
+
+    def test_may_be_counted(self) -> None:
+        decision = run(child_pod(0), child_pod(1, disrupted=True), recovery={"countDisruptions": True})
+        assert decision.status.restarts == Restarts(total=1, counted=1, used=1, without_progress=1)
+        none = {"countDisruptions": True, "maxRestarts": 0}
+        assert run(child_pod(0), child_pod(1, disrupted=True), recovery=none).status.phase == "Failed"
+
+    @pytest.mark.parametrize("jobs", [[FAILED], [JOB]], ids=["Job failed", "not yet"])
+    def test_that_takes_its_peers_down_is_free(self, jobs: Any) -> None:
+        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        decision = run(victim, child_pod(1, disrupted=True, deleting=True, grace=150), jobs=jobs)
+        assert (decision.status.attempt, decision.status.restarts.counted) == (2, 0)
+        assert failure(decision).category == "Preempted"
+
+    def test_what_peers_say_of_a_broken_collective_is_its_consequence(self) -> None:
+        decision = run(failed_pod(category="NCCL"), child_pod(1, disrupted=True), jobs=[FAILED])
+        assert (failure(decision).category, decision.status.restarts.counted) == ("Preempted", 0)
+
+    def test_does_not_excuse_a_real_error(self) -> None:
+        decision = run(failed_pod(category="CUDAError"), child_pod(1, disrupted=True), jobs=[FAILED])
+        assert (failure(decision).category, decision.status.restarts.counted) == ("CUDAError", 1)
+
+    def test_pod_that_was_deleted_before_the_job_failed_is_the_cause(self) -> None:
+        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        gone = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW - timedelta(seconds=5))
+        decision = run(victim, gone, jobs=[FAILED], seconds=20)
+        assert (decision.status.restarts.counted, failure(decision).node) == (0, 1)
+
+    def test_pods_that_the_failed_job_itself_deletes_are_not(self) -> None:
+        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        stopped = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW + timedelta(seconds=1))
+        assert run(victim, stopped, jobs=[FAILED], seconds=20).status.restarts.counted == 1
+
+    @pytest.mark.parametrize("job", [{"suspend": True}, {"deleting": True}, {"conditions": {"Complete": ""}}])
+    def test_pods_go_with_a_job_that_is_stopped(self, job: Any) -> None:
+        decision = run(child_pod(0), child_pod(1, deleting=True), jobs=[child_job(**job)])
+        assert decision.status.attempt == 1
+
+    def test_pod_that_never_ran_takes_nothing_from_anybody(self) -> None:
+        assert run(child_pod(0), child_pod(1, "Pending", deleting=True)).status.attempt == 1
+
+    def test_pod_that_already_runs_again_is_left_alone(self) -> None:
+        old = child_pod(1, "Failed", code=137, suffix="aaaaa")
+        assert run(child_pod(0), old, child_pod(1, suffix="bbbbb")).status.attempt == 1
+
+    def test_queued_job_keeps_its_place_in_the_queue(self) -> None:
+        assert run(child_pod(0), child_pod(1, disrupted=True), labels=QUEUED).status.attempt == 1
+
+
+class TestSuspension:
+    def resumed(self, *pods: Any, jobs: Any = (FAILED,), **spec: Any) -> Decision:
+        suspended = run(jobs=[child_job(suspend=True)], suspend=True).status
+        return run(*pods, jobs=jobs, status=suspended, **spec)
+
+    def test_victim_of_a_peer_that_stopped_first_costs_nothing_on_resume(self) -> None:
+        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        for pods in ((victim,), ()):
+            decision = self.resumed(*pods)
+            assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1))
+            assert state(decision, "Restarting") == ("True", "Resumed")
+
+    def test_job_that_is_resumed_before_its_pods_are_gone_is_no_other(self) -> None:
+        stopping = run(child_pod(0), jobs=[child_job(suspend=True)], suspend=True).status
+        decision = run(child_pod(0, "Failed", code=86, message=VICTIM), jobs=[FAILED], status=stopping, seconds=20)
+        assert decision.status.restarts.free == 1
+
+    def test_real_error_counts_all_the_same(self) -> None:
+        assert self.resumed(failed_pod()).status.restarts.counted == 1
+
+    def test_pods_that_it_stopped_are_no_loss(self) -> None:
+        stopped = child_pod(0, "Failed", code=85, deleting=True, grace=9)
+        decision = self.resumed(stopped, child_pod(1), jobs=[child_job(suspend=True)], seconds=5)
+        assert decision.status.attempt == 1
+        assert run(stopped, child_pod(1), status=decision.status, seconds=6).status.attempt == 1
+
+
+class TestBudget:
+    def test_is_renewed_by_checkpoints_beyond_the_last_failures(self) -> None:
+        before = known(2500, 2400, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
+        decision = run(failed_pod(), jobs=[FAILED], status=before)
+        assert decision.status.attempt == 2
+        assert (decision.status.restarts.counted, decision.status.restarts.used) == (4, 1)
+        assert decision.status.restarts.checkpoint_step == 2400
+
+    def test_is_not_renewed_by_steps_that_nobody_saved(self) -> None:
+        before = known(2500, 2399, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
+        assert state(run(failed_pod(), jobs=[FAILED], status=before), "Failed") == ("True", "RestartBudgetExhausted")
+
+    def test_says_since_which_step(self) -> None:
+        before = known(2500, 2400, counted=7, used=3, step=1300, checkpoint_step=2300)
+        decision = run(failed_pod(), jobs=[FAILED], status=before)
+        found = c.find(decision.status.conditions, "Failed")
+        assert found is not None
+        assert found.message.startswith("failed 4 times since step 2300, recovery.maxRestarts is 3; last: CUDAError")
+
+    def test_last_words_know_the_newest_step(self) -> None:
+        words = {"progress": {"ddp_step": 50.0, "ddp_checkpoint_step": 40.0}}
+        decision = run(failed_pod(**words), jobs=[FAILED], status=known(10))
+        assert (decision.status.restarts.step, decision.status.restarts.checkpoint_step) == (50, 40)
+
+
+class TestCrashLoop:
+    def fail(self, *steps: int, jobs: Any = (FAILED,), **spec: Any) -> Decision:
+        """Let one attempt after the other fail, having come to these steps."""
+        status, decision = STARTED, run()
+        for step in steps:
+            status = replace(status, attempt=1, progress=Progress(step=step) if step else None)
+            decision = run(failed_pod(), jobs=jobs, status=status, recovery={"maxRestarts": 9}, **spec)
+            status = decision.status
+        return decision
+
+    @pytest.mark.parametrize("steps", [(0, 0, 0), (30, 30, 25, 30)])
+    def test_ends_the_job_before_its_budget_does(self, steps: tuple[int, ...]) -> None:
+        decision = self.fail(*steps)
+        assert state(decision, "Failed") == ("True", "CrashLoop")
+        found = c.find(decision.status.conditions, "Failed")
+        assert found is not None
+        where = "beyond step 30" if steps[0] else "before the first step"
+        assert found.message.startswith(f"failed 3 times in a row without progress {where}; last: CUDAError")
+
+    @pytest.mark.parametrize("steps", [(0, 0), (10, 20, 30, 40), (30, 30, 30, 31, 31, 31)])
+    def test_is_none_while_there_is_progress(self, steps: tuple[int, ...]) -> None:
+        assert self.fail(*steps).status.phase == "Restarting"
+
+    def test_is_none_for_a_script_without_metrics_that_lasts(self) -> None:
+        status = STARTED
+        for _ in range(5):
+            pod = child_pod(0, "Failed", code=82, message=last_words("CUDAError"), age=400)
+            decision = run(pod, jobs=[FAILED], status=replace(status, attempt=1), recovery={"maxRestarts": 9})
+            status = decision.status
+        assert (status.phase, status.restarts.counted) == ("Restarting", 5)
+
+
+class TestLostNode:
+    STUCK = child_pod(1, deleting=True, grace=150, node="node-b")
+
+    def test_is_asked_after_only_when_a_deleted_pod_does_not_end(self) -> None:
+        typed = job(status=STARTED, nodes=2)
+        seen = observe_children(typed, [JOB], [child_pod(0), self.STUCK])
+        assert lost.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=119)) == ()
+        assert lost.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
+        assert lost.next_look(typed, seen, NOW + timedelta(seconds=100)) == 20
+
+    @pytest.mark.parametrize(
+        ("node", "seconds", "freed"),
+        [
+            (NOT_READY, 119, False),
+            (NOT_READY, 120, True),
+            (view_node(None), 120, True),
+            (READY, 9999, False),
+            (FORBIDDEN, 269, False),
+            (FORBIDDEN, 270, True),
+        ],
+        ids=["patience", "not ready", "gone", "ready", "unknown, in its grace time", "unknown, long after it"],
+    )
+    def test_frees_its_pod_after_the_configured_time(self, node: NodeView, seconds: float, freed: bool) -> None:
+        status = replace(STARTED, attempt=2, failed_nodes=("node-b",))
+        decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=seconds, nodes={"node-b": node})
+        found = [action for action in decision.actions if isinstance(action, FailPod)]
+        assert [action.uid for action in found] == (["uid-train-1-1-abcde"] if freed else [])
+        assert decision.requeue_after is not None
+
+    def test_is_in_the_ledger_before_its_pod_is_touched(self) -> None:
+        status = replace(STARTED, attempt=2)
+        first = run(self.STUCK, status=status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
+        assert (first.actions, first.requeue_after) == ((), AT_ONCE)
+        assert first.status.failed_nodes == ("node-b",)
+        second = run(self.STUCK, status=first.status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
+        assert [action for action in second.actions if isinstance(action, FailPod)]
+
+    @pytest.mark.parametrize(("category", "explained"), [("NCCL", True), ("Unknown", True), ("CUDAError", False)])
+    def test_explains_what_survivors_could_not(self, category: str, explained: bool) -> None:
+        status = replace(
+            STARTED,
+            attempt=2,
+            restarts=Restarts(total=1, counted=1, used=1),
+            last_failure=LastFailure(attempt=1, category=category),
+        )
+        decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
+        found = failure(decision)
+        assert (found.category == "NodeLost", decision.status.restarts.counted == 0) == (explained, explained)
+        if explained:
+            assert (found.attempt, found.node_name, found.pod) == (1, "node-b", "train-1-1-abcde")
+            assert "Kubelet stopped posting" in found.message
+            assert decision.status.restarts.free == 1
+
+    @pytest.mark.parametrize(("last_step", "freed"), [(-10, True), (10, False), (None, False)])
+    def test_silent_pod_is_given_up_where_steps_have_stopped(self, last_step: float | None, freed: bool) -> None:
+        moment = None if last_step is None else format_time(NOW + timedelta(seconds=last_step))
+        status = replace(STARTED, progress=Progress(step=5, last_step_time=moment))
+        silent = child_pod(1, unready=NOW, node="node-b")
+        decision = run(child_pod(0), silent, status=status, seconds=121, nodes={"node-b": NOT_READY})
+        assert (decision.status.failed_nodes == ("node-b",)) is freed
+
+    def test_frees_pods_of_a_job_that_has_ended_too(self) -> None:
+        ended = run(jobs=[child_job(conditions={"Complete": ""})]).status
+        decision = run(self.STUCK, status=ended, jobs=[], seconds=121, nodes={"node-b": NOT_READY})
+        assert [type(action) for action in decision.actions] == [FailPod]
+        assert decision.status == ended
+
+    def test_pod_that_the_taint_manager_or_the_collector_took_was_lost_with_its_node(self) -> None:
+        for reason in ("DeletionByTaintManager", "DeletionByPodGC"):
+            decision = run(child_pod(0), child_pod(1, disrupted=reason, node="node-b"))
+            assert (failure(decision).category, decision.status.failed_nodes) == ("NodeLost", ("node-b",))
+
+    def test_list_is_bounded_and_the_latest_is_last(self) -> None:
+        names = tuple(f"n{i}" for i in range(10))
+        assert lost.remember(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
+
+    @pytest.mark.parametrize(
+        ("raw", "ready"),
+        [
+            ({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, True),
+            ({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "message": "m"}]}}, False),
+            ({"status": {}}, False),
+            (None, False),
+        ],
+    )
+    def test_is_ready_only_when_it_says_so(self, raw: Any, ready: bool) -> None:
+        assert view_node(raw).ready is ready
+
+
+class TestAvoidedNodes:
+    WORDS = "0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, 1 Insufficient cpu."
+
+    def blocked(self, *, avoids: bool = True, message: str = WORDS) -> dict[str, Any]:
+        terms = {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["b"]}]}]
+        }
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} if avoids else {}
+        waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        stated = {"conditions": [waiting | {"lastTransitionTime": format_time(NOW)}]}
+        return child_pod(0, "Pending", spec={"affinity": affinity}, status=stated)
+
+    def test_are_admitted_again_where_the_scheduler_finds_no_other(self) -> None:
+        status = replace(STARTED, failed_nodes=("b",))
+        waiting = run(self.blocked(), status=status, seconds=50)
+        assert (waiting.status.attempt, waiting.requeue_after) == (1, 10)
+        decision = run(self.blocked(), status=status, seconds=60)
+        assert (decision.status.attempt, decision.status.failed_nodes) == (2, ())
+        assert decision.status.restarts == Restarts(total=1, free=1)
+        assert state(decision, "Restarting") == ("True", "NodesReadmitted")
+
+    def test_stay_avoided_where_they_are_not_the_reason(self) -> None:
+        status = replace(STARTED, failed_nodes=("b",))
+        for pod in (self.blocked(message="0/2 nodes are available: 2 Insufficient cpu."), self.blocked(avoids=False)):
+            assert run(pod, status=status, seconds=999).status.attempt == 1
