@@ -37,7 +37,6 @@ OPTIONAL: Final = frozenset({"Node"})
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
 
 
-
 async def check_cluster(client: ApiClient, namespaces: Sequence[str], *, home: str) -> None:
     """Raise StartupError with one clear line if the operator could not work with this API server.
 
