@@ -4,43 +4,83 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Final
 
-from ddp_operator import __version__
+from ddp_operator import __version__, exits
+from ddp_operator.exits import CommandError
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
     ("run", "ddp_operator.cli_run", "run a job's YAML on this machine"),
     ("render", "ddp_operator.cli_render", "check a job's YAML and print what the operator would create"),
     ("bench", "ddp_operator.cli_bench", "measure the trainer on this machine against the documents' own loops"),
+    ("submit", "ddp_operator.remote.submit", "check a job's YAML and create the job in the cluster"),
+    ("list", "ddp_operator.remote.list", "list the jobs of a namespace"),
+    ("watch", "ddp_operator.remote.watch", "show the progress of one job or of all as it is made"),
+    ("logs", "ddp_operator.remote.logs", "print the logs of all ranks of a job in one stream"),
+    ("why", "ddp_operator.remote.why", "say what a job waits for or why it failed, and what to do"),
+    ("scale", "ddp_operator.remote.change", "run a job with another number of nodes"),
+    ("suspend", "ddp_operator.remote.change", "stop a job's pods, which save a checkpoint; resume goes on from there"),
+    ("resume", "ddp_operator.remote.change", "let a suspended job go on"),
+    ("delete", "ddp_operator.remote.change", "delete a job and everything that was made for it"),
+    ("drill", "ddp_operator.remote.drill", "kill a rank of a running job and measure its recovery"),
+    ("completion", "ddp_operator.cli_completion", "print a script that teaches a shell to complete these commands"),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code."""
+    """Run one subcommand and return its exit code (``exits.MEANINGS``)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    asked = next((word for word in words if not word.startswith("-")), "")
+    parser, modules = build_parser(asked)
+    words, extra = _split(words)
+    arguments = parser.parse_args(words)
+    if arguments.command is None:
+        parser.print_help()
+        return exits.BAD_INPUT
+    arguments.extra = extra
+    return _run(modules[arguments.command], arguments)
+
+
+def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
+    """Return the parser, complete for the commands that are named, and their modules."""
     parser = argparse.ArgumentParser(
         prog="ddp", description="Distributed PyTorch training from one YAML, in a cluster or on this machine."
     )
     parser.add_argument("--version", action="version", version=f"ddp {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    asked = next((word for word in words if not word.startswith("-")), None)
     modules = {}
     for name, module, help_text in COMMANDS:
         subparser = subparsers.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
-        if name == asked:
+        if name in commands:
             modules[name] = importlib.import_module(module)
             modules[name].add_arguments(subparser)
-    words, extra = _split(words)
-    arguments = parser.parse_args(words)
-    if arguments.command is None:
-        parser.print_help()
-        return 2
-    arguments.extra = extra
-    code: int = modules[arguments.command].run(arguments)
-    return code
+    return parser, modules
+
+
+def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
+    """Run a command; what it raises for its user becomes a sentence and an exit code."""
+    from ddp_operator.api.errors import InvalidManifest
+
+    try:
+        code: int = module.run(arguments)
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"ddp {arguments.command}: {error}", file=sys.stderr)
+        return error.code
+    except InvalidManifest as error:
+        print(f"ddp {arguments.command}: refused\n{error}", file=sys.stderr)
+        return exits.BAD_INPUT
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:  # `ddp logs … | head`: nobody reads on, and the interpreter's own flush must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from typing import Final
 
-BAD_INPUT: Final = 2
+from ddp_operator.exits import CommandError
+
 # Name, metavar (None: a switch), help. The benchmark declares the same ones; tests/contract keeps the two equal.
 FLAGS: Final = (
     ("--quick", None, "about a minute on two cores: small batches, few systems"),
@@ -33,12 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return the benchmark's exit code, or 2 where the trainer is not installed."""
+    """Return the benchmark's exit code. Raises: CommandError, where the trainer is not installed."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("ddp_trainer") is None:
-        print(
-            "ddp bench: the trainer or PyTorch is not installed; pip install 'ddp-operator[trainer]'", file=sys.stderr
-        )
-        return BAD_INPUT
+        raise CommandError("the trainer or PyTorch is not installed; pip install 'ddp-operator[trainer]'")
     command = [sys.executable, "-m", "ddp_trainer.benchmark"]
     for name, metavar, _ in FLAGS:
         value = getattr(arguments, name.removeprefix("--").replace("-", "_"))

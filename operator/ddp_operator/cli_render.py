@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from pathlib import Path
-from typing import Final
 
-BAD_INPUT: Final = 2
+from ddp_operator import exits
+from ddp_operator.exits import CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,27 +18,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the objects and return 0, or what is wrong and return 2."""
-    from ddp_operator.api.errors import InvalidManifest
+    """Print the objects. Raises: CommandError and InvalidManifest."""
+    from ddp_operator.inputs import read_file
     from ddp_operator.offline import check_manifest
 
     if arguments.extra:
-        print("ddp render: takes no arguments after --; they are for `ddp run`", file=sys.stderr)
-        return BAD_INPUT
-    try:
-        text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text(encoding="utf-8")
-        children = check_manifest(text).children
-    except InvalidManifest as error:
-        print(f"ddp render: refused\n{error}", file=sys.stderr)
-        return BAD_INPUT
-    except OSError as error:
-        print(f"ddp render: {arguments.file}: {error.strerror}; give the path of a job's YAML", file=sys.stderr)
-        return BAD_INPUT
-    except UnicodeDecodeError:
-        print(f"ddp render: {arguments.file}: is not UTF-8 text; give the path of a job's YAML", file=sys.stderr)
-        return BAD_INPUT
+        raise CommandError("takes no arguments after --; they are for `ddp run`")
+    children = check_manifest(read_file(arguments.file)).children
     if arguments.check:
-        return 0
+        return exits.OK
     if arguments.output == "json":
         objects = {"apiVersion": "v1", "kind": "List", "items": list(children)}
         print(json.dumps(objects, indent=2))
@@ -48,4 +34,4 @@ def run(arguments: argparse.Namespace) -> int:
         import yaml
 
         print(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True), end="")
-    return 0
+    return exits.OK

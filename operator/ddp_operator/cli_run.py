@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
-BAD_INPUT: Final = 2
+from ddp_operator.exits import CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,19 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the file, run it, and return 0 only if the job succeeded."""
-    from ddp_operator.api.errors import InvalidManifest
+    """Check the file, run it, and return 0 only if the job succeeded. Raises: CommandError and InvalidManifest."""
+    from ddp_operator.inputs import read_file
     from ddp_operator.local.adapt import Unsuitable
 
     try:
-        text = sys.stdin.read() if arguments.file == "-" else Path(arguments.file).read_text(encoding="utf-8")
-        plan = _prepare(text, arguments)
-    except (InvalidManifest, Unsuitable) as error:
-        return _refuse(str(error))
-    except OSError as error:
-        return _refuse(f"{arguments.file}: {error.strerror}; give the path of a job's YAML")
-    except UnicodeDecodeError:
-        return _refuse(f"{arguments.file}: is not UTF-8 text; give the path of a job's YAML")
+        plan = _prepare(read_file(arguments.file), arguments)
+    except Unsuitable as error:
+        raise CommandError(f"refused\n{error}") from None
     from ddp_operator.cli_run_loop import run_job
 
     return run_job(plan)
@@ -93,11 +87,6 @@ def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("name", "namespace", "labels", "annotations")
     metadata = {key: resource["metadata"][key] for key in kept if resource["metadata"].get(key)}
     return {**{k: v for k, v in resource.items() if k != "status"}, "metadata": metadata}
-
-
-def _refuse(message: str) -> int:
-    print(f"ddp run: refused\n{message}", file=sys.stderr)
-    return BAD_INPUT
 
 
 def _positive(text: str) -> int:

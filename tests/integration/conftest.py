@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,21 @@ def start(kubeconfig: Path) -> Iterator[Start]:
             return stack.enter_context(RunningOperator(Settings(**wanted)).start())
 
         yield begin
+
+
+async def in_thread(function: Callable[..., int], *args: Any) -> int:
+    """Call a function in a thread that nobody waits for: one that never returns must not keep a failed test alive."""
+    done: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+    def call() -> None:
+        with suppress(concurrent.futures.InvalidStateError):  # the test has given up on it
+            try:
+                done.set_result(function(*args))
+            except Exception as error:
+                done.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:

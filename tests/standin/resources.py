@@ -57,7 +57,7 @@ class Kind:
 BUILTIN = (
     Kind("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",)),
     Kind("", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status",)),
-    Kind("", "v1", "Pod", "pods", short_names=("po",), subresources=("status", "binding")),
+    Kind("", "v1", "Pod", "pods", short_names=("po",), subresources=("status", "binding", "log")),
     Kind("", "v1", "Service", "services", short_names=("svc",)),
     Kind("", "v1", "ConfigMap", "configmaps", short_names=("cm",)),
     Kind("", "v1", "Event", "events", short_names=("ev",)),

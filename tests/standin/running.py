@@ -128,6 +128,10 @@ class StandIn:
 
         self.call(inside)
 
+    def write_log(self, pod: str, *lines: str, namespace: str = "default") -> None:
+        """Let a pod write lines, each with the kubelet's time before it."""
+        self.call(lambda: self._api.logs.setdefault((namespace, pod), []).extend(lines))
+
     def allow(self, rule: Callable[[dict[str, Any]], bool]) -> None:
         """Answer SelfSubjectAccessReviews by this rule on their resourceAttributes."""
         self._api.allow = rule

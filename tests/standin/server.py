@@ -44,6 +44,8 @@ class Api:
         """Every call but those of discovery."""
         self.allow: Callable[[dict[str, Any]], bool] = lambda attributes: True
         """Answers SelfSubjectAccessReviews."""
+        self.logs: dict[tuple[str, str], list[str]] = {}
+        """Lines of each pod's log, by namespace and name, each with the kubelet's time before it."""
 
     def app(self) -> web.Application:
         """Return the aiohttp application."""
@@ -125,6 +127,9 @@ class Api:
             if verb == "watch":
                 self.calls.append(Call(verb, resource, 200, user))
                 return await self.watches.serve(request, kind, namespace)
+            if subresource == "log" and name is not None:
+                self.calls.append((verb, resource, 200))
+                return await self._log(request, namespace or "", name)
             status, answer = self._perform(request, verb, kind, namespace, name, subresource, body)
         except Failure as failure:
             self.calls.append(Call(verb, resource, failure.code, user))
@@ -133,6 +138,25 @@ class Api:
         if fault is not None and fault.status == "lost answer":
             return _cut(request)
         return web.json_response(answer, status=status)
+
+    async def _log(self, request: web.Request, namespace: str, name: str) -> web.StreamResponse:
+        """Send a pod's log, and with ``follow`` what is written until the pod has ended."""
+        pods = self.kind("Pod")
+        self.storage.get(pods, namespace, name)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        tail = request.query.get("tailLines")
+        lines = self.logs.setdefault((namespace, name), [])
+        sent = max(0, len(lines) - int(tail)) if tail is not None else 0
+        while True:
+            pod = self.storage.find(pods, namespace, name)
+            ended = pod is None or pod["status"].get("phase") in FINISHED
+            while sent < len(lines):
+                await answer.write(f"{lines[sent]}\n".encode())
+                sent += 1
+            if ended or request.query.get("follow") != "true":
+                return answer
+            await asyncio.sleep(0.02)
 
     def _route(self, path: str) -> tuple[Kind, str | None, str | None, str | None]:
         parts = path.strip("/").split("/")

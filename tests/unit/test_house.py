@@ -200,7 +200,17 @@ class TestLauncher:
         assert not [line for line in at_import if "torch" in line]
 
 
-PURE = ("api/", "manifests/", "status/", "cluster.py", "constants.py", "names.py", "progress.py")
+PURE = (
+    "api/",
+    "manifests/",
+    "status/",
+    "cluster.py",
+    "constants.py",
+    "names.py",
+    "progress.py",
+    "recovery.py",
+    "why.py",
+)
 CLOCKS = {
     "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now", "datetime.datetime.utcnow",
     "date.today", "datetime.date.today", "time.time", "time.time_ns", "time.monotonic", "time.perf_counter",

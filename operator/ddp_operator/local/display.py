@@ -73,10 +73,12 @@ class PlainDisplay:
         self,
         stream: TextIO,
         *,
+        name: str = "",
         every: float = _PLAIN_EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
+        self._head = f"{name}: " if name else ""
         self._every = every
         self._clock = clock
         self._said: tuple[str, int, str] | None = None
@@ -99,7 +101,7 @@ class PlainDisplay:
         if not changed and not (due and news):
             return
         self._said, self._shown, self._next = state, view.progress, self._clock() + self._every
-        self.line(f"{time.strftime('%H:%M:%S')} {describe_view(view)}")
+        self.line(f"{time.strftime('%H:%M:%S')} {self._head}{describe_view(view)}")
 
     def close(self) -> None:
         """Nothing to put back."""

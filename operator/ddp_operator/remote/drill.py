@@ -1,0 +1,226 @@
+"""`ddp drill`: kill a rank of a job that trains, and report how long it took to train again and what was lost.
+
+In a cluster the probe runs in the job's own containers, through pods/exec; on this machine beside a `ddp run`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from importlib import resources
+from typing import Any, Final, Protocol
+
+from ddp_operator import constants, exits
+from ddp_operator.exits import CommandError
+from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
+from ddp_operator.remote.api import Api, add_cluster_arguments, add_output_argument, connect, get_job, list_pods
+from ddp_operator.remote.logs import LogPod, log_pod
+
+_EVERY_SECONDS: Final = 0.2
+_START_SECONDS: Final = 180.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("job", metavar="NAME|FILE", help="a job that trains, or a job's YAML to run on this machine")
+    parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="the rank whose process is killed")
+    parser.add_argument(
+        "--after",
+        type=int,
+        default=3,
+        metavar="STEPS",
+        help="kill once the processes have made so many; default: 3; 0: for a script that reports none",
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="give up after; default: 600")
+    add_output_argument(parser)
+    add_cluster_arguments(parser)
+    parser.epilog = "A FILE is run with the arguments behind --, drilled, and stopped."
+
+
+class Target(Protocol):
+    """A job that can be drilled."""
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield what rank 0's page says, several times a second, for ever."""
+        ...
+
+    def kill(self, rank: int) -> str:
+        """Kill a rank's process; return who it was. Raises: CommandError, where there is no such rank."""
+        ...
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do the drill and report. Raises: CommandError."""
+    if arguments.kill < 0:
+        raise CommandError("--kill: ranks are counted from 0")
+    if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json")):
+        from ddp_operator.remote.drill_local import LocalRun
+
+        with LocalRun(arguments.job, arguments.extra) as local:
+            who, found = drill(local, arguments.kill, after=arguments.after, timeout=arguments.timeout)
+    else:
+        api = connect(arguments)
+        phase = (get_job(api, arguments.job).get("status") or {}).get("phase", "Pending")
+        if phase != "Running":
+            raise CommandError(f"{arguments.job} is {phase}; a drill needs a job that is Running", exits.FAILED)
+        target = PodTarget(api, arguments.job)
+        who, found = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
+    report(arguments, who, found)
+    return exits.OK
+
+
+def drill(
+    target: Target,
+    rank: int,
+    *,
+    after: int,
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+    start: float = _START_SECONDS,
+) -> tuple[str, Recovery]:
+    """Wait until the job trains, kill, and measure. Return who was killed, and the recovery. Raises: CommandError."""
+    samples = target.samples()
+    before = _wait_for_steps(samples, after, clock() + start)
+    who = target.kill(rank)
+    killed_at = clock()
+    found = measure(before, killed_at, itertools.takewhile(lambda s: s.time < killed_at + timeout, samples))
+    if found is None:
+        raise CommandError(f"killed {who}; training has not begun again within {timeout:.0f} s", exits.FAILED)
+    return who, found
+
+
+def _wait_for_steps(samples: Iterator[Sample], after: int, until: float) -> Sample:
+    for sample in samples:
+        if after and (sample.steps_of_process or 0) >= after:
+            return sample
+        if not after and sample.running:
+            return replace(sample, step=None, steps_of_process=None)
+        if sample.time > until:
+            break
+    raise CommandError(
+        f"rank 0 has not made {after} steps; a drill needs a job that trains (one that reports no steps: --after 0)",
+        exits.FAILED,
+    )
+
+
+def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
+    """Print the result."""
+    if arguments.output == "json":
+        parts = {
+            "killed": who,
+            "recoverySeconds": round(found.seconds, 2),
+            "rung": found.rung,
+            "stepBefore": found.step_before,
+            "resumedFrom": found.resumed_from,
+            "stepsLost": found.steps_lost,
+        }
+        print(json.dumps(parts, indent=2))
+        return
+    rung = {"process": "workers restarted in place", "pod": "the pod was replaced", "group": "a new attempt"}
+    print(f"killed      {who}")
+    to = "the next step" if found.steps_lost is not None else "running workers"
+    print(f"recovery    {found.seconds:.1f} s to {to} ({rung[found.rung]})")
+    if found.steps_lost is None:
+        print("steps lost  unknown: no steps were looked at (--after 0)")
+    else:
+        print(f"steps lost  {found.steps_lost} (at step {found.step_before}, resumed from {found.resumed_from})")
+
+
+def probe_command(*words: str) -> list[str]:
+    """Return the command line that runs the probe in a container."""
+    source = resources.files("ddp_operator.remote").joinpath("probe.py").read_text(encoding="utf-8")
+    return ["python3", "-c", source, *words]
+
+
+class PodTarget:
+    """A job in a cluster."""
+
+    def __init__(self, api: Api, name: str, execute: Callable[..., Iterator[str]] | None = None) -> None:
+        self._api = api
+        self._name = name
+        self._execute = execute or execute_in_pod
+
+    def kill(self, rank: int) -> str:
+        """Kill a rank's process, in the first pod that has it."""
+        pods = self._running()
+        for pod in sorted(pods, key=lambda pod: pod.node != rank // pod.nproc):
+            for line in self._execute(self._api, pod, probe_command("kill", str(rank))):
+                pid = json.loads(line).get("killed")
+                if pid:
+                    return f"rank {rank} (process {pid} in pod {pod.name})"
+        last = sum(pod.nproc for pod in pods) - 1
+        raise CommandError(f"--kill: no pod of {self._name} runs a rank {rank}; its ranks are 0 to {last}")
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield pod 0's page; where that pod is gone, of its successor."""
+        found: queue.Queue[Sample | CommandError] = queue.Queue()
+        threading.Thread(target=self._watch, args=(found,), daemon=True).start()
+        while True:
+            sample = found.get()
+            if isinstance(sample, CommandError):
+                raise sample
+            yield sample
+
+    def _watch(self, found: queue.Queue[Sample | CommandError]) -> None:
+        try:
+            while True:
+                for pod in [pod for pod in self._running() if pod.node == 0][-1:]:
+                    port = str(self._port())
+                    for line in self._execute(self._api, pod, probe_command("watch", port, str(_EVERY_SECONDS))):
+                        found.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
+                found.put(Sample(time.monotonic()))
+                time.sleep(_EVERY_SECONDS)
+        except CommandError as error:
+            found.put(error)
+
+    def _port(self) -> int:
+        spec = get_job(self._api, self._name)["spec"]
+        return int((spec.get("metrics") or {}).get("port", constants.DEFAULT_METRICS_PORT))
+
+    def _running(self) -> list[LogPod]:
+        pods = [pod for pod in list_pods(self._api, self._name) if _runs(pod)]
+        return sorted(map(log_pod, pods), key=lambda pod: (pod.attempt, pod.node))
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    alive = "deletionTimestamp" not in pod["metadata"]
+    return alive and (pod.get("status") or {}).get("phase") == "Running"
+
+
+def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
+    """Yield the lines that a command prints in a pod, until it or the pod ends. Raises: CommandError."""
+    from kubernetes import client
+    from kubernetes.stream import stream
+    from websocket import WebSocketException
+
+    # The stream function swaps a method of its client while it runs, so it gets one of its own.
+    core = client.CoreV1Api(client.ApiClient(api.client.configuration))
+    options = {"container": pod.container, "stdin": False, "stdout": True, "stderr": True, "tty": False}
+    try:
+        socket = stream(
+            core.connect_get_namespaced_pod_exec,
+            pod.name,
+            api.namespace,
+            command=command,
+            _preload_content=False,
+            **options,
+        )
+    except client.ApiException as error:
+        if error.status in (403, 401):
+            raise CommandError(f"needs pods/exec in namespace {api.namespace}: {error.reason}", exits.CLUSTER) from None
+        return  # the pod has gone, or is not quite there
+    try:
+        while socket.is_open() or socket.peek_stdout():
+            line = socket.readline_stdout(timeout=5)
+            if line:
+                yield line
+    except WebSocketException:
+        return
+    finally:
+        socket.close()

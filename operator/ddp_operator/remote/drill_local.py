@@ -1,0 +1,83 @@
+"""A `ddp run` in a process of its own, for `ddp drill FILE`."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import yaml
+
+from ddp_operator import exits
+from ddp_operator.exits import CommandError
+from ddp_operator.recovery import Sample, parse_sample
+from ddp_operator.remote import probe
+
+_EVERY_SECONDS: Final = 0.1
+_RUN: Final = "import sys; from ddp_operator.cli import main; sys.exit(main())"
+
+
+class LocalRun:
+    """A run of a job's YAML on this machine. Its output goes to stderr; it is stopped on leaving."""
+
+    def __init__(self, file: str, extra: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
+        self._port = _free_port()
+        words = ["run", file, "--plain", "--name", "drill", "--runs-dir", self._folder.name]
+        words += ["--metrics-port", str(self._port), *(["--", *extra] if extra else [])]
+        self._command = [sys.executable, "-P", "-c", _RUN, *words]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LocalRun:
+        self._process = subprocess.Popen(self._command, stdout=sys.stderr, start_new_session=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        assert process is not None
+        for _ in range(2):  # the second asks it to be quick about it
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                time.sleep(_EVERY_SECONDS)
+        process.wait()
+        self._folder.cleanup()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield pod 0's page. Raises: CommandError, once the run has ended."""
+        assert self._process is not None
+        while True:
+            yield parse_sample(probe.read_page(self._port), time.monotonic(), self._attempt())
+            if self._process.poll() is not None:
+                raise CommandError("the run ended before the drill was over; its last words are above", exits.FAILED)
+            time.sleep(_EVERY_SECONDS)
+
+    def kill(self, rank: int) -> str:
+        """Kill a rank's process among the descendants of the run."""
+        assert self._process is not None
+        pid = probe.kill(rank, self._process.pid)
+        if not pid:
+            raise CommandError(f"--kill: there is no rank {rank} in this run; ranks are counted from 0")
+        return f"rank {rank} (process {pid})"
+
+    def _attempt(self) -> int:
+        for path in Path(self._folder.name).glob("drill-*/status.yaml"):
+            status = yaml.safe_load(path.read_text(encoding="utf-8")).get("status") or {}
+            return int(status.get("attempt", 1))
+        return 1
+
+
+def _free_port() -> int:
+    """Return a port that is free now, with room above it for the ports of the other pods."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = int(found.getsockname()[1])
+    return port if port < 60_000 else port - 10_000

@@ -1,0 +1,55 @@
+"""Follows the jobs of a namespace: one listing, then a watch, and again from the start when that breaks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ddp_operator.exits import CommandError
+from ddp_operator.remote.api import Api, Object, job_path, list_jobs
+
+Jobs = dict[tuple[str, str], Object]
+
+ENDED: Final = ("Succeeded", "Failed", "Rejected")
+_WATCH_SECONDS: Final = 240
+_RETRY_SECONDS: Final = 1.0
+_TRIES: Final = 30
+
+
+def follow_jobs(
+    api: Api, namespace: str | None, name: str = "", *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Jobs]:
+    """Yield all jobs, by namespace and name, now and after each change, for ever; ``name``: that one only.
+
+    A server that goes away is asked again for half a minute. Raises: CommandError.
+    """
+    failures = -_TRIES  # at the start the first failure is final
+    query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+    while True:
+        try:
+            listing = list_jobs(api, namespace)
+            failures = 0
+            jobs = {_key(item): item for item in listing["items"] if name in ("", item["metadata"]["name"])}
+            yield dict(jobs)
+            version = listing["metadata"]["resourceVersion"]
+            watch = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
+            for line in api.lines(job_path(namespace), query | watch, timeout=_WATCH_SECONDS + 30):
+                event = json.loads(line)
+                if event["type"] == "ERROR":  # such as 410: too old a version; the next listing is newer
+                    break
+                if event["type"] == "DELETED":
+                    jobs.pop(_key(event["object"]), None)
+                elif name in ("", event["object"]["metadata"]["name"]):
+                    jobs[_key(event["object"])] = event["object"]
+                yield dict(jobs)
+        except (CommandError, ValueError):
+            failures += 1
+            if failures < 0 or failures >= _TRIES:
+                raise
+            sleep(_RETRY_SECONDS)
+
+
+def _key(resource: Object) -> tuple[str, str]:
+    return resource["metadata"].get("namespace", ""), resource["metadata"]["name"]

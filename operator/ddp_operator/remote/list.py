@@ -1,0 +1,77 @@
+"""`ddp list`: the jobs of a namespace, with the columns of ``kubectl get ddp``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ddp_operator import exits
+from ddp_operator.progress import format_duration
+from ddp_operator.remote.api import add_cluster_arguments, connect, list_jobs
+from ddp_operator.status.termination import parse_time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="the jobs of all namespaces")
+    parser.add_argument(
+        "-o", "--output", choices=("text", "wide", "json"), default="text", help="default: text; wide: more columns"
+    )
+    add_cluster_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table, or the list as the API server gives it."""
+    api = connect(arguments)
+    found = list_jobs(api, None if arguments.all_namespaces else api.namespace)
+    if arguments.output == "json":
+        print(json.dumps(found, indent=2))
+        return exits.OK
+    items = found["items"]
+    if not items:
+        where = "in any namespace" if arguments.all_namespaces else f'in namespace "{api.namespace}"'
+        print(f"there are no jobs {where}; `ddp submit job.yaml` makes one", file=sys.stderr)
+        return exits.OK
+    wide = arguments.output == "wide"
+    for line in format_table(items, datetime.now(UTC), namespaces=arguments.all_namespaces, wide=wide):
+        print(line)
+    return exits.OK
+
+
+def format_table(
+    items: Iterable[Mapping[str, Any]], now: datetime, *, namespaces: bool = False, wide: bool = False
+) -> list[str]:
+    """Return head and rows. The columns are those that the CRD gives to kubectl."""
+    from ddp_operator.api.crd import build_crd
+
+    columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    shown = [column for column in columns if wide or not column.get("priority")]
+    head = [*(["NAMESPACE"] if namespaces else []), "NAME", *(column["name"].upper() for column in shown)]
+    rows = [head]
+    for item in sorted(items, key=lambda item: (item["metadata"].get("namespace", ""), item["metadata"]["name"])):
+        metadata = item["metadata"]
+        cells = [metadata.get("namespace", "")] if namespaces else []
+        rows.append([*cells, metadata["name"], *(_cell(item, column, now) for column in shown)])
+    return align(rows)
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines whose columns stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _cell(item: Mapping[str, Any], column: Mapping[str, Any], now: datetime) -> str:
+    value: Any = item
+    for step in column["jsonPath"].strip(".").split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    if value is None:
+        return "-"
+    if column["type"] != "date":
+        return str(value)
+    since = parse_time(value)
+    return format_duration((now - since).total_seconds()) if since else "-"

@@ -1,0 +1,238 @@
+"""`ddp logs`: the logs of all pods of a job in one stream, each line with its rank."""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import queue
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ddp_operator import constants, exits
+from ddp_operator.exits import CommandError
+from ddp_operator.remote.api import Api, ApiRefusal, add_cluster_arguments, connect, get_job, list_pods, place
+from ddp_operator.remote.following import ENDED
+
+_LOOK_SECONDS: Final = 1.0
+_FOLLOW_SECONDS: Final = 3600.0  # a rank may say nothing for that long
+# What PyTorch writes of a rank, and torchrun with --tee of a local rank.
+_RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
+_LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("name", metavar="NAME", help="the job")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on to the job's end, over restarts")
+    parser.add_argument("--node", type=int, metavar="INDEX", help="only this pod (completion index)")
+    parser.add_argument("--attempt", type=int, metavar="N", help="only this one; default: the newest, with -f all")
+    parser.add_argument("--tail", type=int, metavar="N", help="only the last N lines of each pod")
+    parser.add_argument("--timestamps", action="store_true", help="begin each line with the kubelet's time")
+    add_cluster_arguments(parser)
+    parser.epilog = (
+        "A pod with several ranks writes one log: a line that says its rank ([rank3]:, or torchrun --tee 3) is shown "
+        "with it, others with the ranks of the pod."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the lines. With ``--follow`` return when the job has ended and everything is printed."""
+    api = connect(arguments)
+    get_job(api, arguments.name)
+    source = PodLogs(api, arguments.name, arguments.node, arguments.attempt, arguments.tail)
+    if arguments.follow:
+        for line in follow(source):
+            _print(line, timestamps=arguments.timestamps)
+        return exits.OK
+    pods = source.pods()
+    if not pods:
+        raise CommandError(
+            f"{arguments.name} has no pods that match; `ddp why {arguments.name}` says what it waits for",
+            exits.NOT_FOUND,
+        )
+    newest = max(pod.attempt for pod in pods)
+    streams = [source.lines(pod, follow=False) for pod in pods if pod.attempt == newest]
+    for line in heapq.merge(*streams, key=lambda line: line.order):
+        _print(line, timestamps=arguments.timestamps)
+    return exits.OK
+
+
+@dataclass(frozen=True, slots=True)
+class LogPod:
+    """A pod whose log can be read."""
+
+    name: str
+    container: str
+    attempt: int
+    node: int
+    nproc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a log, with the kubelet's time (RFC 3339 in UTC)."""
+
+    time: str
+    prefix: str
+    text: str
+
+    @property
+    def order(self) -> str:
+        """The time as text that sorts: fractions have no zeros at their end, and a Z would come after a digit."""
+        return self.time.removesuffix("Z")
+
+
+class PodLogs:
+    """The logs of one job's pods."""
+
+    def __init__(self, api: Api, name: str, node: int | None, attempt: int | None, tail: int | None) -> None:
+        self._api = api
+        self._name = name
+        self._node = node
+        self._attempt = attempt
+        self._tail = tail
+
+    def pods(self) -> list[LogPod]:
+        """Return the pods that have begun to write, in the order of attempt and index."""
+        found = [log_pod(pod) for pod in list_pods(self._api, self._name) if _has_log(pod)]
+        chosen = [pod for pod in found if self._node in (None, pod.node) and self._attempt in (None, pod.attempt)]
+        return sorted(chosen, key=lambda pod: (pod.attempt, pod.node, pod.name))
+
+    def is_over(self) -> bool:
+        """Tell whether the job has ended (or is gone), so that no further pod will come."""
+        try:
+            return (get_job(self._api, self._name).get("status") or {}).get("phase") in ENDED
+        except CommandError as error:
+            if error.code == exits.NOT_FOUND:
+                return True
+            raise
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod, and where asked those to come. One that is gone has none.
+
+        A stream that breaks off before the pod has ended is taken up again after its last line. Raises: CommandError.
+        """
+        query = {"container": pod.container, "timestamps": "true", "follow": str(follow).lower()}
+        query |= {} if self._tail is None else {"tailLines": str(self._tail)}
+        path = place("v1", "pods", self._api.namespace, pod.name, "log")
+        last = ""
+        while True:
+            try:
+                for text in self._api.lines(path, query, timeout=_FOLLOW_SECONDS if follow else 30.0):
+                    line = split_line(text, pod)
+                    if line.order > last:
+                        last = line.order
+                        yield line
+            except ApiRefusal as refusal:
+                if refusal.status in (400, 404):  # not started yet, or removed meanwhile
+                    return
+                raise
+            except CommandError:
+                if not follow:
+                    raise
+            if not follow or not self._runs(pod):
+                return
+            if last:
+                query.pop("tailLines", None)
+                query["sinceTime"] = f"{last[:19]}Z"
+
+    def _runs(self, pod: LogPod) -> bool:
+        return any(
+            entry["metadata"]["name"] == pod.name and (entry.get("status") or {}).get("phase") == "Running"
+            for entry in list_pods(self._api, self._name)
+        )
+
+
+def follow(source: Any, *, sleep: Callable[[float], None] = time.sleep, look: float = _LOOK_SECONDS) -> Iterator[Line]:
+    """Yield lines of all pods as they come, of those too that start later, until the job has ended.
+
+    ``source`` has the methods of PodLogs. Raises: CommandError, of whichever reader met it.
+    """
+    lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
+    readers: dict[str, threading.Thread] = {}
+
+    def read(pod: LogPod) -> None:
+        try:
+            for line in source.lines(pod, follow=True):
+                lines.put(line)
+        except CommandError as error:
+            lines.put(error)
+
+    def watch() -> None:
+        try:
+            over = False
+            while True:
+                for pod in source.pods():
+                    if pod.name not in readers:
+                        readers[pod.name] = threading.Thread(target=read, args=(pod,), daemon=True)
+                        readers[pod.name].start()
+                if over:
+                    break
+                over = source.is_over()  # and one more look: the last pod may have started meanwhile
+                if not over:
+                    sleep(look)
+            for reader in readers.values():
+                reader.join()
+            lines.put(None)
+        except BaseException as error:
+            lines.put(error)
+
+    threading.Thread(target=watch, daemon=True).start()
+    while (line := lines.get()) is not None:
+        if isinstance(line, BaseException):
+            raise line
+        yield line
+
+
+def log_pod(pod: Mapping[str, Any]) -> LogPod:
+    """Return what of a pod matters for its log."""
+    metadata, containers = pod["metadata"], pod["spec"]["containers"]
+    trainer = next((c for c in containers if c["name"] == constants.TRAINER_CONTAINER), containers[0])
+    env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
+    nproc = env.get(constants.ENV_NPROC_PER_NODE, "1")
+    return LogPod(
+        name=metadata["name"],
+        container=trainer["name"],
+        attempt=_number((metadata.get("labels") or {}).get(constants.LABEL_ATTEMPT), 1),
+        node=_number((metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX), 0),
+        nproc=_number(nproc, 1),
+    )
+
+
+def split_line(text: str, pod: LogPod) -> Line:
+    """Return a line of a pod's log with the rank that wrote it, or with the ranks of the pod.
+
+    Ranks go through the pods in the order of their index.
+    """
+    moment, _, words = text.partition(" ")
+    first = pod.node * pod.nproc
+    if match := _RANK.match(words):
+        return Line(moment, f"rank {match[1]}", words[match.end() :])
+    if (match := _LOCAL_RANK.match(words)) and int(match[1]) < pod.nproc:
+        return Line(moment, f"rank {first + int(match[1])}", words[match.end() :])
+    prefix = f"rank {first}" if pod.nproc == 1 else f"ranks {first}-{first + pod.nproc - 1}"
+    return Line(moment, prefix, words)
+
+
+def _has_log(pod: Mapping[str, Any]) -> bool:
+    for status in (pod.get("status") or {}).get("containerStatuses") or ():
+        state = status.get("state") or {}
+        if "running" in state or "terminated" in state:
+            return True
+    return False
+
+
+def _number(text: Any, otherwise: int) -> int:
+    return int(text) if str(text).isdigit() else otherwise
+
+
+def _print(line: Line, *, timestamps: bool) -> None:
+    # A progress bar of the script's own redraws itself with carriage returns: only its last state counts.
+    words = line.text.rstrip("\r").rpartition("\r")[2]
+    sys.stdout.write((f"{line.time} " if timestamps else "") + f"[{line.prefix}] {words}\n")
+    sys.stdout.flush()

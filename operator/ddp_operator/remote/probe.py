@@ -1,0 +1,97 @@
+"""What `ddp drill` runs inside a training pod (and beside local ones): kill a rank's process, read the pod's page.
+
+One file, standard library only, Python 3.9: it is handed to the container's own ``python3 -c``. Prints JSON lines.
+
+    probe.py kill <rank> [<pid of an ancestor>]
+    probe.py watch <port> <seconds between looks>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+import urllib.request
+
+WANTED = ("ddp_step", "ddp_steps_total", "ddp_launcher_in_place_restarts_total")
+
+
+def environment(pid: int | str) -> dict[bytes, bytes]:
+    """Return a process's environment; empty where it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as stream:
+            pairs = [item.partition(b"=") for item in stream.read().split(b"\0")]
+    except OSError:
+        return {}
+    return {name: value for name, _, value in pairs}
+
+
+def parent(pid: int | str) -> int:
+    """Return a process's parent, 0 where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as stream:
+            return int(stream.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def descends(pid: int, ancestor: int) -> bool:
+    """Tell whether a process descends from another."""
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = parent(pid)
+    return False
+
+
+def find_worker(rank: int, ancestor: int = 0) -> int:
+    """Return the process of a rank, 0 where there is none. Children inherit RANK: the topmost one is meant."""
+    wanted = str(rank).encode()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if environment(name).get(b"RANK") != wanted or environment(parent(name)).get(b"RANK") == wanted:
+            continue
+        if not ancestor or descends(int(name), ancestor):
+            return int(name)
+    return 0
+
+
+def kill(rank: int, ancestor: int = 0) -> int:
+    """Kill a rank's process; return its number, 0 where there is none."""
+    pid = find_worker(rank, ancestor)
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def read_page(port: int) -> dict[str, float]:
+    """Return the wanted series of a metrics page, of its first rank; empty where it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+            text = answer.read(1 << 20).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return {}
+    found: dict[str, float] = {}
+    for name in WANTED:
+        match = re.search(rf"^{name}(?:{{[^\n]*}})? ([0-9.eE+-]+)", text, re.MULTILINE)
+        if match:
+            found[name] = float(match[1])
+    if re.search(r'^ddp_launcher_phase{phase="Running"} 1', text, re.MULTILINE):
+        found["running"] = 1.0
+    return found
+
+
+def main(words: list[str]) -> None:
+    """Do what the words say."""
+    if words[0] == "kill":
+        print(json.dumps({"killed": kill(*map(int, words[1:]))}), flush=True)
+        return
+    while True:
+        print(json.dumps(read_page(int(words[1]))), flush=True)
+        time.sleep(float(words[2]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,237 @@
+"""What a job waits for or why it failed, and what to do: one paragraph, from its status and the Events about it.
+
+Pure. The status already holds the cluster's own words; what is added here is the order of importance and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from ddp_operator.api.status import Condition, LastFailure, Status
+from ddp_operator.progress import format_duration
+from ddp_operator.status.termination import parse_time
+
+# Unsatisfactory states in the order in which they hide each other: type and the bad status of the condition.
+_ORDER: Final = (
+    ("Accepted", "False"),
+    ("Suspended", "True"),
+    ("Restarting", "True"),
+    ("Scheduled", "False"),
+    ("Rendezvoused", "False"),
+    ("Progressing", "False"),
+    ("Rendezvoused", "Unknown"),
+    ("Progressing", "Unknown"),
+)
+
+_LOOK_AT_LOGS: Final = "Look at its last words: ddp logs {name}."
+# reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.
+REMEDIES: Final = {
+    # Accepted
+    "InvalidSpec": "Mend that field and apply the file again; `ddp render FILE` checks it without a cluster.",
+    "NameConflict": "Delete or rename that object, or give the job another name.",
+    "Forbidden": "The operator's role lacks that permission, or a quota or policy of the namespace forbids the object: "
+    "ask whoever owns the namespace.",
+    # Suspended
+    "SuspendedBySpec": "Let it go on with: ddp resume {name}.",
+    "Stopping": "Its pods save a checkpoint and end within their grace time; nothing is to be done.",
+    # Scheduled
+    "Unschedulable": "Free or add nodes that have what the pods ask for, ask for less in resources, nodeSelector or "
+    "tolerations, or run on fewer nodes: ddp scale {name} N.",
+    "QuotaPending": "It starts when the queue has room; look at the queue: kubectl get workloads.",
+    "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private.",
+    "PodsForbidden": "A quota, a policy or a missing service account keeps the pods from being made: change the job or "
+    "ask whoever owns the namespace.",
+    "VolumeNotReady": "Check the claim: kubectl get pvc. One that several nodes use must be ReadWriteMany.",
+    "PodsNotStarting": "kubectl describe pod on the pod that is named has the kubelet's words.",
+    "WaitingForPods": "Pods are being made and placed; if this lasts for minutes, the Events of the Job say why.",
+    "WaitingForFormerPods": "The next attempt starts when they are gone; a pod on a dead node goes when the node is "
+    "removed from the cluster.",
+    # Rendezvoused
+    "WaitingForRanks": "Training starts when all pods run; look at those that do not: kubectl get pods -l "
+    "ddp-operator.dev/job-name={name}.",
+    "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it lasts: ddp logs {name}.",
+    "NoMetricsPage": "Allow the operator's namespace to reach the pods' metrics port in the namespace's NetworkPolicy.",
+    # Progressing
+    "NoStepYet": "Start-up or the first batch is slow, or the script reports no steps (docs/pod-contract.md says how "
+    "to); its log says what it does: ddp logs {name} -f.",
+    "NotRunning": "See the pods: kubectl get pods -l ddp-operator.dev/job-name={name}.",
+    "Stalled": "A rank hangs: its stacks are in the log (ddp logs {name}).",
+    # Restarting
+    "GroupRestart": "Training goes on from the last checkpoint by itself; nothing is to be done.",
+    "PodReplacement": "The pod is replaced under the same index and training goes on; nothing is to be done.",
+    "Resized": "It goes on with the new number of nodes by itself; nothing is to be done.",
+    # Failed
+    "RestartBudgetExhausted": "Mend the cause and submit the job anew, or raise spec.recovery.maxRestarts if the cause "
+    "is gone by now.",
+    "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job anew; it goes on "
+    "from its checkpoint if it keeps one on a claim.",
+}
+_DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
+# An operator that runs looks at a new job within a second.
+_UNSEEN_PATIENCE: Final = timedelta(seconds=10)
+_EVENT_LIMIT: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The explanation: ``what`` is the case, ``todo`` the remedy (empty where nothing is to be done)."""
+
+    name: str
+    phase: str
+    reason: str
+    what: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.what, self.todo)))
+
+
+def explain_why(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:
+    """Return the explanation of a resource. ``events``: those about it and its children, oldest first."""
+    metadata = resource["metadata"]
+    name = str(metadata["name"])
+    try:
+        status = msgspec.convert(resource.get("status") or {}, Status)
+    except msgspec.ValidationError:  # a newer operator's, or somebody wrote into it
+        words = f"{name} has a status that this version of ddp cannot read."
+        return Why(name, "Unknown", "", words, _DESCRIBE.format(name=name))
+    phase = status.phase or "Pending"
+    if "deletionTimestamp" in metadata:
+        return Why(name, phase, "Deleting", f"{name} is being deleted.", "Its pods end within their grace time.")
+    if phase == "Succeeded":
+        return Why(name, phase, "", _describe_success(name, status))
+    if phase == "Failed":
+        return _explain_failure(name, status)
+    if not status.conditions:
+        return _explain_unseen(name, metadata, events, now)
+    for kind, bad in _ORDER:
+        condition = next((c for c in status.conditions if c.type == kind), None)
+        if condition is not None and (condition.status == bad or condition.reason == "Stopping"):
+            return _explain_condition(name, phase, condition, status, events, now)
+    return Why(name, phase, "", _describe_training(name, status))
+
+
+def _explain_condition(
+    name: str,
+    phase: str,
+    condition: Condition,
+    status: Status,
+    events: Sequence[Mapping[str, Any]],
+    now: datetime,
+) -> Why:
+    since = parse_time(condition.last_transition_time)
+    lasting = f" for {format_duration((now - since).total_seconds())}" if since and since <= now else ""
+    opening = {
+        "Accepted": f"{name} is not accepted ({condition.reason})",
+        "Suspended": f"{name} is suspended{lasting}" if condition.reason != "Stopping" else f"{name} is stopping",
+        "Restarting": f"{name} is restarting{lasting} ({condition.reason})",
+        "Scheduled": f"{name} has waited{lasting} for its pods to be placed and started ({condition.reason})",
+        "Rendezvoused": f"{name} has waited{lasting} for its ranks to meet ({condition.reason})",
+        "Progressing": f"{name} runs but makes no step{lasting} ({condition.reason})",
+    }[condition.type]
+    what = f"{opening}: {_sentence(condition.message)}" if condition.message else f"{opening}."
+    if condition.type == "Restarting" and status.last_failure is not None:
+        what += f" The last failure was {_describe_cause(status.last_failure)}"
+    if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
+        what += _last_warning(events, what)
+    todo = REMEDIES.get(condition.reason, _DESCRIBE)
+    return Why(name, phase, condition.reason, what, todo.format(name=name))
+
+
+def _explain_failure(name: str, status: Status) -> Why:
+    condition = next((c for c in status.conditions if (c.type, c.status) == ("Failed", "True")), None)
+    reason = condition.reason if condition else ""
+    failure = status.last_failure
+    tries = f" after {status.attempt} attempts" if status.attempt > 1 else ""
+    what = f"{name} has failed{tries}"
+    # The operator's own words on why it gave up; the cause that follows them is told apart.
+    words = condition.message.partition("; last: ")[0] if condition else ""
+    if words and (failure is None or failure.message not in words):
+        what += f" ({reason}): {_sentence(words)}"
+    else:
+        what += f" ({reason})." if reason else "."
+    remedy = REMEDIES.get(reason, "")
+    if failure is None:
+        return Why(name, "Failed", reason, what, (remedy or _LOOK_AT_LOGS).format(name=name))
+    what += f" The cause was {_describe_cause(failure)}"
+    # The launcher's hint knows the error; the reason only says why there was no further attempt.
+    remedy = remedy or ("" if failure.hint else _LOOK_AT_LOGS)
+    return Why(
+        name, "Failed", reason, what, " ".join(filter(None, (_sentence(failure.hint), remedy.format(name=name))))
+    )
+
+
+def _explain_unseen(name: str, metadata: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:
+    created = parse_time(metadata.get("creationTimestamp"))
+    age = now - created if created else _UNSEEN_PATIENCE
+    if age < _UNSEEN_PATIENCE:
+        return Why(name, "Pending", "New", f"{name} is new; the operator has not looked at it yet.")
+    what = f"No operator has looked at {name} in the {format_duration(age.total_seconds())} since it was created."
+    return Why(
+        name,
+        "Pending",
+        "NoOperator",
+        what + _last_warning(events, what),
+        "Is the operator running, and does it serve this namespace? kubectl get pods -A -l "
+        "app.kubernetes.io/name=ddp-operator shows it.",
+    )
+
+
+def _describe_success(name: str, status: Status) -> str:
+    began, ended = parse_time(status.start_time), parse_time(status.completion_time)
+    took = f" in {format_duration((ended - began).total_seconds())}" if began and ended else ""
+    p = status.progress
+    figures = [
+        text
+        for known, text in (
+            (p and p.step, f"step {p.step}" if p else ""),
+            (p and p.loss, f"loss {p.loss}" if p else ""),
+            (p and p.val_accuracy, f"validation accuracy {p.val_accuracy}" if p else ""),
+        )
+        if known
+    ]
+    restarts = status.restarts.total + status.restarts.in_place
+    figures += [f"{restarts} restart{'s' if restarts != 1 else ''}"] if restarts else []
+    return f"{name} has succeeded{took}" + (f": {', '.join(figures)}." if figures else ".")
+
+
+def _describe_training(name: str, status: Status) -> str:
+    p = status.progress
+    if p is None:
+        return f"{name} is running; it waits for nothing."
+    parts = [f"step {p.step}" + (f" of {p.total_steps}" if p.total_steps else "")] if p.step is not None else []
+    parts += [f"{p.percent} done"] if p.percent else []
+    parts += [f"{p.eta} left"] if p.eta else []
+    return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + "; it waits for nothing."
+
+
+def _describe_cause(failure: LastFailure) -> str:
+    who = f"rank {failure.rank}" if failure.rank is not None else ""
+    where = f"pod {failure.pod}" if failure.pod else ""
+    on = f"node {failure.node_name}" if failure.node_name else ""
+    code = f"exit code {failure.exit_code}" if failure.exit_code is not None else ""
+    place = ", ".join(filter(None, (who, where, on, code)))
+    message = failure.message.removeprefix(f"{failure.category}: ")
+    return f"{failure.category}" + (f" ({place})" if place else "") + f": {_sentence(message)}"
+
+
+def _last_warning(events: Sequence[Mapping[str, Any]], said: str) -> str:
+    """Return the newest warning about the job or its children, unless it has been said."""
+    for event in reversed(events):
+        message = " ".join(str(event.get("message") or "").split())
+        if event.get("type") == "Warning" and message:
+            if message.rstrip(".") in said:
+                return ""
+            return f" The last warning was {event.get('reason')}: {_sentence(message[:_EVENT_LIMIT])}"
+    return ""
+
+
+def _sentence(text: str) -> str:
+    """Return a message as one line that ends like a sentence."""
+    words = " ".join(text.split())
+    return words if not words or words.endswith((".", "!", "?")) else f"{words}."

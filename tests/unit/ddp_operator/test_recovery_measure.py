@@ -1,0 +1,64 @@
+"""Recovery seconds and lost steps from samples of a metrics page."""
+
+from __future__ import annotations
+
+from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
+
+BEFORE = Sample(99.0, 1, step=40, steps_of_process=40, in_place_restarts=0)
+
+
+def at(time: float, step: int | None, made: int | None, restarts: int | None = 0, attempt: int = 1) -> Sample:
+    return Sample(time, attempt, step, made, restarts)
+
+
+def test_in_place_the_new_process_tells_where_it_took_up() -> None:
+    samples = [at(100.1, 41, 41), at(101, 41, 41, 1), at(104, 30, 0, 1), at(105.5, 32, 2, 1)]
+    found = measure(BEFORE, 100.0, samples)
+    assert found == Recovery(seconds=5.5, rung="process", step_before=41, resumed_from=30)
+    assert found.steps_lost == 11
+
+
+def test_the_last_page_of_a_dead_process_is_no_recovery() -> None:
+    """The launcher counts the restart at once, while the dead worker's last page is still shown."""
+    assert measure(BEFORE, 100.0, [at(101, 41, 41, 1), at(102, 41, 41, 1)]) is None
+
+
+def test_a_page_that_goes_away_is_a_replaced_pod() -> None:
+    samples = [at(101, None, None, None), at(108, None, None, 0), at(112, 41, 1, 0)]
+    found = measure(BEFORE, 100.0, samples)
+    assert found is not None
+    assert (found.rung, found.seconds, found.steps_lost) == ("pod", 12.0, 0)
+
+
+def test_a_later_attempt_is_a_restart_of_the_group() -> None:
+    found = measure(BEFORE, 100.0, [at(101, None, None, None), at(130, 21, 1, 0, attempt=2)])
+    assert found is not None
+    assert (found.rung, found.resumed_from, found.steps_lost) == ("group", 20, 20)
+
+
+def test_steps_made_between_the_look_and_the_kill_count() -> None:
+    found = measure(BEFORE, 100.0, [at(99.5, 45, 45), at(103, 41, 1, 1)])
+    assert found is not None
+    assert (found.step_before, found.steps_lost) == (45, 5)
+
+
+def test_a_script_without_steps_is_back_when_its_workers_run_again() -> None:
+    silent = Sample(99.0, 1, None, None, 0, running=True)
+    samples = [
+        Sample(100.5, 1, None, None, 0, running=True),
+        Sample(102, 1, None, None, 1),
+        Sample(103, 1, None, None, 1, True),
+    ]
+    found = measure(silent, 100.0, samples)
+    assert found == Recovery(3.0, "process", None, None)
+    assert found.steps_lost is None
+
+
+def test_no_restart_is_no_recovery() -> None:
+    assert measure(BEFORE, 100.0, [at(101, 41, 41), at(102, 42, 42)]) is None
+
+
+def test_a_line_of_the_probe_is_a_sample() -> None:
+    line = {"ddp_step": 7.0, "ddp_steps_total": 2.0, "ddp_launcher_in_place_restarts_total": 1.0, "running": 1.0}
+    assert parse_sample(line, 5.0, 3) == Sample(5.0, 3, 7, 2, 1, running=True)
+    assert not parse_sample({}, 5.0, 3).answered

@@ -1,0 +1,342 @@
+"""The commands for a cluster, as far as they need none: tables, screens, lines of logs, drills, completion."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator.cli import COMMANDS, main
+from ddp_operator.cli_completion import SHELLS, build_script, describe_commands
+from ddp_operator.exits import CommandError
+from ddp_operator.recovery import Sample
+from ddp_operator.remote import probe
+from ddp_operator.remote.api import _is_about
+from ddp_operator.remote.drill import drill
+from ddp_operator.remote.following import follow_jobs
+from ddp_operator.remote.list import format_table
+from ddp_operator.remote.logs import Line, LogPod, follow, log_pod, split_line
+from ddp_operator.remote.watch import JsonScreen, PlainScreen, build_table, choose_screen
+from ddp_operator.status.termination import format_time
+from tests.builders import NOW, child_pod
+
+
+def job(name: str = "x", *, version: str = "1", **status: Any) -> dict[str, Any]:
+    created = format_time(NOW - timedelta(minutes=5))
+    metadata = {"name": name, "namespace": "ml", "resourceVersion": version, "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {"nodes": 2}, "status": status}
+
+
+RUNNING = {
+    "phase": "Running",
+    "attempt": 1,
+    "nodes": {"desired": 2, "ready": 2, "succeeded": 0, "failed": 0},
+    "progress": {"epoch": 2, "epochs": 5, "step": 40, "percent": "40.0%", "eta": "1m00s", "etaSeconds": 60},
+}
+
+
+class TestList:
+    def test_columns_are_those_of_kubectl(self) -> None:
+        head, row = format_table([job(**RUNNING)], NOW)
+        assert head.split() == ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS", "RESTARTS", "AGE"]
+        assert row.split() == ["x", "Running", "2", "40.0%", "1m00s", "-", "-", "-", "5m00s"]
+
+    def test_wide_adds_columns_and_all_namespaces_one_before(self) -> None:
+        head, row = format_table([job(**RUNNING)], NOW, namespaces=True, wide=True)
+        assert head.split()[:2] == ["NAMESPACE", "NAME"]
+        assert "FAILURE" in head
+        assert row.split()[0] == "ml"
+
+    def test_columns_stand_below_each_other(self) -> None:
+        head, *rows = format_table([job("a"), job("a-long-name", **RUNNING)], NOW)
+        assert {line.find("2") for line in rows} == {head.find("NODES")}
+
+
+class TestScreens:
+    def test_plain_lines_carry_the_name_and_only_news(self) -> None:
+        stream = io.StringIO()
+        screen = PlainScreen(stream)
+        for _ in range(3):
+            screen.show({("ml", "x"): job(**RUNNING)})
+        screen.show({})
+        first, last = stream.getvalue().splitlines()
+        assert first.partition(" ")[2] == "x: Running  epoch 2/5  step 40  40.0%  ETA 1m00s"
+        assert last == "x: deleted"
+
+    def test_a_waiting_job_is_shown_with_its_reason(self) -> None:
+        waits = {
+            "type": "Scheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        stream = io.StringIO()
+        PlainScreen(stream).show({("ml", "x"): job(phase="Pending", conditions=[waits])})
+        assert stream.getvalue().endswith("x: Pending  Unschedulable\n")
+
+    def test_json_has_a_line_for_each_change(self) -> None:
+        stream = io.StringIO()
+        screen = JsonScreen(stream)
+        for version in ("1", "1", "2"):
+            screen.show({("ml", "x"): job(version=version, **RUNNING)})
+        lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+        assert [line["metadata"]["resourceVersion"] for line in lines] == ["1", "2"]
+
+    def test_the_table_has_a_bar_and_the_figures(self) -> None:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        console.print(build_table({("ml", "x"): job(**RUNNING), ("ml", "y"): job("y", phase="Succeeded")}))
+        assert isinstance(console.file, io.StringIO)
+        _, first, second = console.file.getvalue().splitlines()
+        assert "Running" in first
+        assert "2/2" in first
+        assert "40.0%" in first
+        assert "epoch 2/5" in first
+        assert "100.0%" in second
+
+    def test_no_terminal_means_plain_lines(self) -> None:
+        assert isinstance(choose_screen(io.StringIO()), PlainScreen)
+
+
+class FakeApi:
+    """Answers listings and watches from a script; an error in it is raised."""
+
+    def __init__(self, *script: Any) -> None:
+        self.namespace = "ml"
+        self._script = list(script)
+
+    def request(self, *_: Any, **__: Any) -> Any:
+        return self._next()
+
+    def lines(self, *_: Any, **__: Any) -> Iterator[str]:
+        for item in self._next():
+            if isinstance(item, Exception):
+                raise item
+            yield json.dumps(item)
+
+    def _next(self) -> Any:
+        item = self._script.pop(0)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+def listing(*items: Any) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "7"}, "items": list(items)}
+
+
+class TestFollowing:
+    def phases(self, api: FakeApi, count: int) -> list[list[str]]:
+        states = follow_jobs(api, "ml", sleep=lambda _: None)  # type: ignore[arg-type]
+        taken = itertools.islice(states, count)
+        return [[entry["status"]["phase"] for _, entry in sorted(jobs.items())] for jobs in taken]
+
+    def test_changes_and_deletions_are_seen(self) -> None:
+        events = [
+            {"type": "ADDED", "object": job("y", phase="Pending")},
+            {"type": "MODIFIED", "object": job(phase="Failed")},
+            {"type": "DELETED", "object": job("y", phase="Pending")},
+        ]
+        api = FakeApi(listing(job(phase="Running")), events)
+        assert self.phases(api, 4) == [["Running"], ["Running", "Pending"], ["Failed", "Pending"], ["Failed"]]
+
+    def test_an_old_version_and_a_lost_connection_begin_anew(self) -> None:
+        gone = [{"type": "ERROR", "object": {"code": 410}}]
+        lost = CommandError("the server does not answer")
+        api = FakeApi(listing(), gone, listing(job(phase="Pending")), [lost], lost, listing(job(phase="Running")))
+        assert self.phases(api, 3) == [[], ["Pending"], ["Running"]]
+
+    def test_the_first_failure_is_final(self) -> None:
+        with pytest.raises(CommandError, match="does not answer"):
+            self.phases(FakeApi(CommandError("the server does not answer")), 1)
+
+
+class TestLines:
+    POD = LogPod("x-1-1-abcde", "trainer", attempt=1, node=1, nproc=4)
+
+    @pytest.mark.parametrize(
+        ("text", "prefix", "words"),
+        [
+            ("T plain words", "ranks 4-7", "plain words"),
+            ("T [rank6]: Traceback", "rank 6", "Traceback"),
+            ("T [default1]:loss 0.5", "rank 5", "loss 0.5"),
+            ("T [epoch9]: no rank of this pod", "ranks 4-7", "[epoch9]: no rank of this pod"),
+            ("T", "ranks 4-7", ""),
+        ],
+    )
+    def test_a_line_gets_its_rank_or_those_of_its_pod(self, text: str, prefix: str, words: str) -> None:
+        assert split_line(text, self.POD) == Line("T", prefix, words)
+
+    def test_one_process_a_pod_is_one_rank(self) -> None:
+        assert split_line("T x", LogPod("p", "c", 1, 3, 1)).prefix == "rank 3"
+
+    def test_times_sort_though_zeros_are_left_out(self) -> None:
+        times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:05.1Z", "2026-01-01T00:00:05.12Z", "2026-01-01T00:00:06Z"]
+        assert sorted(times, key=lambda time: Line(time, "", "").order) == times
+
+    def test_what_matters_of_a_pod(self) -> None:
+        spec = {
+            "containers": [
+                {"name": "logs"},
+                {"name": "trainer", "env": [{"name": "DDP_NPROC_PER_NODE", "value": "8"}]},
+            ]
+        }
+        found = log_pod(child_pod(2, attempt=3, spec=spec))
+        assert (found.container, found.attempt, found.node, found.nproc) == ("trainer", 3, 2, 8)
+
+
+class FakeLogs:
+    """Pods that come one after the other; each look at them is the next state."""
+
+    def __init__(self, *states: list[str]) -> None:
+        self._states = list(states)
+        self._pods: list[str] = []
+
+    def pods(self) -> list[LogPod]:
+        self._pods = self._states.pop(0) if self._states else self._pods
+        return [LogPod(name, "trainer", 1, 0, 1) for name in self._pods]
+
+    def is_over(self) -> bool:
+        return not self._states
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        if pod.name == "forbidden":
+            raise CommandError("pods/log is forbidden")
+        yield Line("T", "rank 0", f"{pod.name} says a line")
+
+
+class TestFollowLogs:
+    def test_pods_of_later_attempts_are_followed_and_each_once(self) -> None:
+        source = FakeLogs(["a"], ["a"], [], ["b"], ["b", "c"])
+        lines = [line.text for line in follow(source, sleep=lambda _: None)]
+        assert sorted(lines) == ["a says a line", "b says a line", "c says a line"]
+
+    def test_a_reader_that_fails_ends_it_with_its_words(self) -> None:
+        with pytest.raises(CommandError, match="forbidden"):
+            list(follow(FakeLogs(["forbidden"]), sleep=lambda _: None))
+
+
+class FakeTarget:
+    """A job whose samples are given; ``killed`` is who was killed."""
+
+    def __init__(self, *samples: Sample) -> None:
+        self._samples = samples
+        self.killed: int | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        yield from self._samples
+
+    def kill(self, rank: int) -> str:
+        self.killed = rank
+        return f"rank {rank}"
+
+
+class TestDrill:
+    def test_it_waits_for_steps_kills_and_measures(self) -> None:
+        early, ready = Sample(1, 1, 1, 1, 0), Sample(2, 1, 5, 5, 0)
+        back = Sample(9, 1, 5, 1, 1)
+        target = FakeTarget(early, ready, back)
+        who, found = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
+        assert (who, target.killed, found.seconds, found.steps_lost) == ("rank 1", 1, 6.0, 1)
+
+    def test_a_job_that_makes_no_steps_is_not_killed(self) -> None:
+        target = FakeTarget(Sample(1, 1, 0, 0, 0), Sample(500, 1, 0, 0, 0))
+        with pytest.raises(CommandError, match="has not made 3 steps"):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
+        assert target.killed is None
+
+    def test_a_job_that_does_not_come_back_is_said(self) -> None:
+        target = FakeTarget(Sample(2, 1, 5, 5, 0), Sample(100, 1, 5, 1, 1))
+        with pytest.raises(CommandError, match="not begun again within 60 s"):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
+
+
+class TestProbe:
+    def test_the_process_of_a_rank_is_found_and_not_its_child(self) -> None:
+        """A DataLoader worker inherits RANK."""
+        inner = "import time; time.sleep(60)"
+        code = (
+            f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {inner!r}]); print(p.pid, flush=True)"
+        )
+        worker = [sys.executable, "-c", f"{code}; p.wait()"]
+        with subprocess.Popen(worker, env=os.environ | {"RANK": "7"}, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            try:
+                assert probe.parent(child) == process.pid
+                assert probe.find_worker(7, os.getpid()) == process.pid
+                assert probe.find_worker(7, 1 << 22) == 0
+                assert probe.find_worker(8, os.getpid()) == 0
+                assert probe.kill(7, os.getpid()) == process.pid
+                assert process.wait(30) == -9
+            finally:
+                process.kill()
+                os.kill(child, 9)
+
+    def test_a_page_that_does_not_answer_is_empty(self) -> None:
+        assert probe.read_page(1) == {}
+
+    def test_it_is_one_file_of_the_standard_library(self) -> None:
+        from ddp_operator.remote.drill import probe_command
+
+        line = probe_command("kill", "123456")
+        line[0] = sys.executable
+        done = subprocess.run([line[0], "-I", *line[1:]], capture_output=True, text=True, timeout=60)
+        assert (json.loads(done.stdout), done.stderr) == ({"killed": 0}, "")
+
+
+@pytest.mark.parametrize(
+    ("thing", "ours"),
+    [
+        ({"kind": "DDPTrainingJob", "name": "x", "uid": "u"}, True),
+        ({"kind": "DDPTrainingJob", "name": "x", "uid": "former"}, False),
+        ({"kind": "Job", "name": "x-1"}, True),
+        ({"kind": "Pod", "name": "x-12-3-abcde"}, True),
+        ({"kind": "Pod", "name": "x-other-1-0-abcde"}, False),
+        ({"kind": "Service", "name": "x"}, False),
+    ],
+)
+def test_events_of_other_jobs_are_left_out(thing: dict[str, Any], ours: bool) -> None:
+    assert _is_about(thing, "x", "u") is ours
+
+
+class TestCompletion:
+    @pytest.mark.parametrize("shell", SHELLS)
+    def test_knows_all_commands_and_flags(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        for name, _, _ in COMMANDS:
+            assert name in script
+        assert "follow" in script
+
+    def test_bash_completes_commands_and_their_flags(self) -> None:
+        script = build_script("bash", describe_commands())
+
+        def complete(*words: str) -> set[str]:
+            line = " ".join(f"'{word}'" for word in words)
+            code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _ddp; echo ${{COMPREPLY[@]}}"
+            done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
+            assert done.stderr == ""
+            return set(done.stdout.split())
+
+        assert complete("ddp", "su") == {"submit", "suspend"}
+        assert complete("ddp", "logs", "--f") == {"--follow"}
+        assert "--nodes" in complete("ddp", "run", "--n")
+
+
+def test_no_command_for_a_cluster_imports_the_client_before_it_connects() -> None:
+    code = (
+        "import sys; from ddp_operator.cli import COMMANDS, build_parser; build_parser(*(c[0] for c in COMMANDS));"
+        "print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert {"kubernetes", "rich", "torch", "kopf", "aiohttp"} & set(loaded.stdout.split()) == set()

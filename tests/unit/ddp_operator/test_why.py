@@ -1,0 +1,223 @@
+"""`ddp why` as a pure function: which of several troubles is told, in whose words, and with what remedy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator.status import conditions as c
+from ddp_operator.status.termination import format_time
+from ddp_operator.why import REMEDIES, Why, explain_why
+from tests.builders import NOW
+
+
+def condition(kind: str, status: str, reason: str, message: str = "", *, age: int = 60) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": format_time(NOW - timedelta(seconds=age)),
+    }
+
+
+def job(*conditions: dict[str, Any], age: int = 600, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "x", "creationTimestamp": format_time(NOW - timedelta(seconds=age))}
+    if conditions:
+        status["conditions"] = list(conditions)
+    return {"metadata": metadata, "spec": {}, **({"status": status} if status else {})}
+
+
+def event(message: str, kind: str = "Warning", reason: str = "FailedScheduling") -> dict[str, Any]:
+    return {"type": kind, "reason": reason, "message": message}
+
+
+def why(*conditions: dict[str, Any], events: tuple[dict[str, Any], ...] = (), **status: Any) -> Why:
+    return explain_why(job(*conditions, **status), events, NOW)
+
+
+FAILURE = {
+    "attempt": 2,
+    "rank": 3,
+    "pod": "x-2-1-abcde",
+    "nodeName": "node-b",
+    "exitCode": 1,
+    "category": "UserError",
+    "message": "FileNotFoundError: no such file: 'train.csv'",
+    "hint": "check the path of the data",
+}
+FAILED = condition("Failed", "True", "RestartBudgetExhausted", "gave up after 3 restarts; last: FileNotFoundError: …")
+
+
+class TestWhatIsTold:
+    def test_unschedulable_is_told_in_the_schedulers_words_with_what_can_be_done(self) -> None:
+        words = "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+        found = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words, age=312), phase="Pending")
+        assert found.what == (
+            "x has waited for 5m12s for its pods to be placed and started (Unschedulable): "
+            "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+        )
+        assert "ddp scale x N" in found.todo
+        assert (found.reason, found.phase) == ("Unschedulable", "Pending")
+
+    def test_the_paragraph_is_what_and_todo(self) -> None:
+        found = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))
+        assert str(found) == f"{found.what} {found.todo}"
+        assert "imagePullSecrets" in str(found)
+
+    def test_a_refused_spec_hides_everything_else(self) -> None:
+        found = why(
+            condition(c.ACCEPTED, "False", c.INVALID_SPEC, "attempt 1 cannot start: spec.nodes: too many"),
+            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0 of 2 pods are placed"),
+        )
+        assert found.what == "x is not accepted (InvalidSpec): attempt 1 cannot start: spec.nodes: too many."
+        assert "ddp render" in found.todo
+
+    def test_a_suspended_job_says_how_to_go_on(self) -> None:
+        found = why(condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true"), phase="Suspended")
+        assert "is suspended for 1m00s" in found.what
+        assert "ddp resume x" in found.todo
+
+    def test_a_job_that_is_stopping_is_not_called_waiting_for_pods(self) -> None:
+        found = why(
+            condition(c.SUSPENDED, "False", c.STOPPING, "2 pods are saving and stopping"),
+            condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "True", c.TRAINING),
+            phase="Running",
+        )
+        assert found.reason == "Stopping"
+        assert found.what == "x is stopping: 2 pods are saving and stopping."
+
+    def test_a_restart_tells_the_failure_before_it(self) -> None:
+        found = why(
+            condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2 of 4"),
+            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0 of 2 pods are placed"),
+            phase="Restarting",
+            lastFailure=FAILURE,
+        )
+        assert "is restarting for 1m00s (GroupRestart): attempt 2 of 4." in found.what
+        assert "The last failure was UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1)" in found.what
+
+    def test_a_job_that_trains_waits_for_nothing(self) -> None:
+        good = [
+            condition(c.ACCEPTED, "True", c.VALID),
+            condition(c.SUSPENDED, "False", c.NOT_SUSPENDED),
+            condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "True", c.TRAINING),
+        ]
+        progress = {"step": 42, "totalSteps": 100, "percent": "42.0%", "eta": "5m12s"}
+        found = why(*good, phase="Running", progress=progress)
+        assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); it waits for nothing."
+
+    def test_a_silent_metrics_page_is_told_though_nothing_is_false(self) -> None:
+        found = why(
+            condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
+            condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE, "the metrics page of pod 0 does not answer"),
+            phase="Running",
+        )
+        assert "NetworkPolicy" in found.todo
+
+    def test_success_has_its_figures(self) -> None:
+        found = why(
+            condition("Succeeded", "True", "AllNodesSucceeded"),
+            phase="Succeeded",
+            startTime="2026-11-20T10:00:00Z",
+            completionTime="2026-11-20T11:30:00Z",
+            progress={"step": 100, "loss": "0.1", "valAccuracy": "0.95"},
+            restarts={"total": 1, "counted": 1, "free": 0, "inPlace": 2},
+        )
+        assert str(found) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
+
+    def test_a_job_being_deleted_is_only_that(self) -> None:
+        resource = job(FAILED, phase="Failed")
+        resource["metadata"]["deletionTimestamp"] = format_time(NOW)
+        assert explain_why(resource, (), NOW).what == "x is being deleted."
+
+
+class TestFailure:
+    def test_the_root_cause_is_told_with_rank_pod_and_hint(self) -> None:
+        found = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE)
+        assert found.what == (
+            "x has failed after 4 attempts (RestartBudgetExhausted): gave up after 3 restarts. The cause was UserError "
+            "(rank 3, pod x-2-1-abcde, node node-b, exit code 1): FileNotFoundError: no such file: 'train.csv'."
+        )
+        assert found.todo.startswith("check the path of the data. ")
+        assert "maxRestarts" in found.todo
+
+    def test_words_that_repeat_the_cause_are_said_once(self) -> None:
+        words = condition("Failed", "True", "UserError", f"not tried again: {FAILURE['message']}")
+        found = why(words, phase="Failed", attempt=1, lastFailure=FAILURE)
+        assert found.what.count("train.csv") == 1
+
+    def test_without_a_known_cause_the_logs_are_the_next_step(self) -> None:
+        found = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
+        assert found.what == "x has failed (Odd): the Job failed."
+        assert found.todo == "Look at its last words: ddp logs x."
+
+    def test_braces_in_a_hint_harm_nothing(self) -> None:
+        failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
+        found = why(FAILED, phase="Failed", lastFailure=failure)
+        assert "use {name} or {0}." in found.todo
+
+
+class TestWithoutAStatus:
+    def test_a_new_job_is_given_a_moment(self) -> None:
+        assert explain_why(job(age=2), (), NOW).reason == "New"
+
+    def test_later_the_operator_is_missed(self) -> None:
+        found = explain_why(job(age=300), (), NOW)
+        assert found.reason == "NoOperator"
+        assert "in the 5m00s since it was created" in found.what
+        assert "app.kubernetes.io/name=ddp-operator" in found.todo
+
+    def test_a_status_of_another_shape_is_said_not_raised(self) -> None:
+        found = explain_why(job(phase="Running", attempt="two"), (), NOW)
+        assert found.phase == "Unknown"
+        assert "kubectl describe ddp x" in found.todo
+
+    def test_an_empty_object_of_a_status_is_none(self) -> None:
+        assert explain_why(job() | {"status": {}}, (), NOW).reason == "NoOperator"
+
+
+class TestEvents:
+    WAITING = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "1 of 2 pods are placed")
+
+    def test_the_newest_warning_is_added(self) -> None:
+        found = why(self.WAITING, events=(event("old"), event("exceeded quota", reason="FailedCreate")))
+        assert found.what.endswith("The last warning was FailedCreate: exceeded quota.")
+
+    def test_news_that_are_no_warning_are_not(self) -> None:
+        assert "Pulled" not in why(self.WAITING, events=(event("Pulled", "Normal"),)).what
+
+    def test_a_warning_that_the_condition_has_told_is_not_repeated(self) -> None:
+        words = "0/3 nodes are available"
+        found = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, f"x-1-0: {words}"), events=(event(words),))
+        assert found.what.count(words) == 1
+
+    def test_a_job_that_trains_is_not_called_ill_for_an_old_warning(self) -> None:
+        found = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old trouble"),))
+        assert str(found) == "x is running; it waits for nothing."
+
+    def test_a_long_warning_is_cut(self) -> None:
+        assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600
+
+
+class TestRemedies:
+    @pytest.mark.parametrize("reason", sorted(REMEDIES))
+    def test_every_remedy_takes_the_name_and_is_a_sentence(self, reason: str) -> None:
+        text = REMEDIES[reason].format(name="digits")
+        assert "{" not in text
+        assert text[0].isupper() or text.startswith("kubectl")
+        assert text.endswith((".", "N."))
+
+    def test_an_unknown_reason_still_has_its_words_and_a_way_on(self) -> None:
+        found = why(condition(c.SCHEDULED, "False", "NewReason", "something new"))
+        assert "(NewReason): something new." in found.what
+        assert found.todo == "kubectl describe ddp x has all conditions and events."
+
+    def test_a_condition_without_a_message_is_a_whole_sentence(self) -> None:
+        assert why(condition(c.PROGRESSING, "False", c.NOT_RUNNING)).what.endswith("(NotRunning).")
