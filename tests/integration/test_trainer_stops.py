@@ -39,13 +39,20 @@ def test_stops_in_the_middle_of_a_step_lose_nothing_and_change_nothing(tmp_path:
     stopped = newest(tmp_path / "cut")["position"]["step"]
     assert stopped in (9, 10)
     assert f"preempted: stopped after step {stopped}; the checkpoint is saved" in ranks.output(0)
-    # The end of rank 1's machine, in the second part of a step of the second epoch: rank 0 ends with an error.
-    environ = {"TEST_INTERRUPT": f"1:{3 * 10 + 2}:SIGKILL"}
+    # SIGTERM to rank 1 in the first epoch's validation, of six batches a rank: it is left, and owed.
+    environ = {"TEST_INTERRUPT": "1:3:VALIDATIONSIGTERM"}
+    with start(tmp_path, [*arguments, "--eval-batch-size", "32"], 2, environ) as ranks:
+        assert ranks.codes() == [contract.EXIT_PREEMPTED] * 2, ranks.output(0)
+    assert newest(tmp_path / "cut")["position"]["step"] == 15
+    assert "preempted: stopped after step 15" in ranks.output(0)
+    assert "validation:" not in ranks.output(0)
+    # The end of rank 1's machine, in the second part of the second epoch's sixth step: rank 0 ends with an error.
+    environ = {"TEST_INTERRUPT": f"1:{3 * 5 + 2}:SIGKILL"}
     with start(tmp_path, [*arguments, "--checkpoint-every-steps", "1"], 2, environ) as ranks:
         codes = ranks.codes()
     assert codes[1] == -9
     assert codes[0] not in (0, -9)
-    assert 15 <= newest(tmp_path / "cut")["position"]["step"] <= stopped + 10
+    assert 15 <= newest(tmp_path / "cut")["position"]["step"] <= 20
     train(tmp_path, arguments, 2)
     whole, cut = newest(tmp_path / "whole"), newest(tmp_path / "cut")
     assert whole["position"] == cut["position"]

@@ -21,7 +21,10 @@ def file_name(config: RunConfig, world_size: int) -> str:
 
 
 class CsvLog:
-    """Rank 0's file. Time is that of training steps alone, in seconds since the run began, across its restarts."""
+    """Rank 0's file. Time is that of training steps alone, in seconds since the run began, across its restarts.
+
+    Of an epoch that was interrupted what came before the interruption is not counted.
+    """
 
     def __init__(self, path: Path, epochs_done: int) -> None:
         """Begin the file, or go on with its first ``epochs_done`` epochs.

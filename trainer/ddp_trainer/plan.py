@@ -18,6 +18,8 @@ class Position:
     best_accuracy: float | None = None
     # Validations in a row that have reached the target.
     streak: int = 0
+    # The step after which the last validation was.
+    validated: int = 0
 
 
 @dataclass(frozen=True)

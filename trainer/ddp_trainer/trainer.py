@@ -78,8 +78,6 @@ class Trainer:
         )
         self.epochs = EpochRecord(config, world, self.position)
         self.agreement = StopAgreement(world, self.stop)
-        # The step after which the last validation was.
-        self._validated = -1
 
     def _resume(self) -> Position:
         """Take up the newest good checkpoint, if there is one; returns where the run stands."""
@@ -105,25 +103,37 @@ class Trainer:
 
     def fit(self) -> Position:
         """Train to the end; returns the final position."""
-        position, every = self.position, self.config.checkpoint.every_epochs
         self.report.begin(self.plan)
+        if self._owes_validation():
+            self._end_epoch()
         while not self._at_end():
-            complete = self._epoch()
-            self._pause(self._validate)
-            if self._at_end() or (complete and every and position.epoch % every == 0):
-                self._pause(self._save)
+            self._epoch()
+            self._end_epoch()
         self.agreement.finish()
         self._wait_for_checkpoint()
         with self.engine.weights(), self.report.saving():
             where = save_model(self.engine.model, self.config, self.world)
-        self.report.done(position, where)
-        return position
+        self.report.done(self.position, where)
+        return self.position
+
+    def _owes_validation(self) -> bool:
+        """Whether the run was stopped between the end of an epoch, or of its steps, and the end of its validation."""
+        position = self.position
+        at_the_end_of_steps = position.consumed == 0 or position.step >= self.total_steps
+        return 0 < position.step != position.validated and at_the_end_of_steps
+
+    def _end_epoch(self) -> None:
+        """Validate, and save where that is due."""
+        position, every = self.position, self.config.checkpoint.every_epochs
+        self._pause(self._validate)
+        if self._at_end() or (position.consumed == 0 and every and position.epoch % every == 0):
+            self._pause(self._save)
 
     def _at_end(self) -> bool:
         return self.position.step >= self.total_steps or self.epochs.target_met
 
-    def _epoch(self) -> bool:
-        """Train to the end of the epoch or of the run; returns whether the epoch is complete."""
+    def _epoch(self) -> None:
+        """Train to the end of the epoch or of the run."""
         self.epochs.begin()
         for _ in self.steps():
             pass
@@ -131,7 +141,6 @@ class Trainer:
         accuracy = self.epochs.training_accuracy()
         if accuracy is not None:
             self.report.trained(accuracy)
-        return self.position.consumed == 0
 
     def steps(self) -> Iterator[None]:
         """Take the rest of the epoch's steps, one each time the next item is asked for."""
@@ -175,13 +184,20 @@ class Trainer:
         self.world.broadcast_buffers(model)
         model.eval()
         totals = torch.zeros(self.task.num_totals, dtype=torch.float64, device=self.world.device)
+        reason, batches = Reason.NONE, iter(self.validation)
         with self.engine.weights(), torch.inference_mode(), self.engine.precision.autocast():
-            for batch in self.validation:
-                totals += self.task.totals(model(batch.images), batch.labels)
+            # As many rounds on every rank, for in each they agree on whether to go on.
+            for _ in range(self.validation.rounds):
+                if reason := self.agreement.poll():
+                    break
+                if (batch := next(batches, None)) is not None:
+                    totals += self.task.totals(model(batch.images), batch.labels)
                 self.report.alive()
+        if reason:
+            self._end_early(reason)
         scores = self.task.scores(self.world.sum(totals.tolist()))
         score = scores[self.task.score]
-        position.accuracy, self._validated = score, position.step
+        position.accuracy, position.validated = score, position.step
         position.best_accuracy = max(score, position.best_accuracy or 0.0)
         epoch = position.epoch + (1 if position.consumed else 0)
         self.report.validated(epoch, scores, score, time.perf_counter() - started)
@@ -206,7 +222,7 @@ class Trainer:
         }
         step = self.position.step
         # In the middle of an epoch the last validation's accuracy is that of older weights.
-        accuracy = self.position.accuracy if self._validated == step else None
+        accuracy = self.position.accuracy if self.position.validated == step else None
         with self.report.saving():
             self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
 

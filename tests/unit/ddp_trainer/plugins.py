@@ -72,8 +72,8 @@ def read_record(folder: Path, kind: str) -> list[list[list[int]]]:
 def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     """A small ResNet that, if TEST_INTERRUPT is "rank:forward:what", does that before that rank's forward pass.
 
-    ``what`` is the name of a signal to itself, or NAN for outputs that are not numbers. TEST_SLOW_DISK makes every
-    fsync take so many seconds.
+    ``what`` is the name of a signal to itself, or NAN for outputs that are not numbers. VALIDATION before it counts
+    the batches of validations instead. TEST_SLOW_DISK makes every fsync take so many seconds.
     """
     model = small_resnet(config, in_channels, num_classes)
     if slow := os.environ.get("TEST_SLOW_DISK"):
@@ -86,11 +86,14 @@ def interrupting(config: ModelConfig, in_channels: int, num_classes: int) -> nn.
         os.fsync = slow_sync
     rank, forward, what = os.environ.get("TEST_INTERRUPT", "-1:0:").split(":")
     if rank == os.environ.get("RANK", "0"):
-        left = [int(forward)]
+        left, training = [int(forward)], not what.startswith("VALIDATION")
+        what = what.removeprefix("VALIDATION")
 
         def count(module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
-            left[0] -= int(module.training)
-            if left[0] or not module.training:
+            # A single image is the trainer's own try before it begins.
+            counts = module.training == training and len(outputs) > 1
+            left[0] -= int(counts)
+            if left[0] or not counts:
                 return outputs
             if what == "NAN":
                 return outputs * math.nan

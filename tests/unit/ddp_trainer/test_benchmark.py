@@ -18,6 +18,7 @@ from ddp_trainer.benchmark.report import Measured, communication, plot, ratio, r
 from ddp_trainer.benchmark.systems import BY_ID, QUICK_BY_NAME, SYSTEMS, Case, plan_cases
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.models.small_maps import SmallMapConv2d
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.presets import PRESETS
 
@@ -119,11 +120,14 @@ def test_all_contenders_train_on_the_same_amount_of_the_same_data(preset: str, t
     ours = Ours(build_config(preset, changes, fast), world, exporter)
     bare = Bare(build_config(preset, changes, fast), world)
     assert documents.batch_size == ours.batch_size == bare.batch_size == len(bare.images) == 4
+    short = [any(isinstance(one, SmallMapConv2d) for one in model(contender).modules())
+             for contender in (documents, ours, bare)]  # fmt: skip
+    assert short == [False, preset == "cifar10-resnet18", preset == "cifar10-resnet18"]
     for contender in (documents, ours, bare):
         steps = contender.steps()
-        before = [parameter.clone() for parameter in weights(contender)]
+        before = [parameter.clone() for parameter in model(contender).parameters()]
         assert all(next(steps) >= 0.0 for _ in range(2))
-        after = weights(contender)
+        after = list(model(contender).parameters())
         assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))
     assert ours.cache_bytes > 0
     assert ours.report_seconds(20) > 0
@@ -135,11 +139,10 @@ def test_all_contenders_train_on_the_same_amount_of_the_same_data(preset: str, t
     exporter.close()
 
 
-def weights(contender: DocumentsLoop | Ours | Bare) -> list[torch.Tensor]:
+def model(contender: DocumentsLoop | Ours | Bare) -> torch.nn.Module:
     if isinstance(contender, DocumentsLoop):
-        return list(contender.model.parameters())
-    engine = contender.trainer.engine if isinstance(contender, Ours) else contender.parts.engine
-    return list(engine.model.parameters())
+        return contender.model
+    return contender.trainer.engine.model if isinstance(contender, Ours) else contender.parts.engine.model
 
 
 def result(rate: float, batch: int = 10, **more: float) -> dict[str, Any]:

@@ -289,8 +289,13 @@ def test_a_batch_larger_than_the_data_with_drop_last_is_a_user_error() -> None:
 def test_validation_loader_gives_each_sample_once_and_may_be_empty() -> None:
     config = DataConfig(eval_batch_size=2)
     datasets = numbered(5)
-    seen = []
-    for rank in range(7):
-        for batch in ValidationLoader(datasets, config, rank=rank, world_size=7, device=CPU):
-            seen += batch.labels.tolist()
-    assert sorted(seen) == list(range(5))
+    for world in (1, 2, 7):
+        seen, batches = [], []
+        loaders = [ValidationLoader(datasets, config, rank=rank, world_size=world, device=CPU) for rank in range(world)]
+        for loader in loaders:
+            labels = [batch.labels.tolist() for batch in loader]
+            seen += [number for batch in labels for number in batch]
+            batches.append(len(labels))
+        assert sorted(seen) == list(range(5))
+        # Ranks that have fewer than others take part in as many rounds.
+        assert {loader.rounds for loader in loaders} == {max(batches)}

@@ -89,18 +89,16 @@ def test_deeplab_gives_a_class_a_pixel_and_takes_colour_only() -> None:
 def test_deeplab_learns_from_masks_with_void() -> None:
     torch.manual_seed(0)
     model = build_model(ModelConfig(name="deeplabv3_resnet50"), 3, 4).train()
-    masks = torch.zeros(2, 24, 24, dtype=torch.int64)
+    masks = torch.zeros(2, 16, 16, dtype=torch.int64)
     masks[0, 4:12], masks[1, :, 4:12], masks[:, :2] = 1, 2, 255
-    images = (masks.clamp(max=3).unsqueeze(1) - 1.0).expand(2, 3, 24, 24)
+    images = (masks.clamp(max=3).unsqueeze(1) - 1.0).expand(2, 3, 16, 16)
     task, optimizer = Segmentation(4), torch.optim.SGD(model.parameters(), lr=0.02)
-    losses = []
-    for _ in range(3):
-        loss = task.loss(model(images), masks)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    loss = task.loss(model(images), masks)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
+    optimizer.step()
+    with torch.no_grad():
+        assert task.loss(model(images), masks) < loss
 
 
 def test_grey_images_get_a_first_layer_of_their_own() -> None:

@@ -101,5 +101,7 @@ def test_the_assessment_has_all_its_augmentation() -> None:
     assert (config.model.pool, written("cifar10-wideresnet").model.pool) == (None, 7)
 
 
-def test_documents_use_fp32() -> None:
+def test_documents_use_fp32_and_plain_convolutions() -> None:
     assert {written(name).precision.name for name in PRESETS} == {"fp32"}
+    for name in ("cifar10-resnet50", "cifar10-resnet18"):
+        assert (meant(name).model.small_maps, written(name).model.small_maps) == (True, False)

@@ -98,6 +98,30 @@ def test_a_run_cut_after_any_step_ends_in_bitwise_the_same_state(
         shutil.rmtree(cut)
 
 
+@pytest.mark.parametrize("steps", [8, 5], ids=("epoch", "max-steps"))
+def test_a_signal_in_a_validation_ends_it_and_the_run_goes_on_with_it(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--max-steps", str(steps), "--eval-batch-size", "100"]
+    arguments += ["--ema-decay", "0.9"]  # whose weights the model has for a validation
+    assert main([*arguments, "--checkpoint-dir", str(whole)]) == 0
+    monkeypatch.setenv("TEST_INTERRUPT", "0:2:VALIDATIONSIGTERM")
+    capsys.readouterr()
+    assert main([*arguments, "--checkpoint-dir", str(cut)]) == 85
+    said = capsys.readouterr().out
+    assert f"preempted: stopped after step {steps}; the checkpoint is saved" in said
+    assert "validation:" not in said
+    monkeypatch.delenv("TEST_INTERRUPT")
+    assert main([*arguments, "--checkpoint-dir", str(cut)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("validation:") == 1
+    assert " loss " not in said.split("training:")[1].split("validation:")[0]
+    name = max(whole.glob("step-*.pt")).name
+    assert same(state(cut / name), state(whole / name))
+    assert same(state(cut / "model.pt"), state(whole / "model.pt"))
+
+
 def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = threading.Event()
     waited: list[bool] = []

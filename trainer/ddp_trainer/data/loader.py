@@ -114,10 +114,17 @@ class ValidationLoader:
             )
         else:
             self.order = validation_order(length, rank=rank, world_size=world_size)
+        # Rank 0 has as many samples as any other.
+        self._share = len(self.order) if config.validation_as_training else samples_per_rank(length, world_size, False)
         self.augmentation = _augmentation(datasets, config) if config.validation_augment else Augmentation()
         self.source = build_source(
             datasets.validation, datasets, config, self.augmentation, device, memory_format, processes
         )
+
+    @property
+    def rounds(self) -> int:
+        """The greatest number of batches that any rank has."""
+        return -(-self._share // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         draws = None

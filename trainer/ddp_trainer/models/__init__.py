@@ -31,7 +31,7 @@ class ModelConfig:
         None, "outputs of the last layer, if more than the data has classes", flag="--model-outputs"
     )
     small_maps: bool = option(
-        True, "matrix products in the place of convolutions of a few pixels, on CPUs (resnet18, resnet50)"
+        True, "on CPUs, convolutions of images of a few pixels as matrix products (resnet18, resnet50)"
     )
     sync_batchnorm: bool = option(False, "batch norm over the batches of all ranks together")
 
