@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # file -> the module that prints it, and its arguments
 GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
+    "docs/api.md": "ddp_operator.api.reference",
+    "docs/cli.md": "ddp_operator.cli_reference",
     "docs/metrics.md": "ddp_trainer.metrics_doc",
     "docs/operator-metrics.md": "ddp_operator.telemetry",
     "charts/files/crd.yaml": "ddp_operator.api.crd",

@@ -1,0 +1,81 @@
+"""Writes docs/cli.md from the commands' own parsers: ``python -m ddp_operator.cli_reference > docs/cli.md``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from ddp_operator import exits
+from ddp_operator.cli import COMMANDS, build_parser
+
+_HEAD: Final = """\
+# The command `ddp`
+
+<!-- Generated from the commands' parsers by `make generate`. Do not edit. -->
+
+`ddp run`, `render`, `convert`, `report` and `bench` work on this machine. The others talk to a cluster, with the login
+that kubectl has: the kubeconfig and its current context, or the account of the pod they run in. They need no more
+than kubectl would, and kubectl can do all of it: `ddp` adds progress bars, logs of all ranks in one stream, and `why`.
+
+Results go to standard output, everything else to standard error, so that `-o json` can be read by a program. What is
+refused is refused in a sentence that says what to do.
+
+## Exit codes
+
+| code | meaning |
+|---|---|
+"""
+
+
+def write_reference() -> str:
+    """Return the page."""
+    parser, _ = build_parser(*(name for name, _, _ in COMMANDS))
+    actions = parser._subparsers._group_actions if parser._subparsers else []
+    choices = dict(actions[0].choices or {})
+    lines = [f"| {code} | {meaning} |" for code, meaning in exits.MEANINGS.items()]
+    lines += ["", "## Commands", "", "| command | what it does |", "|---|---|"]
+    lines += [f"| [`ddp {name}`](#ddp-{name}) | {text} |" for name, _, text in COMMANDS]
+    for name, _, text in COMMANDS:
+        lines += ["", f"## ddp {name}", "", f"{text[0].upper()}{text[1:]}.", "", *_describe(choices[name])]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _describe(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield a command's usage, its arguments and what else its help says."""
+    places = [action for action in parser._actions if not action.option_strings]
+    yield "    " + " ".join([parser.prog, *map(_place, places), "[flags]"])
+    yield ""
+    yield "| argument | meaning |"
+    yield "|---|---|"
+    for action in parser._actions:
+        if not isinstance(action, argparse._HelpAction):
+            yield f"| {_name(action)} | {_help(action)} |"
+    if parser.epilog:
+        yield ""
+        yield parser.epilog
+
+
+def _place(action: argparse.Action) -> str:
+    words = str(action.metavar or "|".join(map(str, action.choices or (action.dest,))))
+    return f"[{words}]" if action.nargs == "?" else words
+
+
+def _name(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return f"`{_place(action)}`".replace("|", "\\|")
+    flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
+    if action.nargs == 0:
+        return flags
+    value = action.metavar or "|".join(map(str, action.choices or (action.dest.upper(),)))
+    return f"{flags} `{value}`".replace("|", "\\|")
+
+
+def _help(action: argparse.Action) -> str:
+    required = "required; " if action.option_strings and action.required else ""
+    return (required + (action.help or "")).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(write_reference())
