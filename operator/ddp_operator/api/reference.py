@@ -16,7 +16,7 @@ _HEAD: Final = f"""\
 
 <!-- Generated from operator/ddp_operator/api by `make generate`. Do not edit. -->
 
-`apiVersion: {constants.API_VERSION}`, short names {", ".join(f"`{name}`" for name in constants.SHORT_NAMES)}, namespaced.
+`apiVersion: {constants.API_VERSION}`, in a namespace; for kubectl also {" and ".join(constants.SHORT_NAMES)}.
 `kubectl explain ddp.spec` says the same in a cluster. A field that is not here is refused, by name. Numbers with a
 fraction are strings in `status`, and times are RFC 3339 in UTC, as in all of Kubernetes' own resources.
 
