@@ -154,6 +154,17 @@ async def test_one_success_alone_does_not_complete_the_job(world: World) -> None
     assert sorted(living(snapshot)) == [1]
 
 
+async def test_a_success_policy_completes_the_job_without_its_other_pods(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    manifest = job(owner)
+    manifest["spec"]["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
+    await world.cluster.create(world.dress(manifest))
+    await until_running(world, 2)
+    await world.finish_pod(JOB, 0)
+    seen = await world.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "the Job complete")
+    assert living(seen) == {}
+
+
 async def test_a_fatal_exit_code_fails_the_job_and_ends_its_other_pods(world: World) -> None:
     await start_job(world, 3)
     await world.finish_pod(JOB, 1, code=FATAL)

@@ -131,6 +131,7 @@ RULES: tuple[Rule, ...] = (
         "must be a quantity such as 8Gi; leave it out for half of the node's memory",
     ),
     _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
+    _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait for ever"),
     _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),
     _immutable("procPerNode"),
     _immutable("rendezvous"),
@@ -140,5 +141,6 @@ RULES: tuple[Rule, ...] = (
     _immutable("preflight"),
     _immutable("securityProfile"),
     _immutable("checkpoint"),
+    _immutable("successPolicy"),
     _immutable("template"),
 )

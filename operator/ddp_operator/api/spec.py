@@ -181,6 +181,24 @@ class Spec(_Fields, frozen=True, kw_only=True):
     active_deadline_seconds: Annotated[
         int | None, Meta(description="The job fails when it has been active (not suspended) this long, seconds.")
     ] = None
+    pending_deadline_seconds: Annotated[
+        int | None,
+        Meta(
+            description="The job fails when an attempt has waited this long for all of its pods to run (in a queue, "
+            "for room, for an image), seconds."
+        ),
+    ] = None
+    success_policy: Annotated[
+        Literal["AllNodes", "RankZero"],
+        Meta(description="Who must succeed: every pod, or pod 0, where rank 0 is; the others are then stopped."),
+    ] = "AllNodes"
+    clean_pod_policy: Annotated[
+        Literal["All", "Running", "None"],
+        Meta(
+            description="What happens to the pods at the end of the job. Running: those that still run are stopped, "
+            "the others stay for their logs. All: every one is deleted. None: none is touched."
+        ),
+    ] = "Running"
     ttl_seconds_after_finished: Annotated[
         int | None, Meta(description="Delete this resource so long after it succeeded or failed, seconds.")
     ] = None

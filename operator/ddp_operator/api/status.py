@@ -85,6 +85,9 @@ class CheckpointStatus(_Fields, frozen=True, kw_only=True):
     """The newest checkpoint that the training script reported."""
 
     step: int
+    time: Annotated[
+        str | None, Meta(description="When the operator heard of it.", extra_json_schema={"format": "date-time"})
+    ] = None
 
 
 class LastFailure(_Fields, frozen=True, kw_only=True):
@@ -114,6 +117,12 @@ class Status(_Fields, frozen=True, kw_only=True):
     attempt_nodes: Annotated[int, Meta(description="spec.nodes for which the current attempt was started.")] = 0
     job_name: str = ""
     start_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    attempt_time: Annotated[
+        str | None,
+        Meta(
+            description="When the current attempt was begun or last resumed.", extra_json_schema={"format": "date-time"}
+        ),
+    ] = None
     completion_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
     selector: Annotated[str, Meta(description="Label selector of the pods, for the scale subresource.")] = ""
     nodes: Nodes = field(default_factory=Nodes)

@@ -4,7 +4,7 @@ The local cluster and the stand-in API server of the tests both use it, so that 
 and later, whose code this follows) serves wherever no real one runs. A caller applies one decision and asks again until
 a decision changes nothing: like the real controller, it never finishes a Job in the pass that sees the reason.
 
-Left out on purpose: the growth of the back-off between failures, ``backoffLimitPerIndex``, ``successPolicy``,
+Left out on purpose: the growth of the back-off between failures, ``backoffLimitPerIndex``,
 ``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs. The operator uses none.
 """
 
@@ -27,6 +27,7 @@ FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 Json = dict[str, Any]
 Object = Mapping[str, Any]
 
+SUCCESS_POLICY: Final = ("SuccessPolicy", "Matched rules at index 0")
 COMPLETIONS_REACHED: Final = ("CompletionsReached", "Reached expected number of succeeded pods")
 
 
@@ -89,9 +90,11 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
             words = "Job has reached the specified backoff limit"
             target = _set(conditions, "FailureTarget", "True", "BackoffLimitExceeded", words, stamp)
             delete = active
-        elif len(succeeded) >= completions:
+        elif len(succeeded) >= completions or _meets_success_policy(spec, succeeded):
             # Checked before ``active``: an elastic Job may shrink while pods beyond its new size still run.
-            _set(conditions, "SuccessCriteriaMet", "True", *COMPLETIONS_REACHED, stamp)
+            reached = len(succeeded) >= completions
+            why = COMPLETIONS_REACHED if reached else SUCCESS_POLICY
+            _set(conditions, "SuccessCriteriaMet", "True", *why, stamp)
             delete = active
         elif suspended:
             _set(conditions, "Suspended", "True", "JobSuspended", "Job suspended", stamp)
@@ -231,6 +234,12 @@ def _scale(
         room -= len(terminating)
     pending = [index for index in range(completions) if index not in taken]
     return [], tuple(pending[: max(room, 0)])
+
+
+def _meets_success_policy(spec: Object, succeeded: set[int]) -> bool:
+    """Tell whether all indexes that a rule names have succeeded (rules by a mere count are not used here)."""
+    rules = (spec.get("successPolicy") or {}).get("rules") or ()
+    return any(parse_indexes(rule["succeededIndexes"]) <= succeeded for rule in rules)
 
 
 def _backoff_left(pods: Sequence[Object], backoff: float, now: datetime) -> float | None:

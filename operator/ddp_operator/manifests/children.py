@@ -109,9 +109,16 @@ def build_job(
                     },
                 ]
             },
+            **_success_policy(job),
             "template": build_pod_template(job, template, launcher.digest, attempt=attempt, nodes=nodes),
         },
     }
+
+
+def _success_policy(job: DDPTrainingJob) -> dict[str, Any]:
+    if job.spec.success_policy == "AllNodes":
+        return {}
+    return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
 
 
 def _metadata(

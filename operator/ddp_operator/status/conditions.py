@@ -63,6 +63,8 @@ RESUMED: Final = "Resumed"
 NODES_READMITTED: Final = "NodesReadmitted"
 NOT_RESTARTING: Final = "NotRestarting"
 # Succeeded and Failed
+RANK_ZERO_SUCCEEDED: Final = "RankZeroSucceeded"
+PENDING_DEADLINE_EXCEEDED: Final = "PendingDeadlineExceeded"
 ALL_NODES_SUCCEEDED: Final = "AllNodesSucceeded"
 NOT_FINISHED: Final = "NotFinished"
 RESTART_BUDGET_EXHAUSTED: Final = "RestartBudgetExhausted"

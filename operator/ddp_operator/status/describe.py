@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Nodes, Phase, Progress, Status
+from ddp_operator.api.status import CheckpointStatus, Nodes, Phase, Progress, Status
 from ddp_operator.progress import Page, build_checkpoint, build_progress
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.observation import Observation, PodView
+from ddp_operator.status.termination import format_time
 
 
 def describe(
@@ -35,13 +37,15 @@ def describe(
     running, _, succeeded, _ = c.count_pods(pods)
     all_run = running + succeeded >= nodes
     if observation.page is not None:
-        status = _take_page(status, observation.page)
+        status = _take_page(status, observation.page, now)
+    if job.spec.suspend:
+        status = take_final_progress(status, pods, now)  # what the pods say that they have saved
     joined_before = c.find(job.status.conditions, c.RENDEZVOUSED) if same_attempt else None
     rendezvous = c.describe_rendezvous(pods, nodes, observation, joined_before, now)
     restarting = restart or _restarting(job, rendezvous, was_joined=_is(joined_before), all_run=all_run)
     facts = [
         _accepted(refusal, status.attempt, observation),
-        _suspended(job, alive + former_alive),
+        _suspended(job, status, alive + former_alive),
         c.describe_scheduling(pods, nodes, former_alive),
         rendezvous,
         _progressing(job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run),
@@ -79,23 +83,32 @@ def without_eta(progress: Progress | None) -> Progress | None:
     return None if progress is None else replace(progress, eta=None, eta_seconds=None)
 
 
-def take_final_progress(status: Status, pods: tuple[PodView, ...]) -> Status:
+def take_final_progress(status: Status, pods: tuple[PodView, ...], now: datetime) -> Status:
     """Return the status with the values that pod 0's launcher left in its last words."""
     ends = [pod.termination for pod in c.newest_by_index(pods).values() if pod.termination]
     values = next((end.progress for end in ends if end.progress), {})
     return replace(
         status,
         progress=build_progress(values, status.progress) or status.progress,
-        checkpoint=build_checkpoint(values) or status.checkpoint,
+        checkpoint=_newer_checkpoint(values, status.checkpoint, now),
         restarts=replace(status.restarts, in_place=max([status.restarts.in_place, *(e.restarts for e in ends)])),
     )
 
 
-def _take_page(status: Status, page: Page) -> Status:
+def _newer_checkpoint(
+    values: Mapping[str, float], before: CheckpointStatus | None, now: datetime
+) -> CheckpointStatus | None:
+    found = build_checkpoint(values)
+    if found is None or (before is not None and before.step == found.step):
+        return before
+    return replace(found, time=format_time(now))
+
+
+def _take_page(status: Status, page: Page, now: datetime) -> Status:
     return replace(
         status,
         progress=build_progress(page.values, status.progress) or status.progress,
-        checkpoint=build_checkpoint(page.values) or status.checkpoint,
+        checkpoint=_newer_checkpoint(page.values, status.checkpoint, now),
         preflight=page.preflight or status.preflight,
         restarts=replace(status.restarts, in_place=page.in_place_restarts),
     )
@@ -109,12 +122,23 @@ def _accepted(refusal: Refusal | None, attempt: int, observation: Observation) -
     return Fact(c.ACCEPTED, "False", refusal.reason, f"{what}: {refusal.message}")
 
 
-def _suspended(job: DDPTrainingJob, alive: int) -> Fact:
+def _suspended(job: DDPTrainingJob, status: Status, alive: int) -> Fact:
     if not job.spec.suspend:
         return Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED)
     if alive:
         return Fact(c.SUSPENDED, "False", c.STOPPING, f"{alive} pods are saving and stopping")
-    return Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true; set it to false to go on")
+    return Fact(
+        c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, f"spec.suspend is true; set it to false to go on{_saved(status)}"
+    )
+
+
+def _saved(status: Status) -> str:
+    """Return what of the work is saved, as far as the script reports it."""
+    step = (status.progress.step if status.progress else None) or 0
+    if status.checkpoint is not None:
+        lost = max(0, step - status.checkpoint.step)
+        return f" from step {status.checkpoint.step}, which is saved" + (f"; {lost} steps were not" if lost else "")
+    return f"; no checkpoint was reported, {step} steps are lost" if step else ""
 
 
 def _restarting(job: DDPTrainingJob, rendezvous: Fact, *, was_joined: bool, all_run: bool) -> Fact:

@@ -35,6 +35,7 @@ def start(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decis
         attempt_nodes=job.spec.nodes,
         job_name=names.job_name(job.name, 1),
         start_time=format_time(now),
+        attempt_time=format_time(now),
         selector=names.pod_selector(job.name),
     )
     return _begin(job, status, observation, None, now)
@@ -53,6 +54,7 @@ def recover(job: DDPTrainingJob, observation: Observation, newest: JobView, now:
         attempt_nodes=newest.nodes,
         job_name=newest.name,
         start_time=job.status.start_time or format_time(now),
+        attempt_time=format_time(now),
         selector=names.pod_selector(job.name),
         restarts=replace(restarts, total=past, counted=counted, used=max(restarts.used, counted)),
     )
@@ -63,9 +65,9 @@ def restart(
     job: DDPTrainingJob, observation: Observation, cause: LastFailure, refusal: Refusal | None, now: datetime
 ) -> Decision:
     """Begin the next attempt after a failure; it uses up one of recovery.maxRestarts."""
-    charged = charge(job, observation.pods_of(job.status.attempt))
+    charged = charge(job, observation.pods_of(job.status.attempt), now)
     before = replace(charged, used=charged.used + 1, counted=charged.counted + 1)
-    status = _next_attempt(job, before, failure=cause)
+    status = _next_attempt(job, before, now, failure=cause)
     words = f"attempt {status.attempt} after: {say(cause)}"
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
 
@@ -80,7 +82,7 @@ def restart_free(
 ) -> Decision:
     """Begin the next attempt after what is nobody's fault."""
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, failure=cause)
+    status = _next_attempt(job, before, now, failure=cause)
     if cause is not None and cause.category == constants.CATEGORY_NODE_LOST:
         status = replace(status, failed_nodes=lost.remember(status.failed_nodes, iter((cause.node_name,))))
     words = f"attempt {status.attempt}, not counted, after: {say(cause)}" if cause else f"attempt {status.attempt}"
@@ -91,18 +93,18 @@ def readmit(job: DDPTrainingJob, observation: Observation, words: str, now: date
     """Begin the next attempt without avoiding any node: the avoided ones are needed."""
     job = replace_fields(job, status=replace(job.status, failed_nodes=()))
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, failure=None)
+    status = _next_attempt(job, before, now, failure=None)
     words = f"attempt {status.attempt} may use the nodes that failed again: {words}"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
 
 
-def charge(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> Restarts:
+def charge(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> Restarts:
     """Return the budget as a counted failure of the current attempt finds it.
 
     Checkpointed progress renews it; a step beyond the farthest one ends a row of failures without progress. Where no
     step is ever reported, an attempt that lasted counts as progress.
     """
-    status = take_final_progress(job.status, pods)
+    status = take_final_progress(job.status, pods, now)
     restarts = status.restarts
     checkpoint = status.checkpoint.step if status.checkpoint else 0
     step = (status.progress.step if status.progress else None) or 0
@@ -147,7 +149,7 @@ def lose_nodes(
 def resize(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
     """Begin the next attempt with another number of nodes."""
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, failure=None)
+    status = _next_attempt(job, before, now, failure=None)
     words = f"attempt {status.attempt} with {job.spec.nodes} instead of {job.status.attempt_nodes} nodes"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
@@ -158,10 +160,16 @@ def succeed(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> De
     facts = [
         Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"all {nodes} pods have joined"),
-        Fact(c.SUCCEEDED, "True", c.ALL_NODES_SUCCEEDED, f"all {nodes} pods succeeded"),
+        Fact(c.SUCCEEDED, "True", *_success(job, nodes)),
         Fact(c.FAILED, "False", c.FINISHED),
     ]
     return _end(job, job.status, "Succeeded", facts, pods, now)
+
+
+def _success(job: DDPTrainingJob, nodes: int) -> tuple[str, str]:
+    if job.spec.success_policy == "RankZero":
+        return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough by spec.successPolicy"
+    return c.ALL_NODES_SUCCEEDED, f"all {nodes} pods succeeded"
 
 
 def fail(
@@ -185,13 +193,14 @@ def _lasted(pods: tuple[PodView, ...]) -> bool:
     return any(start and end and end - start.timestamp() >= _LASTED.total_seconds() for start, end in ends)
 
 
-def _next_attempt(job: DDPTrainingJob, restarts: Restarts, *, failure: LastFailure | None) -> Status:
+def _next_attempt(job: DDPTrainingJob, restarts: Restarts, now: datetime, *, failure: LastFailure | None) -> Status:
     status = job.status
     return replace(
         status,
         attempt=status.attempt + 1,
         attempt_nodes=job.spec.nodes,
         job_name=names.job_name(job.name, status.attempt + 1),
+        attempt_time=format_time(now),
         restarts=replace(restarts, total=restarts.total + 1, in_place=0),
         last_failure=failure or status.last_failure,
     )
@@ -213,7 +222,7 @@ def _begin(
 def _end(
     job: DDPTrainingJob, status: Status, phase: Phase, facts: list[Fact], pods: tuple[PodView, ...], now: datetime
 ) -> Decision:
-    status = take_final_progress(status, pods)
+    status = take_final_progress(status, pods, now)
     facts += [
         Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED),
         Fact(c.PROGRESSING, "False", c.FINISHED, "training has ended"),

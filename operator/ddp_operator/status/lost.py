@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.status.decision import FailPod
 from ddp_operator.status.observation import NodeView, Observation, PodView
 from ddp_operator.status.termination import parse_time
 
@@ -30,6 +31,14 @@ def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> t
     """Return the pods to declare failed now, each with what is wrong with its node."""
     found = [(pod, words) for pod in _pods(observation) if (words := _loss(job, pod, observation, now))]
     return tuple(sorted(found, key=lambda item: (item[0].attempt, item[0].index, item[0].name))[:MAX_NODES])
+
+
+def free_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[FailPod]:
+    """Return the pods to declare failed; add to ``waits`` when to look again, where a pod is in doubt."""
+    look = next_look(job, observation, now)
+    if look is not None:
+        waits.append(look)
+    return [FailPod(pod.name, pod.uid, words) for pod, words in lost_pods(job, observation, now)]
 
 
 def next_look(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:

@@ -15,31 +15,26 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.constants import KUEUE_LABEL_PREFIX
 from ddp_operator.status import conditions as c
-from ddp_operator.status import ledger, lost
+from ddp_operator.status import deadlines, ledger, lost
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import (
     Action,
     Decision,
     DeleteJob,
-    DeleteResource,
     EnsureChildren,
-    FailPod,
     Refusal,
     SuspendJob,
 )
 from ddp_operator.status.describe import describe
-from ddp_operator.status.failure import Verdict, is_guess, judge, will_fail_job
+from ddp_operator.status.ending import LATER, after_the_end, will_fail
+from ddp_operator.status.failure import Verdict, is_guess, judge
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.termination import format_time, parse_time
 
 # While something is awaited that sends no event: a page, a witness.
 _SOON = 1.0
-# While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
-_LATER = 10.0
 _RECHECK_REFUSAL = 30.0
 _FIRST_STEP = timedelta(minutes=2)
-# The Job controller needs about a second to fail a Job by its podFailurePolicy.
-_FAIL_JOB_PATIENCE = timedelta(seconds=60)
 # So many failures in a row without a step beyond what was reached before: more would be a waste.
 _CRASH_LOOP = 3
 # How long the nodes that failed are avoided although no other can take a pod; an autoscaler may bring one.
@@ -57,7 +52,7 @@ def decide(
     """Return what to write and what to do. ``refusal``: the spec as it stands cannot be carried out."""
     status = job.status
     if is_finished(status):
-        return _after_the_end(job, observation, now)
+        return after_the_end(job, observation, now)
     newest = max(observation.jobs, key=lambda view: view.attempt, default=None)
     if newest is not None and newest.attempt > status.attempt:
         return ledger.recover(job, observation, newest, now)
@@ -67,7 +62,7 @@ def decide(
         return ledger.start(job, observation, now)
     attempt_job = observation.job(status.attempt)
     pods = observation.pods_of(status.attempt)
-    if attempt_job is not None and attempt_job.complete:
+    if (attempt_job is not None and attempt_job.complete) or _is_enough(job, pods):
         return ledger.succeed(job, pods, now)
     lost_now = lost.lost_pods(job, observation, now)
     if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
@@ -83,16 +78,27 @@ def decide(
         )
         if verdict is not None:
             return _answer_failure(job, observation, verdict, pods, now, refusal)
-        deadline = _deadline(job, now)
+        deadline = deadlines.active(job, now)
         if deadline is not None and now >= deadline:
             words = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
             return ledger.fail(job, pods, None, c.DEADLINE_EXCEEDED, words, now)
+        pending = deadlines.pending(job, pods, now)
+        if pending is not None and now >= pending:
+            scheduled = c.find(status.conditions, c.SCHEDULED)
+            last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
+            words = f"waited longer than pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}) to run{last}"
+            return ledger.fail(job, pods, None, c.PENDING_DEADLINE_EXCEEDED, words, now)
     if job.spec.nodes != status.attempt_nodes and refusal is None:
         return ledger.resize(job, observation, now)
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None and now - blocked[0] >= _NODE_PATIENCE and refusal is None:
         return ledger.readmit(job, observation, blocked[1], now)
     return _follow(job, observation, attempt_job, pods, now, refusal, progress_interval)
+
+
+def _is_enough(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> bool:
+    """Tell whether rank 0's pod has succeeded where that is success. The others may fail when it leaves them."""
+    return job.spec.success_policy == "RankZero" and any(pod.index == 0 and pod.phase == "Succeeded" for pod in pods)
 
 
 def is_finished(status: Status) -> bool:
@@ -128,7 +134,7 @@ def _answer_failure(
         return ledger.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
     if verdict.hearsay and _ended_in_suspension(job, observation.job(job.status.attempt)):
         return ledger.restart_free(job, observation, cause, c.RESUMED, refusal, now)
-    limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, pods)
+    limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, pods, now)
     if budget.used >= limit:
         since = f" since step {budget.checkpoint_step}" if budget.counted > budget.used else ""
         words = f"failed {budget.used + 1} times{since}, recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
@@ -202,13 +208,13 @@ def _follow(
     waits: list[float] = []
     if attempt_job is None:
         if _former_may_run(observation, attempt):
-            waits.append(_LATER)
+            waits.append(LATER)
         elif refusal is not None:
             waits.append(_RECHECK_REFUSAL)
         else:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
     elif attempt_job.deleting:
-        waits.append(_LATER)  # somebody deletes it: it is made anew once it and its pods are gone
+        waits.append(LATER)  # somebody deletes it: it is made anew once it and its pods are gone
     else:
         actions += _suspend_actions(job, attempt_job)
         if not observation.service and not attempt_job.finished and refusal is None:
@@ -216,21 +222,14 @@ def _follow(
     described = describe(job, _note_resumption(job, now), observation, pods, refusal, now)
     if described.phase == "Running" or (described.phase == "Restarting" and pods):
         waits.append(scrape_interval(described, now, progress_interval))
-    deadline = _deadline(job, now)
-    if deadline is not None and not job.spec.suspend:
-        waits.append(max(0.1, (deadline - now).total_seconds()))
+    for deadline in (deadlines.active(job, now), deadlines.pending(job, pods, now)):
+        if deadline is not None and not job.spec.suspend:
+            waits.append(max(0.1, (deadline - now).total_seconds()))
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None:
         waits.append(max(_SOON, (blocked[0] + _NODE_PATIENCE - now).total_seconds()))
-    actions += _free_lost_pods(job, observation, now, waits)
+    actions += lost.free_lost_pods(job, observation, now, waits)
     return Decision(described, tuple(actions), min(waits, default=None))
-
-
-def _free_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[Action]:
-    look = lost.next_look(job, observation, now)
-    if look is not None:
-        waits.append(look)
-    return [FailPod(pod.name, pod.uid, words) for pod, words in lost.lost_pods(job, observation, now)]
 
 
 def _blocked_by_avoidance(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> tuple[datetime, str] | None:
@@ -264,15 +263,7 @@ def _is_obsolete(former: JobView, job: DDPTrainingJob, observation: Observation,
         return False
     if age > 1:
         return True
-    return not former.failed and not _will_fail(former, job, observation, now)
-
-
-def _will_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
-    """Tell whether the Job controller is about to end a Job whose failure is in the ledger."""
-    failure = job.status.last_failure
-    seen = parse_time(failure.time) if failure and failure.attempt == view.attempt else None
-    patient = seen is not None and now - seen < _FAIL_JOB_PATIENCE
-    return patient and will_fail_job(observation.pods_of(view.attempt))
+    return not former.failed and not will_fail(former, job, observation, now)
 
 
 def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
@@ -286,39 +277,7 @@ def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
     return []
 
 
-def _after_the_end(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
-    """Stop what still runs of a job that has ended by its deadline or its budget; later, delete the resource."""
-    actions: list[Action] = []
-    waits: list[float] = []
-    for view in observation.jobs:
-        if view.finished or view.deleting:
-            continue
-        if _will_fail(view, job, observation, now):
-            waits.append(_LATER)
-        else:
-            actions.append(DeleteJob(view.name, view.uid))
-    actions += _free_lost_pods(job, observation, now, waits)
-    ttl, ended = job.spec.ttl_seconds_after_finished, parse_time(job.status.completion_time)
-    if ttl is not None and ended is not None:
-        left = (ended + timedelta(seconds=ttl) - now).total_seconds()
-        if left <= 0:
-            actions.append(DeleteResource())
-        else:
-            waits.append(left)
-    return Decision(job.status, tuple(actions), min(waits, default=None))
-
-
 def _note_resumption(job: DDPTrainingJob, now: datetime) -> Status:
-    return replace(job.status, start_time=format_time(now)) if _resumes(job) else job.status
-
-
-def _resumes(job: DDPTrainingJob) -> bool:
-    return not job.spec.suspend and c.is_true(job.status.conditions, c.SUSPENDED)
-
-
-def _deadline(job: DDPTrainingJob, now: datetime) -> datetime | None:
-    """Return the end of the active time, which counts from the latest resumption."""
-    start, seconds = parse_time(job.status.start_time), job.spec.active_deadline_seconds
-    if _resumes(job):
-        start = now
-    return None if start is None or seconds is None else start + timedelta(seconds=seconds)
+    if not deadlines.resumes(job):
+        return job.status
+    return replace(job.status, start_time=format_time(now), attempt_time=format_time(now))

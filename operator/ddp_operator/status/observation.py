@@ -170,7 +170,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         attempt=_int(_labels(raw).get(constants.LABEL_ATTEMPT)),
         nodes=_int(spec.get("completions")),
         suspended=bool(spec.get("suspend")),
-        complete="Complete" in conditions,
+        complete="Complete" in conditions or "SuccessCriteriaMet" in conditions,
         failed=failed is not None,
         failed_message=str((failed or {}).get("message") or ""),
         failed_at=parse_time((failed or {}).get("lastTransitionTime")),

@@ -232,7 +232,23 @@ class TestRefusal:
 class TestAfterTheEnd:
     def test_everything_that_runs_is_stopped(self) -> None:
         jobs = [child_job(1, conditions={"Failed": ""}), child_job(2)]
-        assert run(finished(), jobs).actions == (DeleteJob("train-2", "job-2"),)
+        assert run(finished(), jobs).actions == (SuspendJob("train-2", True),)
+        assert run(finished(), [child_job(2, suspend=True)]).actions == ()
+
+    def test_queue_shall_not_start_it_once_more(self) -> None:
+        assert run(finished(), [child_job(2)], labels=QUEUED).actions == (DeleteJob("train-2", "job-2"),)
+
+    @pytest.mark.parametrize(
+        ("policy", "actions"),
+        [
+            ("All", (DeleteJob("train-1", "job-1"), DeleteJob("train-2", "job-2"))),
+            ("Running", (SuspendJob("train-2", True),)),
+            ("None", ()),
+        ],
+    )
+    def test_pods_are_cleaned_by_the_policy(self, policy: str, actions: Any) -> None:
+        jobs = [child_job(1, conditions={"Failed": ""}), child_job(2), child_job(3, deleting=True)]
+        assert run(finished(), jobs, cleanPodPolicy=policy).actions == actions
 
     def test_job_that_is_about_to_fail_keeps_its_logs(self) -> None:
         failure = LastFailure(attempt=1, category="UserError", time=format_time(NOW))

@@ -145,7 +145,7 @@ class TestFailure:
         assert world.status.phase == "Failed"
         assert world.status.last_failure is not None
         assert world.status.last_failure.message == "init container fetch: no route to data"
-        assert world.jobs() == []
+        assert (world.jobs(), world.pods(1)) == (["train-1"], [])
 
     async def test_hostile_last_words_do_not_stop_the_job_from_being_decided(self) -> None:
         world = await World().train(TRAINING)
@@ -294,7 +294,7 @@ class TestDeadline:
         world.clock.advance(49)
         await world.settle()
         assert world.state("Failed") == ("True", "DeadlineExceeded")
-        assert (world.pods(1), world.jobs()) == ([], [])
+        assert (world.pods(1), world.jobs()) == ([], ["train-1"])
 
     async def test_counts_from_the_latest_resumption(self) -> None:
         world = await World(activeDeadlineSeconds=60).train(TRAINING)

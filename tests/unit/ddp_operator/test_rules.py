@@ -54,6 +54,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
     "spec.shm.sizeLimit": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
+    "spec.pendingDeadlineSeconds": (0, -1, 10**15),
     "spec.ttlSecondsAfterFinished": (-1, 10**15),
 }
 GOOD: dict[str, tuple[Any, ...]] = {
@@ -74,6 +75,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.graceSeconds": (0, YEAR),
     "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
     "spec.activeDeadlineSeconds": (1, YEAR),
+    "spec.pendingDeadlineSeconds": (1, YEAR),
     "spec.ttlSecondsAfterFinished": (0, YEAR),
 }
 BASE = stored(checkpoint={"path": "/ckpt"})

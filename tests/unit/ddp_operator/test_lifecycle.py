@@ -1,0 +1,181 @@
+"""Deadlines, who must succeed, what a suspension acknowledges, and what is left at the end."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator import constants
+from ddp_operator.api.status import Status
+from ddp_operator.manifests.children import build_children
+from ddp_operator.progress import parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decision import Decision
+from ddp_operator.status.machine import decide
+from ddp_operator.status.observation import observe_children
+from ddp_operator.status.termination import format_time
+from tests.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.memory import World
+
+STARTED = Status(
+    attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW), attempt_time=format_time(NOW)
+)
+JOB = child_job()
+TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_checkpoint_step=5, phase="Running")
+
+
+def run(
+    *pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str = "", seconds: float = 1, **spec: Any
+) -> Decision:
+    typed = job(status=status, **{"nodes": 2, **spec})
+    observation = observe_children(typed, jobs, pods, parse_page(text) if text else None)
+    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+
+
+def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
+    found = c.find(decision.status.conditions, kind)
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+class TestPendingDeadline:
+    WAITING = child_pod(1, "Pending", status={"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU."}
+    ]})  # fmt: skip
+
+    def test_ends_a_job_that_waits_in_vain_and_says_for_what(self) -> None:
+        waiting = run(child_pod(0), self.WAITING, pendingDeadlineSeconds=60, seconds=50)
+        assert (waiting.status.phase, waiting.requeue_after) == ("Pending", 10)
+        ended = run(child_pod(0), self.WAITING, status=waiting.status, pendingDeadlineSeconds=60, seconds=60)
+        assert condition(ended, "Failed")[:2] == ("True", "PendingDeadlineExceeded")
+        assert condition(ended, "Failed")[2] == (
+            "waited longer than pendingDeadlineSeconds (60) to run; last: train-1-1-abcde: 0/3 nodes: no GPU."
+        )
+
+    def test_is_none_once_all_pods_have_run(self) -> None:
+        for pods in ((child_pod(0), child_pod(1)), (child_pod(0), child_pod(1, "Succeeded"))):
+            assert run(*pods, pendingDeadlineSeconds=60, seconds=999).status.phase == "Running"
+
+    def test_is_none_for_a_pod_that_is_replaced(self) -> None:
+        joined = run(child_pod(0), child_pod(1), text=TRAINING).status
+        decision = run(child_pod(0), self.WAITING, status=joined, pendingDeadlineSeconds=60, seconds=999)
+        assert decision.status.phase == "Restarting"
+
+    def test_counts_anew_for_each_attempt_and_from_a_resumption(self) -> None:
+        failed = child_pod(0, "Failed", code=82, message=last_words("CUDAError"))
+        second = run(failed, status=STARTED, pendingDeadlineSeconds=60, seconds=500).status
+        assert second.attempt_time == format_time(NOW + timedelta(seconds=500))
+        assert run(status=second, jobs=(), pendingDeadlineSeconds=60, seconds=559).status.phase == "Restarting"
+        assert run(status=second, jobs=(), pendingDeadlineSeconds=60, seconds=560).status.phase == "Failed"
+        suspended = run(jobs=[child_job(suspend=True)], suspend=True, pendingDeadlineSeconds=60, seconds=999).status
+        assert suspended.phase == "Suspended"
+        resumed = run(jobs=[child_job(suspend=True)], status=suspended, pendingDeadlineSeconds=60, seconds=1000)
+        assert resumed.status.attempt_time == format_time(NOW + timedelta(seconds=1000))
+        assert resumed.requeue_after == 60
+
+    def test_can_be_set_while_the_job_waits(self) -> None:
+        assert run(child_pod(0), self.WAITING, seconds=999).status.phase == "Pending"
+        assert run(child_pod(0), self.WAITING, pendingDeadlineSeconds=60, seconds=999).status.phase == "Failed"
+
+
+class TestSuccessPolicy:
+    def test_rank_zeros_pod_is_enough_where_asked(self) -> None:
+        pods = child_pod(0, "Succeeded"), child_pod(1)
+        decision = run(*pods, successPolicy="RankZero")
+        assert condition(decision, "Succeeded")[:2] == ("True", "RankZeroSucceeded")
+        assert run(*pods).status.phase == "Running"
+
+    def test_what_peers_do_when_it_has_left_is_no_failure(self) -> None:
+        pods = child_pod(0, "Succeeded"), child_pod(1, "Failed", code=86, message=last_words("NCCL", victim=True))
+        failing = child_job(conditions={"FailureTarget": "x"})
+        assert run(*pods, jobs=[failing], successPolicy="RankZero").status.phase == "Succeeded"
+
+    def test_another_pods_success_is_not(self) -> None:
+        assert run(child_pod(0), child_pod(1, "Succeeded"), successPolicy="RankZero").status.phase == "Running"
+
+    def test_failure_before_it_is_a_failure(self) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
+        assert run(child_pod(0), failed, successPolicy="RankZero").status.attempt == 2
+
+    def test_is_the_jobs_own_too(self) -> None:
+        jobs = [build_children(job(**spec), attempt=1, nodes=2)[2] for spec in ({}, {"successPolicy": "RankZero"})]
+        assert "successPolicy" not in jobs[0]["spec"]
+        assert jobs[1]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+
+    async def test_stops_the_other_pods(self) -> None:
+        world = await World(successPolicy="RankZero").train(TRAINING)
+        world.end_pod(0)
+        await world.settle()
+        assert (world.status.phase, world.pods(1)) == ("Succeeded", [])
+
+
+class TestSuspension:
+    async def suspend(self, *messages: Any, **spec: Any) -> World:
+        world = await World(**spec).train(TRAINING)
+        world.cluster.still.obedient = False
+        world.edit(suspend=True)
+        await world.settle()
+        for index, message in enumerate(messages):
+            world.end_pod(index, constants.EXIT_PREEMPTED, message)
+            await world.settle()
+        return world
+
+    async def test_acknowledges_what_the_pods_have_saved(self) -> None:
+        saved = last_words(progress={"ddp_step": 9.0, "ddp_checkpoint_step": 9.0})
+        world = await self.suspend(saved, saved)
+        assert world.status.checkpoint is not None
+        assert (world.status.checkpoint.step, world.status.checkpoint.time) == (9, format_time(world.clock.now))
+        assert world.status.progress is not None
+        assert world.status.progress.step == 9
+        assert world.condition("Suspended").message == (
+            "spec.suspend is true; set it to false to go on from step 9, which is saved"
+        )
+        told = [event for event in world.cluster.events if event.reason == "Suspended"]
+        assert ["step 9, which is saved" in event.message for event in told] == [True]
+
+    async def test_says_what_was_not_saved(self) -> None:
+        world = await self.suspend("", "")
+        assert world.condition("Suspended").message.endswith("from step 5, which is saved; 2 steps were not")
+
+    async def test_says_that_nothing_was(self) -> None:
+        steps = page(ddp_step=7, phase="Running")
+        world = await World().train(steps)
+        world.edit(suspend=True)
+        await world.settle()
+        assert world.condition("Suspended").message.endswith("no checkpoint was reported, 7 steps are lost")
+
+    def test_checkpoints_time_is_that_of_its_step(self) -> None:
+        pods = child_pod(0), child_pod(1)
+        first = run(*pods, text=TRAINING, seconds=10).status
+        second = run(*pods, text=TRAINING, status=first, seconds=20).status
+        assert first.checkpoint == second.checkpoint
+        third = run(*pods, text=TRAINING.replace("checkpoint_step{rank=\"0\"} 5", "checkpoint_step{rank=\"0\"} 6"),
+                    status=second, seconds=30).status  # fmt: skip
+        assert third.checkpoint is not None
+        assert (third.checkpoint.step, third.checkpoint.time) == (6, format_time(NOW + timedelta(seconds=30)))
+
+
+class TestEnd:
+    @pytest.mark.parametrize(
+        ("policy", "jobs", "logs"), [("Running", ["train-1"], 1), ("All", [], 0), ("None", ["train-1"], 1)]
+    )
+    async def test_pods_of_a_job_that_ran_too_long(self, policy: str, jobs: list[str], logs: int) -> None:
+        world = await World(activeDeadlineSeconds=60, cleanPodPolicy=policy).train(TRAINING)
+        world.end_pod(1)
+        await world.settle()
+        world.clock.advance(60)
+        await world.settle()
+        assert world.status.phase == "Failed"
+        assert world.jobs() == jobs
+        assert len(world.pods(1)) == (1 if policy == "None" else 0)
+        assert len([p for p in world.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs
+
+    async def test_policy_may_be_changed_when_the_job_has_ended(self) -> None:
+        world = await World(cleanPodPolicy="None").train(TRAINING)
+        for index in (0, 1):
+            world.end_pod(index)
+        await world.settle()
+        assert world.jobs() == ["train-1"]
+        world.edit(cleanPodPolicy="All")
+        await world.settle()
+        assert world.jobs() == []
