@@ -21,10 +21,15 @@ def owners(obj: dict[str, Any]) -> list[tuple[str, str]]:
     return [(owner["kind"], owner["uid"]) for owner in obj["metadata"].get("ownerReferences", [])]
 
 
+def written(server: StandIn) -> list[tuple[str, ...]]:
+    """Return the writes of everybody, the leader's to its Lease apart: it renews that whatever happens."""
+    return [write for write in server.writes if write[1] != "leases"]
+
+
 async def settle(server: StandIn) -> int:
     """Return the number of writes once no more have come for a while."""
     before = -1
-    while before != (before := len(server.writes)):  # noqa: ASYNC110 - the stand-in runs in another thread
+    while before != (before := len(written(server))):  # noqa: ASYNC110 - the stand-in runs in another thread
         await asyncio.sleep(0.3)
     return before
 
@@ -108,7 +113,7 @@ async def test_nothing_is_written_when_nothing_changes(server: StandIn, world: W
         "a reconcile",
     )
     await settle(server)
-    assert server.writes[before:] == [("patch", "pods", "default", pod["metadata"]["name"])]
+    assert written(server)[before:] == [("patch", "pods", "default", pod["metadata"]["name"])]
 
 
 async def test_a_restarted_operator_writes_nothing_and_goes_on(server: StandIn, world: World, start: Start) -> None:
@@ -118,13 +123,13 @@ async def test_a_restarted_operator_writes_nothing_and_goes_on(server: StandIn, 
             await world.run_pod("digits-1", index)
         await world.phase("digits", "Running")
         await settle(server)
-    before = len(server.writes)
+    before = len(written(server))
     operator = start().operator
     await world.until(
         lambda: operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count"), "a reconcile"
     )
     await settle(server)
-    assert server.writes[before:] == []
+    assert written(server)[before:] == []
     for index in (0, 1):
         await world.finish_pod("digits-1", index)
     await world.phase("digits", "Succeeded")
