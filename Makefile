@@ -2,6 +2,7 @@
 #
 #   PYTHON=python3.12 make install    choose the interpreter (3.11 or later) the environment is made from
 #   VENV=…                            where the environment lives: the active one, else .venv
+#   JOBS=4                            how many tests run at the same time (0: one, in this process; default 2)
 #   ARGS='-k launcher -x'             passed on to pytest (test, test-fast, cov), to `ddp run` (demo), to bench
 
 SHELL := bash
@@ -20,6 +21,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: help
 help: ## this list
@@ -68,7 +70,7 @@ test: ## every check and every test that can run here; says which tiers did not,
 
 .PHONY: pytest
 pytest: install ## all test tiers
-	@$(PY) -m pytest --durations=10 --durations-min=3 $(ARGS)
+	@$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal --durations=10 --durations-min=3 $(ARGS)
 
 .PHONY: test-fast
 test-fast: install ## unit tests only
