@@ -1,0 +1,48 @@
+"""`ddp convert`: a Kubeflow PyTorchJob's YAML as that of a DDPTrainingJob, with comments on what is different."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ddp_operator import exits
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", help="the YAML with one or more PyTorchJobs; - for standard input")
+    parser.epilog = (
+        "The result is checked as `ddp render` does; what is to be mended by hand is said, and the exit code is 1."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the converted jobs, and the file's other objects as they are. Raises: CommandError, InvalidManifest."""
+    import yaml
+
+    from ddp_operator.api.errors import FieldError, InvalidManifest
+    from ddp_operator.convert import convert
+    from ddp_operator.inputs import read_file
+    from ddp_operator.offline import check_manifest
+
+    text = read_file(arguments.file, "a PyTorchJob's YAML")
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
+    except yaml.YAMLError as error:
+        raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
+    if not any(document.get("kind") == "PyTorchJob" for document in documents):
+        raise InvalidManifest([FieldError("kind", "the file holds no kubeflow.org/v1 PyTorchJob")])
+    code, parts = exits.OK, []
+    for document in documents:
+        if document.get("kind") != "PyTorchJob":
+            parts.append(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
+            continue
+        written = convert(document).write()
+        parts.append(written)
+        try:
+            check_manifest(written)
+        except InvalidManifest as error:
+            code = exits.FAILED
+            print(f"ddp convert: to be mended by hand\n{error}", file=sys.stderr)
+    print("---\n".join(parts), end="")
+    return code
