@@ -1,13 +1,13 @@
 """Print the rules of the operator's roles: exactly what the operator checks at its start that it may do.
 
-``python -m charts.tooling.rules`` prints those for the namespaces that it serves, with ``home`` those for its own one;
-``make generate`` writes them to ``charts/files/rules.yaml`` and ``charts/files/rules-home.yaml``.
+``python -m charts.tooling.rules`` prints those for the namespaces that it serves (``served``), for its own one
+(``home``), or for a gang scheduler's groups; ``make generate`` writes them to ``charts/files/rules*.yaml``.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
 
-from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
+from ddp_operator.kube.checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
 
 EMPTY = '""'
@@ -26,4 +26,5 @@ def render_rules(permissions: Mapping[str, Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render_rules(HOME_PERMISSIONS if sys.argv[1:] == ["home"] else PERMISSIONS))
+    tables = {"served": PERMISSIONS, "home": HOME_PERMISSIONS, **GANG_PERMISSIONS}
+    sys.stdout.write(render_rules(tables[sys.argv[1]]))

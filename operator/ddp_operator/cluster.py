@@ -39,6 +39,7 @@ class Snapshot:
     config_maps: tuple[Object, ...] = ()
     jobs: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
+    policies: tuple[Object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Event:
     message: str
 
 
-ChildKind = Literal["Service", "ConfigMap", "Job", "Pod"]
+ChildKind = Literal["Service", "ConfigMap", "Job", "Pod", "NetworkPolicy"]
 
 
 class ClusterError(Exception):

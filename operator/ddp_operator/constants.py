@@ -21,6 +21,7 @@ MANAGED_BY: Final = "ddp-operator"
 LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 KUEUE_LABEL_PREFIX: Final = "kueue.x-k8s.io/"
+KUEUE_QUEUE_LABEL: Final = f"{KUEUE_LABEL_PREFIX}queue-name"
 # Written by the Job controller on every pod of an Indexed Job.
 ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
@@ -28,6 +29,8 @@ ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
 # <name>-<attempt>-<index> must be a DNS label of at most 63 characters: 50 + "-" + 6 + "-" + 5.
 MAX_NAME_LENGTH: Final = 50
 MAX_NODES: Final = 5000  # as many nodes as Kubernetes supports in one cluster
+
+POD_GROUP: Final = "PodGroup"  # of Volcano and of the coscheduling plugin, each in its own API group
 
 TRAINER_CONTAINER: Final = "trainer"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_field
 from ddp_operator.api.parse import Manifest, parse_manifest
+from ddp_operator.constants import POD_GROUP
 from ddp_operator.manifests.children import build_children
 
 # The oldest Kubernetes that the operator supports; what it takes, newer ones take too.
@@ -47,6 +48,8 @@ def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError
     except ImportError:
         return
     for child in children:
+        if child["kind"] == POD_GROUP:
+            continue  # no kind of Kubernetes' own
         try:
             kubernetes_validate.validate(dict(child), _KUBERNETES, strict=True)
         except kubernetes_validate.ValidationError as error:

@@ -85,6 +85,8 @@ class Reconciler:
         refusal = await self._check(job, snapshot)
         asked, page = await self._scrape(key, job, snapshot)
         service = any(_owned(job, raw) for raw in snapshot.services)
+        if job.spec.network_policy.enabled:
+            service = service and any(_owned(job, raw) for raw in snapshot.policies)
         observation = observe_children(job, snapshot.jobs, snapshot.pods, page, asked=asked, service=service)
         observation = replace(observation, nodes=await self._ask_nodes(job, observation))
         decision = self._decide(job, observation, refusal)
@@ -145,7 +147,7 @@ class Reconciler:
         """Create what is missing. Returns a refusal, or seconds to wait for a garbage collector, or None."""
         present = {
             (raw["kind"], raw["metadata"]["name"])
-            for raw in (*snapshot.services, *snapshot.config_maps, *snapshot.jobs)
+            for raw in (*snapshot.services, *snapshot.config_maps, *snapshot.jobs, *snapshot.policies)
             if _owned(job, raw)
         }
         for child in build_children(job, attempt=action.attempt, nodes=action.nodes):

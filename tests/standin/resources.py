@@ -62,6 +62,7 @@ BUILTIN = (
     Kind("", "v1", "ConfigMap", "configmaps", short_names=("cm",)),
     Kind("", "v1", "Event", "events", short_names=("ev",)),
     Kind("batch", "v1", "Job", "jobs", subresources=("status",)),
+    Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short_names=("netpol",)),
     Kind("coordination.k8s.io", "v1", "Lease", "leases"),
     Kind("apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False),
 )

@@ -17,6 +17,7 @@ from ddp_operator.constants import PLURAL
 
 from .controllers import Controllers
 from .faults import Faults
+from .resources import Kind
 from .server import Api
 from .storage import Object, Storage
 
@@ -131,6 +132,10 @@ class StandIn:
     def write_log(self, pod: str, *lines: str, namespace: str = "default") -> None:
         """Let a pod write lines, each with the kubelet's time before it."""
         self.call(lambda: self._api.logs.setdefault((namespace, pod), []).extend(lines))
+
+    def serve(self, kind: Kind) -> None:
+        """Serve one more kind, as the API server does once a definition is installed."""
+        self.call(self._api.kinds.append, kind)
 
     def allow(self, rule: Callable[[dict[str, Any]], bool]) -> None:
         """Answer SelfSubjectAccessReviews by this rule on their resourceAttributes."""

@@ -130,6 +130,37 @@ RULES: tuple[Rule, ...] = (
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
         "must be a quantity such as 8Gi; leave it out for half of the node's memory",
     ),
+    Rule(
+        "spec.scheduling",
+        "!has(self.queue) || self.gang == 'Volcano'",
+        "is Volcano's; set gang: Volcano, or remove it: Kueue goes by the label kueue.x-k8s.io/queue-name",
+        field=".queue",
+    ),
+    Rule(
+        "spec.scheduling",
+        "!has(self.topologyKey) || self.placement != 'Any'",
+        "needs placement: Pack or Spread; set one or remove it",
+        field=".topologyKey",
+    ),
+    Rule(
+        "spec.scheduling.topologyKey",
+        "self.matches('^([-A-Za-z0-9_.]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
+        "must be the key of a node label; write one such as topology.kubernetes.io/zone",
+    ),
+    *(
+        Rule(
+            f"spec.scheduling.{name}",
+            "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
+            "must be a name of lower-case letters, digits, '-' and '.'; write it so or leave it out",
+        )
+        for name in ("schedulerName", "queue", "priorityClassName")
+    ),
+    Rule(
+        "spec.networkPolicy",
+        "!has(self.egressCidrs) || size(self.egressCidrs) == 0 || self.enabled",
+        "has no effect without enabled: true; set that or remove it",
+        field=".egressCidrs",
+    ),
     _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
     _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait for ever"),
     _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),
@@ -139,6 +170,8 @@ RULES: tuple[Rule, ...] = (
     _immutable("shm"),
     _immutable("watchdog"),
     _immutable("preflight"),
+    _immutable("scheduling"),
+    _immutable("networkPolicy"),
     _immutable("securityProfile"),
     _immutable("checkpoint"),
     _immutable("successPolicy"),

@@ -150,6 +150,49 @@ class Metrics(_Fields, frozen=True, kw_only=True):
     ] = ()
 
 
+class Scheduling(_Fields, frozen=True, kw_only=True):
+    """Which scheduler places the pods, and how. For Kueue, set its label kueue.x-k8s.io/queue-name on the job."""
+
+    gang: Annotated[
+        Literal["None", "Coscheduling", "Volcano"],
+        Meta(
+            description="All pods of an attempt start or none. Coscheduling: the scheduler plug-in's PodGroup. "
+            "Volcano: Volcano's PodGroup. None: pods are scheduled one by one (Kueue admits them together anyway)."
+        ),
+    ] = "None"
+    scheduler_name: Annotated[
+        str | None, Meta(description="Scheduler of the pods. Unset: the gang's own, else the cluster's default.")
+    ] = None
+    queue: Annotated[str | None, Meta(description="Volcano's queue. Unset: its default one.")] = None
+    priority_class_name: Annotated[str | None, Meta(description="PriorityClass of the pods.")] = None
+    placement: Annotated[
+        Literal["Any", "Pack", "Spread"],
+        Meta(
+            description="Pack: pods prefer to share a topology domain, so that a node's GPUs are filled first. "
+            "Spread: pods prefer different domains. Any: as the scheduler likes."
+        ),
+    ] = "Any"
+    topology_key: Annotated[
+        str | None,
+        Meta(description="Node label whose values are the domains of placement. Unset: kubernetes.io/hostname."),
+    ] = None
+
+
+class NetworkPolicy(_Fields, frozen=True, kw_only=True):
+    """Whom the pods may talk to; needs a network plug-in that enforces NetworkPolicies."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="True: pods talk only to pods of the same job, to DNS and to egressCidrs, and only their "
+            "metrics can be read from elsewhere in the cluster."
+        ),
+    ] = False
+    egress_cidrs: Annotated[
+        tuple[str, ...], Meta(description="Addresses that the pods may reach as well, such as 10.0.0.0/8.")
+    ] = ()
+
+
 class Spec(_Fields, frozen=True, kw_only=True):
     """What the user asks for."""
 
@@ -178,6 +221,8 @@ class Spec(_Fields, frozen=True, kw_only=True):
     preflight: Preflight = field(default_factory=Preflight)
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)
     active_deadline_seconds: Annotated[
         int | None, Meta(description="The job fails when it has been active (not suspended) this long, seconds.")
     ] = None

@@ -23,10 +23,18 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Pod/status": ("patch",),
     "Service": ("get", "list", "create", "delete"),
     "ConfigMap": ("get", "list", "create", "delete"),
+    "NetworkPolicy": ("get", "list", "create"),
     "Event": ("create",),
     "Node": ("get",),
 }
 """Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""
+
+GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "coscheduling": {"PodGroup.scheduling.x-k8s.io": ("get", "create")},
+    "volcano": {"PodGroup.scheduling.volcano.sh": ("get", "create")},
+}
+"""What ``spec.scheduling.gang`` needs on top, where a cluster has such a scheduler. Not asked for at the start: without
+them only the jobs that ask for it are refused."""
 
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
 """What the operator does in its own namespace, whichever it serves."""

@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import AlreadyExists, ChildKind, ClusterError, Conflict, Event, Key, Object, Refused, Snapshot
-from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, MANAGED_BY
+from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.events import EventPoster
-from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
-from ddp_operator.kube.store import CHILD_KINDS, Store, trimmed
+from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, trimmed
 
 FIELD_MANAGER: Final = MANAGED_BY
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -66,11 +66,12 @@ class KubeCluster:
             config_maps=found["ConfigMap"],
             jobs=found["Job"],
             pods=found["Pod"],
+            policies=found["NetworkPolicy"],
         )
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """POST one child; unknown fields in it are refused, not dropped in silence."""
-        kind, meta = str(manifest["kind"]), manifest["metadata"]
+        kind, meta = kind_of(manifest), manifest["metadata"]
         params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         if dry_run:
             params["dryRun"] = "All"
@@ -85,6 +86,9 @@ class KubeCluster:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 403:
                 raise Refused(exc.message, reason="Forbidden") from exc
+            if exc.status == 404 and manifest["kind"] == POD_GROUP:
+                words = f"spec.scheduling.gang: the cluster knows no PodGroup of {manifest['apiVersion']}"
+                raise Refused(f"{words}; install that scheduler or set gang: None", reason="Invalid") from exc
             raise ClusterError(str(exc)) from exc  # 404: the namespace is on its way out, and the resource with it
         if not dry_run:
             self._remember(kind, created)
@@ -203,7 +207,7 @@ class KubeCluster:
 
     async def _list(self, kind: str, key: Key) -> list[dict[str, Any]]:
         params = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
-        accept = METADATA_ONLY if kind in ("Service", "ConfigMap") else "application/json"
+        accept = METADATA_ONLY if kind in UNWATCHED_KINDS else "application/json"
         try:
             answer = await self._client.request(
                 "GET", path(kind, key.namespace), params=params, accept=accept, kind=plural(kind)
@@ -255,7 +259,7 @@ class KubeCluster:
             self._bury(kind, namespace, name, uid)
 
     def _remember(self, kind: str, obj: Object) -> None:
-        if self._store is not None:
+        if self._store is not None and (kind == KIND or kind in CHILD_KINDS):
             self._store.apply(kind, obj)
 
     def _forget(self, kind: str, namespace: str, name: str) -> None:

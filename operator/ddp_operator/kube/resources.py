@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
+from ddp_operator.constants import GROUP, KIND, PLURAL, POD_GROUP, VERSION
 
 _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     KIND: (GROUP, VERSION, PLURAL),
@@ -13,9 +14,18 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "Service": ("", "v1", "services"),
     "ConfigMap": ("", "v1", "configmaps"),
     "Event": ("", "v1", "events"),
+    "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
+    "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh", "v1beta1", "podgroups"),
+    "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
     "Lease": ("coordination.k8s.io", "v1", "leases"),
     "Node": ("", "v1", "nodes"),
 }
+
+
+def kind_of(manifest: Mapping[str, Any]) -> str:
+    """Return an object's kind as this module calls it: of a PodGroup, which two API groups have, with its group."""
+    kind = str(manifest["kind"])
+    return f"{kind}.{str(manifest['apiVersion']).partition('/')[0]}" if kind == POD_GROUP else kind
 
 
 def plural(kind: str) -> str:

@@ -19,7 +19,9 @@ import msgspec
 from ddp_operator.cluster import Key, Object, Snapshot
 from ddp_operator.constants import KIND, LABEL_JOB_NAME
 
-CHILD_KINDS: Final = ("Service", "ConfigMap", "Job", "Pod")
+UNWATCHED_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
+"""Known by their metadata only: from lists, and from our own writes."""
+CHILD_KINDS: Final = ("Job", "Pod", *UNWATCHED_KINDS)
 TOMBSTONES: Final = 20_000
 GONE: Final = float("inf")
 
@@ -107,6 +109,7 @@ class Store:
             config_maps=tuple(found["ConfigMap"]),
             jobs=tuple(found["Job"]),
             pods=tuple(found["Pod"]),
+            policies=tuple(found["NetworkPolicy"]),
         )
 
     def entry(self, kind: str, namespace: str, name: str) -> Entry | None:
@@ -151,7 +154,7 @@ def trimmed(kind: str, obj: Object) -> Object:
     annotations = meta.get("annotations")
     if annotations and LAST_APPLIED in annotations:
         meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
-    if kind in ("Service", "ConfigMap"):
+    if kind in UNWATCHED_KINDS:
         # They come from lists of metadata only (a ConfigMap holds a whole launcher), so they are always kept as such.
         return {"apiVersion": "v1", "kind": kind, "metadata": meta}
     return {**obj, "metadata": meta}

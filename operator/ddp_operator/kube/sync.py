@@ -20,13 +20,12 @@ from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.resources import path, plural
-from ddp_operator.kube.store import GONE, Store, key_of
+from ddp_operator.kube.store import GONE, UNWATCHED_KINDS, Store, key_of
 
 logger = logging.getLogger(__name__)
 
 CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
 WATCHED: Final = (KIND, "Job", "Pod")
-UNWATCHED: Final = ("Service", "ConfigMap")
 CHUNK: Final = "500"
 POLL: Final = 0.02
 GRACE: Final = 2.0
@@ -107,7 +106,7 @@ class Synchroniser:
     async def _compare(self) -> list[Laggard]:
         lagging: list[Laggard] = []
         for scope in self._scopes:
-            for kind in (*WATCHED, *UNWATCHED):
+            for kind in (*WATCHED, *UNWATCHED_KINDS):
                 lagging += await self._compare_one(kind, scope)
         return lagging
 
@@ -122,7 +121,7 @@ class Synchroniser:
                 if key is not None:
                     logger.info("%s %s/%s is gone; its deletion was missed", kind, namespace, name)
                     self._on_change(key)
-        if kind in UNWATCHED:
+        if kind in UNWATCHED_KINDS:
             for item in items:
                 key = self._store.apply(kind, item)
                 if key is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator import constants
-from ddp_operator.local.fields import Finding, Support, check_template
+from ddp_operator.local.fields import Finding, Support, check_job, check_template
 from ddp_operator.local.gpus import GPU_RESOURCE, count_gpus
 from ddp_operator.local.pods import training_container
 
@@ -107,7 +107,7 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
             f"spec.template.spec.containers: {nodes} pods of {wanted} GPUs need {nodes * wanted}, this machine has "
             f"{len(gpu_ids)}; run on CPU with --cpu, or run less with --nodes and --procs"
         )
-    return [f for f in findings if f.field.support is Support.WARNED]
+    return [*check_job(spec), *(f for f in findings if f.field.support is Support.WARNED)]
 
 
 def count_cpus() -> int:

@@ -87,6 +87,7 @@ class LocalCluster:
             services=children("Service"),
             config_maps=children("ConfigMap"),
             jobs=children("Job"),
+            policies=children("NetworkPolicy"),
             pods=(*self._recently_departed(key), *children("Pod")),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -167,6 +167,25 @@ FIELDS: Final[tuple[Field, ...]] = (
 _BY_PATH: Final = {field.path: field for field in FIELDS}
 
 
+JOB_FIELDS: Final[tuple[Field, ...]] = (
+    Field("spec.scheduling", Support.WARNED, _ONE_MACHINE),
+    Field("spec.networkPolicy", Support.WARNED, "processes of one machine are not kept apart"),
+)
+"""What happens to fields of the job itself; all others are honoured."""
+_WITHOUT_EFFECT: Final = {"spec.scheduling": {"gang": "None", "placement": "Any"}, "spec.networkPolicy": {}}
+
+
+def check_job(spec: Object) -> list[Finding]:
+    """Return what of a job's spec, its template apart, is warned about where it asks for more than the default."""
+    findings = []
+    for field in JOB_FIELDS:
+        members = spec.get(field.path.removeprefix("spec.")) or {}
+        asked = {name: value for name, value in members.items() if value not in (None, False, [])}
+        if asked and asked != _WITHOUT_EFFECT[field.path]:
+            findings.append(Finding(field.path, field))
+    return findings
+
+
 def check_template(template: Object, trainer: str | None = None) -> list[Finding]:
     """Return what of this pod template is warned about or refused, in the order of the template.
 
@@ -207,8 +226,8 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
     return findings
 
 
-def markdown_table() -> str:
-    """Return the table for docs/local.md."""
+def markdown_table(fields: Sequence[Field] = FIELDS) -> str:
+    """Return a table for docs/local.md."""
     lines = ["| field | here | how or why |", "|---|---|---|"]
-    lines += [f"| `{field.path}` | {field.support.value} | {field.note} |" for field in FIELDS]
+    lines += [f"| `{field.path}` | {field.support.value} | {field.note} |" for field in fields]
     return "\n".join(lines) + "\n"

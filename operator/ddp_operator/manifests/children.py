@@ -15,7 +15,9 @@ from typing import Any
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
+from ddp_operator.manifests.network import build_network_policy_spec
 from ddp_operator.manifests.pod import build_pod_template
+from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 # The operator decides about restarts, so the Job controller's own budget must never run out first.
@@ -44,11 +46,14 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
     """
     template = resolve_template(job)
     launcher = load_launcher()
-    return [
-        build_service(job),
-        build_launcher_config_map(job, launcher),
-        build_job(job, template, launcher, attempt=attempt, nodes=nodes),
-    ]
+    children = [build_service(job), build_launcher_config_map(job, launcher)]
+    if job.spec.network_policy.enabled:
+        children.append(build_network_policy(job))
+    group = build_pod_group(job, attempt=attempt, nodes=nodes)
+    if group is not None:
+        metadata = _metadata(job, names.job_name(job.name, attempt), attempt=attempt)
+        children.append({"apiVersion": group["apiVersion"], "kind": group["kind"], "metadata": metadata} | group)
+    return [*children, build_job(job, template, launcher, attempt=attempt, nodes=nodes)]
 
 
 def build_service(job: DDPTrainingJob) -> dict[str, Any]:
@@ -78,6 +83,16 @@ def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[s
         "metadata": _metadata(job, names.launcher_config_map_name(job.name, launcher.digest)),
         "immutable": True,
         "data": {constants.LAUNCHER_FILE: launcher.source},
+    }
+
+
+def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
+    """Return the NetworkPolicy for the pods of every attempt."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(job, names.service_name(job.name)),
+        "spec": build_network_policy_spec(job),
     }
 
 

@@ -15,6 +15,7 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.quantities import cpu_limit
+from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
 
 _DEFAULT_GRACE_SECONDS = 30
@@ -42,6 +43,7 @@ def build_pod_template(
     pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
     _secure_pod(pod, job.spec.security_profile)
+    add_scheduling(metadata, pod, job, attempt=attempt)
 
     if job.spec.recovery.avoid_failed_nodes and job.status.failed_nodes:
         _avoid_nodes(pod, job.status.failed_nodes)

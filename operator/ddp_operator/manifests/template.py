@@ -6,6 +6,7 @@ rank variable that torchrun would overwrite). Everything else about a pod is lef
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     except CommandError as error:
         errors.append(FieldError(f"{path}.command", str(error)))
     errors += _check_log_patterns(spec, command)
+    errors += _check_scheduling(job, pod)
     if errors:
         raise InvalidManifest(errors)
     assert command is not None
@@ -228,6 +230,31 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterato
                 "spec.checkpoint.claimName is mounted there; remove this mount or the claimName",
                 where,
             )
+
+
+def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[FieldError]:
+    spec = job.spec
+    for ours, theirs in (
+        (spec.scheduling.scheduler_name, "schedulerName"),
+        (spec.scheduling.priority_class_name, "priorityClassName"),
+    ):
+        if ours is not None and pod.get(theirs):
+            yield FieldError(
+                f"spec.scheduling.{theirs}", f"is also set in {_POD}.{theirs}; remove one of the two", ours
+            )
+    if spec.scheduling.gang == "Volcano" and constants.KUEUE_QUEUE_LABEL in job.labels:
+        label = constants.KUEUE_QUEUE_LABEL
+        words = f"must be None or Coscheduling where Kueue queues the job; change it or remove the label {label}"
+        yield FieldError("spec.scheduling.gang", words, spec.scheduling.gang)
+    if spec.network_policy.enabled and pod.get("hostNetwork"):
+        words = f"cannot hold pods with {_POD}.hostNetwork, which no NetworkPolicy sees; remove one of the two"
+        yield FieldError("spec.networkPolicy.enabled", words)
+    for index, cidr in enumerate(spec.network_policy.egress_cidrs):
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError as error:
+            words = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
+            yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", words, cidr)
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:

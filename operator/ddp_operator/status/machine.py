@@ -172,10 +172,15 @@ def _explains(job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...]) -> bo
 
 
 def keeps_job(job: DDPTrainingJob) -> bool:
-    """Tell whether a lost pod is better replaced inside its Job than answered by a new attempt (ADR 0009).
+    """Tell whether a lost pod is better replaced inside its Job than answered by a new attempt (ADR 0010).
 
     A new Job would stand at the end of its queue again.
     """
+    return is_queued(job)
+
+
+def is_queued(job: DDPTrainingJob) -> bool:
+    """Tell whether Kueue decides when the job's pods may run."""
     return any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
 
 
@@ -211,7 +216,7 @@ def _follow(
             waits.append(LATER)
         elif refusal is not None:
             waits.append(_RECHECK_REFUSAL)
-        else:
+        elif not (job.spec.suspend and is_queued(job)):
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
     elif attempt_job.deleting:
         waits.append(LATER)  # somebody deletes it: it is made anew once it and its pods are gone
@@ -267,12 +272,14 @@ def _is_obsolete(former: JobView, job: DDPTrainingJob, observation: Observation,
 
 
 def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
-    queued = any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
     if attempt_job.finished:
         return []
+    if job.spec.suspend and is_queued(job):
+        # Kueue alone changes `suspend` of what it has queued, and would start again what somebody else has stopped.
+        return [DeleteJob(attempt_job.name, attempt_job.uid)]
     if job.spec.suspend and not attempt_job.suspended:
         return [SuspendJob(attempt_job.name, True)]
-    if not job.spec.suspend and attempt_job.suspended and not queued:  # Kueue itself admits what it has queued
+    if not job.spec.suspend and attempt_job.suspended and not is_queued(job):
         return [SuspendJob(attempt_job.name, False)]
     return []
 

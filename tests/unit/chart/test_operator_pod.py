@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.constants import LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PORT_NAMES
-from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
+from ddp_operator.kube.checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.offline import check_manifest
 from ddp_operator.settings import Settings
@@ -126,6 +126,13 @@ class TestSecurity:
         assert [role["metadata"]["namespace"] for role in served] == ["a", "b"]
         assert all(granted(role) == wanted for role in served)
         assert granted(home) == checked(HOME_PERMISSIONS)
+
+    def test_gang_schedulers_add_their_groups_and_nothing_else(self) -> None:
+        objects = render({"rbac": {"gangSchedulers": ["volcano", "coscheduling"]}})
+        clusterwide = next(r for r in of_kind(objects, "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
+        wanted = checked(GANG_PERMISSIONS["volcano"]) | checked(GANG_PERMISSIONS["coscheduling"])
+        assert granted(clusterwide) - checked(PERMISSIONS) == wanted
+        assert {resource for _, resource, _ in wanted} == {"podgroups"}
 
     @pytest.mark.parametrize("values", [{}, {"namespaces": ["a"]}], ids=["clusterwide", "namespaced"])
     def test_lease_is_where_the_operator_lives_and_nowhere_else(self, values: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def named(name: Any) -> Any:
 
 
 ROWS = [
-    Row("misspelt field", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; known here: nodes, procPerNode, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
+    Row("misspelt field", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; known here: nodes, procPerNode, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
     Row("nearly right field", "crd", job(recovery={"maxRestart": 3}), 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
     Row("unknown top-level field", "crd", job() | {"specs": {}}, 'unknown field "specs"; did you mean spec?'),
     Row("no nodes", "crd", job(nodes=0), "spec.nodes: Invalid value: 0: must be from 1 to 5000; to run no pod for a while, set suspend: true"),
@@ -73,6 +73,9 @@ ROWS = [
     Row("no checkpoint path", "crd", job(checkpoint={"claimName": "c"}), "spec.checkpoint.path: Required value: it has no default; add it"),
     Row("shared memory in words", "crd", job(shm={"sizeLimit": "8 GB"}), 'spec.shm.sizeLimit: Invalid value: "8 GB": must be a quantity such as 8Gi; leave it out for half of the node\'s memory'),
     Row("exit code beyond a byte", "crd", job(recovery={"nonRetryableExitCodes": [300]}), "spec.recovery.nonRetryableExitCodes: Invalid value: must hold exit codes from 1 to 255; remove the others"),
+    Row("queue of another scheduler", "crd", job(scheduling={"queue": "q"}), "spec.scheduling.queue: Invalid value: is Volcano's; set gang: Volcano, or remove it: Kueue goes by the label kueue.x-k8s.io/queue-name"),
+    Row("networks without a policy", "crd", job(networkPolicy={"egressCidrs": ["10.0.0.0/8"]}), "spec.networkPolicy.egressCidrs: Invalid value: has no effect without enabled: true; set that or remove it"),
+    Row("network that is none", "operator", job(networkPolicy={"enabled": True, "egressCidrs": ["ten/8"]}), "spec.networkPolicy.egressCidrs[0]: Invalid value: \"ten/8\": is not a network ('ten/8' does not appear to be an IPv4 or IPv6 network); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"),
     Row("duplicate key", "crd", yaml.safe_dump(resource()) + "kind: Job\n", 'line 15: key "kind" is given twice; remove one'),
     Row("not YAML", "crd", "kind: [DDPTrainingJob\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'; mend the file there"),
     Row("two jobs in one file", "crd", yaml.safe_dump_all([resource("a"), resource("b")]), "kind: the file holds 2 objects of kind DDPTrainingJob (found: DDPTrainingJob); give exactly one"),

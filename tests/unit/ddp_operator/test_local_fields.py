@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.local.fields import FIELDS, Support, check_template, markdown_table
+from ddp_operator.local.fields import FIELDS, JOB_FIELDS, Support, check_job, check_template, markdown_table
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "local.md"
 
@@ -75,3 +75,14 @@ def test_resource_field_references_are_refused() -> None:
 
 def test_a_field_that_nobody_knows_is_warned_about() -> None:
     assert check(fromTheFuture=True) == {"spec.fromTheFuture": "warned about"}
+
+
+def test_fields_of_the_job_are_in_the_docs_too() -> None:
+    assert markdown_table(JOB_FIELDS) in DOCS.read_text()
+
+
+def test_scheduling_and_network_are_named_where_they_ask_for_something() -> None:
+    defaults = {"scheduling": {"gang": "None", "placement": "Any"}, "networkPolicy": {"enabled": False}}
+    assert check_job(defaults) == check_job({}) == []
+    asked = {"scheduling": {"gang": "Volcano", "placement": "Any"}, "networkPolicy": {"enabled": True}}
+    assert [finding.path for finding in check_job(asked)] == ["spec.scheduling", "spec.networkPolicy"]

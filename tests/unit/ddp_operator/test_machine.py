@@ -198,7 +198,7 @@ class TestActions:
             (True, True, None, ()),
             (False, True, None, (SuspendJob("train-1", False),)),
             (False, True, {"kueue.x-k8s.io/queue-name": "q"}, ()),
-            (True, False, {"kueue.x-k8s.io/queue-name": "q"}, (SuspendJob("train-1", True),)),
+            (True, False, {"kueue.x-k8s.io/queue-name": "q"}, (DeleteJob("train-1", "job-1"),)),
         ],
     )
     def test_suspension_follows_the_spec_unless_a_queue_decides(

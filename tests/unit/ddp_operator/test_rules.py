@@ -53,6 +53,9 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
     "spec.shm.sizeLimit": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
+    "spec.scheduling.queue": ("train",),
+    "spec.scheduling.topologyKey": ("zone",),
+    "spec.networkPolicy.egressCidrs": (["10.0.0.0/8"],),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),
     "spec.ttlSecondsAfterFinished": (-1, 10**15),
@@ -74,10 +77,21 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.path": ("/", "/c/d"),
     "spec.checkpoint.graceSeconds": (0, YEAR),
     "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
+    "spec.scheduling": (
+        {},
+        {"gang": "Volcano", "queue": "a.b-c"},
+        {"placement": "Pack", "topologyKey": "example.com/rack_1"},
+        {"schedulerName": "x", "priorityClassName": "system-node-critical"},
+    ),
+    "spec.networkPolicy": ({"enabled": True, "egressCidrs": ["10.0.0.0/8"]}, {"egressCidrs": []}),
     "spec.activeDeadlineSeconds": (1, YEAR),
     "spec.pendingDeadlineSeconds": (1, YEAR),
     "spec.ttlSecondsAfterFinished": (0, YEAR),
 }
+BAD_NAMES = ("", "A", "-a", "a-", "a_b", "a" * 254)
+BAD |= {f"spec.scheduling.{name}": BAD_NAMES for name in ("schedulerName", "priorityClassName")}
+BAD["spec.scheduling.queue"] += BAD_NAMES
+BAD["spec.scheduling.topologyKey"] += ("", "a b", "/a", "a/b/c", "-a")
 BASE = stored(checkpoint={"path": "/ckpt"})
 cases = [(path, value) for path, values in BAD.items() for value in values]
 

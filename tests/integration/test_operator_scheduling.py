@@ -1,0 +1,90 @@
+"""PodGroups and NetworkPolicies as objects on an API server."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_operator.constants import KIND
+from tests.standin import StandIn, World
+from tests.standin.resources import Kind
+
+from .conftest import Start, job_manifest
+
+VOLCANO = Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups")
+POLICY = {"enabled": True}
+
+
+async def refusal(world: World) -> tuple[str, str]:
+    resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
+    assert accepted["status"] == "False"
+    return accepted["reason"], accepted["message"]
+
+
+async def test_a_gang_of_a_scheduler_that_is_not_there_is_refused(server: StandIn, world: World, start: Start) -> None:
+    start()
+    await world.create(job_manifest(scheduling={"gang": "Volcano"}))
+    reason, words = await refusal(world)
+    assert reason == "InvalidSpec"
+    assert "no PodGroup of scheduling.volcano.sh/v1beta1; install that scheduler or set gang: None" in words
+    assert server.list("Job") == []
+
+
+async def test_a_gang_that_the_role_does_not_allow_is_refused_in_the_servers_words(
+    server: StandIn, world: World, start: Start
+) -> None:
+    server.serve(VOLCANO)
+    server.faults.add(403, verb="create", resource="podgroups", times=1_000_000)
+    start()
+    await world.create(job_manifest(scheduling={"gang": "Volcano"}))
+    assert (await refusal(world))[0] == "Forbidden"
+    assert server.list("Job") == []
+
+
+async def test_every_attempt_has_its_group(server: StandIn, world: World, start: Start) -> None:
+    server.serve(VOLCANO)
+    start()
+    await world.create(job_manifest(scheduling={"gang": "Volcano", "queue": "train"}))
+    await world.child_job("digits-1")
+    (group,) = server.list("PodGroup")
+    assert (group["metadata"]["name"], group["spec"]) == ("digits-1", {"minMember": 2, "queue": "train"})
+    await world.delete(KIND, "digits")
+    await world.until(lambda: not server.list("PodGroup"), "the group goes with the job")
+
+
+async def test_a_network_policy_comes_stays_and_goes(server: StandIn, world: World, start: Start) -> None:
+    running = start()
+    await world.create(job_manifest(networkPolicy=POLICY))
+    await world.child_job("digits-1")
+    (policy,) = server.list("NetworkPolicy")
+    assert policy["metadata"]["name"] == "digits"
+    # Somebody deletes it: it is found at the next comparison and made anew, beside the running Job.
+    server.remove("NetworkPolicy", "digits")
+    running.operator.sync.nudge()
+    await world.until(lambda: server.list("NetworkPolicy"), "the policy is made anew")
+    assert [job["metadata"]["name"] for job in server.list("Job")] == ["digits-1"]
+    await world.delete(KIND, "digits")
+    await world.until(lambda: not server.list("NetworkPolicy"), "the policy goes with the job")
+
+
+async def test_a_policy_of_somebody_else_is_not_touched(server: StandIn, world: World, start: Start) -> None:
+    start()
+    theirs = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"}, "spec": {}}
+    await world.create(theirs)
+    await world.create(job_manifest(networkPolicy=POLICY))
+    assert (await refusal(world))[0] == "NameConflict"
+    (policy,) = server.list("NetworkPolicy")
+    assert "ownerReferences" not in policy["metadata"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_a_job_costs_no_more_than_four_creations(
+    server: StandIn, world: World, start: Start, enabled: bool
+) -> None:
+    start()
+    await world.create(job_manifest(networkPolicy={"enabled": enabled}))
+    for index in (0, 1):
+        await world.run_pod("digits-1", index)
+    await world.phase("digits", "Running")
+    own = ("services", "configmaps", "jobs", "networkpolicies")
+    assert len([write for write in server.writes_of(*own) if write[0] == "create"]) == 3 + enabled

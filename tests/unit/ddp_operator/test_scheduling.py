@@ -1,0 +1,169 @@
+"""Where pods go and whom they may talk to: spec.scheduling and spec.networkPolicy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_operator import names
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.kube.checks import GANG_PERMISSIONS
+from ddp_operator.kube.resources import kind_of, path
+from ddp_operator.manifests.children import build_children
+from ddp_operator.status.decision import DeleteJob
+from tests.builders import child_job, job, template
+
+from .test_machine import run
+
+QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
+
+
+def children(attempt: int = 1, nodes: int = 2, **spec: Any) -> dict[str, Any]:
+    return {child["kind"]: child for child in build_children(job(**spec), attempt=attempt, nodes=nodes)}
+
+
+def pod_of(attempt: int = 1, **spec: Any) -> Any:
+    return children(attempt, **spec)["Job"]["spec"]["template"]
+
+
+def refusal(**spec: Any) -> str:
+    with pytest.raises(InvalidManifest) as caught:
+        children(**spec)
+    return str(caught.value)
+
+
+class TestDefault:
+    def test_nothing_is_added(self) -> None:
+        assert set(children()) == {"Service", "ConfigMap", "Job"}
+        ours = {"schedulerName", "priorityClassName", "affinity", "topologySpreadConstraints"}
+        assert pod_of()["spec"].keys() & ours == set()
+
+
+class TestGang:
+    def test_volcano_has_a_group_of_all_pods_before_the_job(self) -> None:
+        made = build_children(job(scheduling={"gang": "Volcano", "queue": "train"}), attempt=3, nodes=5)
+        assert [child["kind"] for child in made[-2:]] == ["PodGroup", "Job"]
+        group, owner = made[-2], made[-1]
+        assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
+        assert group["spec"] == {"minMember": 5, "queue": "train"}
+        assert group["metadata"]["name"] == owner["metadata"]["name"] == "train-3"
+        assert group["metadata"]["ownerReferences"] == owner["metadata"]["ownerReferences"]
+        pod = owner["spec"]["template"]
+        assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "train-3"
+        assert pod["spec"]["schedulerName"] == "volcano"
+
+    def test_coscheduling_has_one_by_label(self) -> None:
+        found = children(scheduling={"gang": "Coscheduling"}, rendezvous={"joinTimeoutSeconds": 120})
+        assert found["PodGroup"]["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
+        assert found["PodGroup"]["spec"] == {"minMember": 2, "scheduleTimeoutSeconds": 120}
+        pod = found["Job"]["spec"]["template"]
+        assert pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "train-1"
+        assert pod["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            {"scheduling": {"gang": "Volcano", "schedulerName": "mine"}},
+            {"scheduling": {"schedulerName": "mine"}},
+            {"scheduling": {"gang": "Volcano"}, "template": template(schedulerName="mine")},
+        ],
+    )
+    def test_a_scheduler_that_is_named_is_used(self, spec: dict[str, Any]) -> None:
+        assert pod_of(**spec)["spec"]["schedulerName"] == "mine"
+
+    def test_what_is_created_for_it_is_what_its_role_allows(self) -> None:
+        for gang in ("Coscheduling", "Volcano"):
+            group = children(scheduling={"gang": gang})["PodGroup"]
+            assert set(GANG_PERMISSIONS[gang.lower()]) == {kind_of(group)}
+            assert path(kind_of(group), "ns").startswith(f"/apis/{group['apiVersion']}/namespaces/ns/podgroups")
+
+
+class TestPlacement:
+    def test_pack_prefers_the_nodes_of_the_same_attempt(self) -> None:
+        own = {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": ["mine"]}, "nodeAffinity": {"a": 1}}
+        pod = pod_of(2, scheduling={"placement": "Pack"}, template=template(affinity=own))["spec"]
+        mine, ours = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert (mine, pod["affinity"]["nodeAffinity"]) == ("mine", {"a": 1})
+        assert ours["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+        assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == names.child_labels("train", 2)
+
+    def test_spread_is_a_wish_and_no_condition(self) -> None:
+        asked = {"placement": "Spread", "topologyKey": "topology.kubernetes.io/zone"}
+        (found,) = pod_of(scheduling=asked)["spec"]["topologySpreadConstraints"]
+        assert (found["topologyKey"], found["whenUnsatisfiable"]) == ("topology.kubernetes.io/zone", "ScheduleAnyway")
+        assert found["labelSelector"]["matchLabels"].items() <= pod_of()["metadata"]["labels"].items()
+
+    def test_the_users_template_is_left_as_it_is(self) -> None:
+        mine = template(affinity={"podAffinity": {}}, topologySpreadConstraints=[])
+        before = repr(mine)
+        for placement in ("Pack", "Spread"):
+            pod_of(scheduling={"placement": placement}, template=mine)
+        assert repr(mine) == before
+
+
+class TestRefusals:
+    def test_a_value_in_two_places(self) -> None:
+        words = refusal(scheduling={"schedulerName": "a"}, template=template(schedulerName="b"))
+        assert words.startswith("spec.scheduling.schedulerName:")
+        assert "spec.template.spec.schedulerName; remove one of the two" in words
+        words = refusal(scheduling={"priorityClassName": "a"}, template=template(priorityClassName="a"))
+        assert words.startswith("spec.scheduling.priorityClassName:")
+
+    def test_two_queues(self) -> None:
+        words = refusal(scheduling={"gang": "Volcano"}, labels=QUEUED)
+        assert "where Kueue queues the job" in words
+        assert children(scheduling={"gang": "Coscheduling"}, labels=QUEUED)["PodGroup"]
+
+    def test_a_policy_that_would_hold_nobody(self) -> None:
+        assert "hostNetwork" in refusal(networkPolicy={"enabled": True}, template=template(hostNetwork=True))
+
+    @pytest.mark.parametrize("cidr", ["10.0.0.0/33", "10.0.0.1/8", "example.com", ""])
+    def test_a_network_that_is_none(self, cidr: str) -> None:
+        words = refusal(networkPolicy={"enabled": True, "egressCidrs": ["10.0.0.0/8", cidr]})
+        assert words.startswith("spec.networkPolicy.egressCidrs[1]:")
+        assert "write it such as 10.0.0.0/8" in words
+
+
+class TestNetworkPolicy:
+    def policy(self, **more: Any) -> Any:
+        return children(networkPolicy={"enabled": True, **more})["NetworkPolicy"]
+
+    def test_holds_the_pods_of_every_attempt_and_no_others(self) -> None:
+        selector = self.policy()["spec"]["podSelector"]["matchLabels"]
+        for attempt in (1, 2):
+            assert selector.items() <= pod_of(attempt)["metadata"]["labels"].items()
+        assert selector["ddp-operator.dev/job-name"] == "train"
+
+    def test_pods_talk_to_each_other_to_dns_and_to_nobody_else(self) -> None:
+        spec = self.policy()["spec"]
+        own = [{"podSelector": spec["podSelector"]}]
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        assert spec["egress"] == [
+            {"to": own},
+            {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]},
+        ]
+        peers, metrics = spec["ingress"]
+        assert peers == {"from": own}
+        assert metrics["ports"] == [{"port": 9400, "protocol": "TCP"}]
+
+    def test_networks_are_added(self) -> None:
+        egress = self.policy(egressCidrs=["10.0.0.0/8", "2001:db8::/32"])["spec"]["egress"]
+        assert egress[-1] == {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "2001:db8::/32"}}]}
+
+    def test_is_there_before_the_pods(self) -> None:
+        kinds = [child["kind"] for child in build_children(job(networkPolicy={"enabled": True}), attempt=1, nodes=1)]
+        assert kinds.index("NetworkPolicy") < kinds.index("Job")
+
+
+class TestKueue:
+    """Kueue changes suspend, parallelism and node selectors of what it has queued, and nobody else does."""
+
+    @pytest.mark.parametrize("is_so", [True, False])
+    def test_a_suspension_takes_the_job_out_of_the_queue(self, is_so: bool) -> None:
+        actions = run(jobs=[child_job(suspend=is_so)], suspend=True, labels=QUEUED).actions
+        assert actions == (DeleteJob("train-1", "job-1"),)
+
+    def test_a_suspended_job_is_not_queued(self) -> None:
+        assert run(jobs=(), suspend=True, labels=QUEUED).actions == ()
+        assert run(jobs=(), suspend=False, labels=QUEUED).actions != ()
