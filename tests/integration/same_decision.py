@@ -56,12 +56,12 @@ class History:
 
     def facts(self) -> dict[str, Any]:
         """Return everything that must be the same on every cluster."""
-        failure = self.last.get("lastFailure") or {}
+        failure, restarts = self.last.get("lastFailure") or {}, self.last.get("restarts") or {}
         return {
             "phases": self.phases,
             "conditions": self.conditions,
             "attempt": self.last.get("attempt"),
-            "restarts": self.last.get("restarts"),
+            "restarts": {k: restarts.get(k) for k in ("total", "counted", "free", "inPlace")},
             "lastFailure": {k: failure.get(k) for k in ("attempt", "rank", "node", "exitCode", "category", "message")},
         }
 

@@ -182,7 +182,9 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     """Return a pod's view."""
     metadata, status = raw.get("metadata") or {}, raw.get("status") or {}
     conditions = {c.get("type"): c for c in status.get("conditions") or []}
-    scheduled = conditions.get("PodScheduled") or {}
+    node_name = (raw.get("spec") or {}).get("nodeName") or ""
+    # A scheduler that lost a race for the pod may leave its complaint behind: what has a node is placed.
+    scheduled = {} if node_name else conditions.get("PodScheduled") or {}
     waiting_reason, waiting_message = _waiting(status, scheduled)
     index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
     trainer_end = _trainer_end(raw)
@@ -198,8 +200,8 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         phase=status.get("phase") or "Pending",
         ready=ready.get("status") == "True",
         deleting="deletionTimestamp" in metadata,
-        node_name=(raw.get("spec") or {}).get("nodeName") or "",
-        scheduled=scheduled.get("status") == "True" or bool((raw.get("spec") or {}).get("nodeName")),
+        node_name=node_name,
+        scheduled=bool(node_name) or scheduled.get("status") == "True",
         started=parse_time(status.get("startTime")),
         disrupted=disruption.get("status") == "True",
         waiting_reason=waiting_reason,

@@ -150,7 +150,6 @@ def test_server_takes_every_sample(plane: ControlPlane, path: Path) -> None:
     """A dry run on the server, with the CRD's own rules."""
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
     plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
-    said = plane.kubectl(
-        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-n", "default", "-f", str(path)
-    )
+    plane.kubectl("create", "namespace", "samples", check=False)
+    said = plane.kubectl("apply", "--server-side", "--dry-run=server", "-n", "samples", "-f", str(path))
     assert "Warning" not in said.stderr

@@ -58,6 +58,13 @@ class TestScheduled:
         fact = c.describe_scheduling(pods(*raw), nodes, former)
         return fact.status, fact.reason, fact.message
 
+    def test_a_pod_with_a_node_is_placed_whatever_its_condition_says(self) -> None:
+        """A scheduler that lost the race for a pod writes its complaint after the binding."""
+        raced = unschedulable(0, 'pod is already assigned to node "a"')
+        assert self.describe(raced, nodes=1)[0] == "False"
+        raced["spec"]["nodeName"] = "a"
+        assert self.describe(raced, nodes=1)[:2] == ("True", "AllPodsScheduled")
+
     def test_counts_placed_pods(self) -> None:
         assert self.describe(child_pod(0), child_pod(1, "Pending")) == (
             "False",
