@@ -17,6 +17,7 @@ from ddp_operator.exits import CommandError
 COMMANDS: Final = (
     ("run", "ddp_operator.cli_run", "run a job's YAML on this machine"),
     ("render", "ddp_operator.cli_render", "check a job's YAML and print what the operator would create"),
+    ("report", "ddp_operator.cli_report", "write a page with the charts of a run, for a browser"),
     ("convert", "ddp_operator.cli_convert", "turn a Kubeflow PyTorchJob's YAML into a DDPTrainingJob's"),
     ("bench", "ddp_operator.cli_bench", "measure the trainer on this machine against the documents' own loops"),
     ("submit", "ddp_operator.remote.submit", "check a job's YAML and create the job in the cluster"),

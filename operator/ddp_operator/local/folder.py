@@ -24,6 +24,11 @@ COLUMNS: Final = {
     "validation_accuracy": constants.METRIC_VAL_ACCURACY,
     "validation_loss": constants.METRIC_VAL_LOSS,
     "progress": constants.METRIC_PROGRESS,
+    # Counters of rank 0's process: they begin at 0 with each start of it.
+    "steps": constants.METRIC_STEPS,
+    "step_seconds": constants.METRIC_STEP_SECONDS,
+    "data_seconds": constants.METRIC_DATA_SECONDS,
+    "compute_seconds": constants.METRIC_COMPUTE_SECONDS,
 }
 """Columns of metrics.csv and the metric that each holds."""
 

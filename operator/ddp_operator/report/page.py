@@ -1,0 +1,177 @@
+"""The page itself: HTML from a run, every text of it escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from html import escape
+from typing import Final
+
+from ddp_operator import __version__
+from ddp_operator.api.status import LastFailure
+from ddp_operator.progress import format_duration
+from ddp_operator.report.charts import Series, format_number, line_chart, stacked_chart
+from ddp_operator.report.run import Event, RankTime, Run, split_step_time
+from ddp_operator.status.termination import parse_time
+from ddp_operator.why import explain_why
+
+# Blue, orange and green that are told apart by colour-blind readers too, in a shade for each theme.
+_STYLE: Final = """
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1b1f24; --soft: #5b6570; --rule: #dfe3e8;
+  --c1: #1f6feb; --c2: #d9730d; --c3: #2e8b57; --good: #1a7f37; --bad: #cf222e; --busy: #9a6700; }
+@media (prefers-color-scheme: dark) { :root { --page: #0e1116; --card: #171b22; --ink: #e6e9ee; --soft: #9aa4b0;
+  --rule: #2a313b; --c1: #6cb0ff; --c2: #ffa657; --c3: #56d38c; --good: #3fb950; --bad: #ff7b72; --busy: #e3b341; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1360px; padding: 28px 20px 48px; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px; margin: 32px 0 10px; }
+header p { margin: 6px 0 0; color: var(--soft); max-width: 90ch; overflow-wrap: anywhere; }
+.phase { font-size: 13px; font-weight: 600; border: 1px solid; border-radius: 999px; padding: 2px 10px;
+  margin-left: 10px; vertical-align: 4px; color: var(--busy); }
+.phase.Succeeded { color: var(--good); } .phase.Failed, .phase.Rejected { color: var(--bad); }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px; margin: 22px 0 0;
+  padding: 0; }
+.cards div, figure, .box { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
+.cards div { padding: 10px 14px; } .cards dt { color: var(--soft); font-size: 13px; }
+.cards dd { margin: 0; font-size: 20px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 14px;
+  margin-top: 22px; }
+figure { margin: 0; padding: 12px 14px 6px; min-width: 0; } figcaption { display: flex; gap: 14px; flex-wrap: wrap; }
+figcaption small { color: var(--soft); font-weight: 400; } svg { display: block; width: 100%; height: auto; }
+.key::before { content: ""; display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px;
+  background: currentColor; }
+.key { color: var(--soft); font-size: 13px; } .key.c1::before { background: var(--c1); }
+.key.c2::before { background: var(--c2); } .key.c3::before { background: var(--c3); }
+.grid { stroke: var(--rule); } .tick { fill: var(--soft); font-size: 12px; }
+line.mark { stroke: var(--bad); stroke-dasharray: 4 3; } text.mark { fill: var(--bad); font-size: 12px; }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; } .line.c1 { stroke: var(--c1); }
+.line.c2 { stroke: var(--c2); } .line.c3 { stroke: var(--c3); }
+.dot.c1 { fill: var(--c1); } .dot.c2 { fill: var(--c2); } .dot.c3 { fill: var(--c3); }
+.area.c1 { fill: var(--c1); } .area.c2 { fill: var(--c2); } .area.c3 { fill: var(--c3); }
+.box { padding: 4px 14px; overflow-x: auto; } .box.bad { border-left: 4px solid var(--bad); padding: 12px 16px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th { text-align: left; color: var(--soft); font-weight: 500; font-size: 13px; }
+th, td { padding: 6px 18px 6px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
+tr:last-child td { border-bottom: 0; } td.number, th.number { text-align: right; } td.time { white-space: nowrap; }
+.Warning { color: var(--bad); } pre { overflow-x: auto; font-size: 13px; margin: 10px 0 0; }
+footer { margin-top: 32px; color: var(--soft); font-size: 13px; }
+"""
+
+
+def build_page(run: Run, now: datetime) -> str:
+    """Return the page of a run. It asks for nothing from elsewhere, which its own policy makes sure of."""
+    status = run.status
+    phase = status.phase or "Unknown"
+    sections = [
+        f'<header><h1>{escape(run.name)}<span class="phase {phase}">{phase}</span></h1>',
+        f"<p>{escape(str(explain_why(run.resource, (), now)))}</p></header>",
+        f'<dl class="cards">{"".join(_cards(run))}</dl>',
+        _failure(status.last_failure) if status.last_failure else "",
+        _charts(run),
+        _ranks(run.ranks),
+        _events(run.events),
+        f"<footer>Written by ddp {escape(__version__)}. Dashed lines: training began anew.</footer>",
+    ]
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(run.name)}</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(filter(None, sections)) + "\n</body>\n</html>\n"
+    )
+
+
+def _cards(run: Run) -> Iterable[str]:
+    status, p = run.status, run.status.progress
+    began, ended = parse_time(status.start_time), parse_time(status.completion_time)
+    rates = [rate for _, rate in run.series("samples_per_second") if rate > 0]
+    facts = [
+        ("duration", format_duration((ended - began).total_seconds()) if began and ended else None),
+        ("nodes", str(status.attempt_nodes) if status.attempt_nodes else None),
+        ("epoch", f"{p.epoch}" + (f" of {p.epochs}" if p.epochs else "") if p and p.epoch is not None else None),
+        (
+            "step",
+            f"{p.step:,}" + (f" of {p.total_steps:,}" if p.total_steps else "") if p and p.step is not None else None,
+        ),
+        ("loss", p.loss if p else None),
+        ("validation accuracy", p.val_accuracy if p else None),
+        ("validation loss", p.val_loss if p else None),
+        ("samples/s, mean", format_number(sum(rates) / len(rates)) if rates else None),
+        ("attempts", str(status.attempt)),
+        ("restarts in place", str(status.restarts.in_place)),
+    ]
+    for name, value in facts:
+        if value is not None:
+            yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+
+
+def _charts(run: Run) -> str:
+    marks = run.marks
+    charts = [
+        line_chart(
+            "Throughput", [Series("samples/s", run.series("samples_per_second"))], marks, unit=" samples/s", zero=True
+        ),
+        line_chart(
+            "Loss",
+            [Series("training", run.series("loss")), Series("validation", run.series("validation_loss"), 2)],
+            marks,
+        ),
+        line_chart("Validation accuracy", [Series("accuracy", run.series("validation_accuracy"))], marks),
+        stacked_chart(
+            "Time of a step on rank 0",
+            ("data", "compute", "wait and rest"),
+            [(time, *(1000 * part for part in parts)) for time, *parts in split_step_time(run.rows)],
+            marks,
+            unit=" ms",
+        ),
+        line_chart("Learning rate", [Series("learning rate", run.series("learning_rate"))], marks),
+    ]
+    drawn = "".join(charts)
+    return f'<div class="charts">{drawn}</div>' if drawn else "<p>No figures: no step was reported.</p>"
+
+
+def _failure(failure: LastFailure) -> str:
+    facts = [
+        ("attempt", str(failure.attempt)),
+        ("rank", None if failure.rank is None else str(failure.rank)),
+        ("pod", failure.pod),
+        ("node", failure.node_name),
+        ("exit code", None if failure.exit_code is None else str(failure.exit_code)),
+    ]
+    where = ", ".join(f"{name} {value}" for name, value in facts if value)
+    trace = f"<pre>{escape(failure.traceback.rstrip())}</pre>" if failure.traceback else ""
+    hint = f"<p><b>What to do:</b> {escape(failure.hint)}</p>" if failure.hint else ""
+    return (
+        f'<h2>Last failure</h2><div class="box bad"><b>{escape(failure.category)}</b>: {escape(failure.message)}'
+        f"<br><small>{escape(where)}</small>{trace}{hint}</div>"
+    )
+
+
+def _ranks(ranks: Sequence[RankTime]) -> str:
+    """Return the mean step of each rank: in synchronous training a straggler shows in data and compute only."""
+    if not ranks:
+        return ""
+    heads = ("rank", "steps", "step, ms", "data, ms", "compute, ms", "wait and rest, ms")
+    rows = [
+        [str(r.rank), f"{r.steps:,}", *(f"{1000 * t:.1f}" for t in (r.step, r.data, r.compute, r.wait))] for r in ranks
+    ]
+    return f'<h2>Ranks of the last attempt</h2><div class="box">{_table(heads, rows, "number")}</div>'
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
+    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name in heads)
+    body = "".join("<tr>" + "".join(f'<td class="{kind}">{escape(c)}</td>' for c in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _events(events: Sequence[Event]) -> str:
+    if not events:
+        return ""
+    rows = "".join(
+        f'<tr><td class="time">{escape(event.time)}</td><td class="{escape(event.type)}">{escape(event.reason)}</td>'
+        f"<td>{escape(event.message)}</td></tr>"
+        for event in events
+    )
+    head = "<tr><th>time</th><th>reason</th><th>message</th></tr>"
+    return f'<h2>Events</h2><div class="box"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'

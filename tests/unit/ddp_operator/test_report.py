@@ -1,0 +1,242 @@
+"""`ddp report`: from a run folder to a page that stands alone."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.cli import main
+from ddp_operator.local.folder import COLUMNS, RunFolder
+from ddp_operator.report import build_page, read_run
+from ddp_operator.report.charts import Series, format_number, line_chart, nice_ticks, stacked_chart, thin, time_ticks
+from ddp_operator.report.run import Mark, find_marks, parse_events, parse_ranks, split_step_time
+from tests.builders import NOW, resource
+
+FAILURE = {
+    "attempt": 1,
+    "rank": 1,
+    "pod": "train-1-1",
+    "exitCode": 1,
+    "category": "UserError",
+    "message": "ValueError: <script>alert(1)</script>",
+    "traceback": "Traceback …\nValueError",
+    "hint": "look at the data",
+}
+PAGE = """\
+ddp_step_seconds_count{rank="1"} 10
+ddp_step_seconds_sum{rank="1"} 2.0
+ddp_data_wait_seconds_total{rank="1"} 0.5
+ddp_compute_seconds_total{rank="1"} 1.0
+ddp_step_seconds_count{rank="0"} 10
+ddp_step_seconds_sum{rank="0"} broken
+"""
+
+
+def rows(count: int = 12) -> list[dict[str, float]]:
+    """A run whose workers are restarted in place after half of it, and whose last row is of a second attempt."""
+    made = [
+        {
+            "time": 1000.0 + n, "attempt": 1.0, "epoch": 1.0, "step": float(n), "loss": 2.0 / (n + 1),
+            "samples_per_second": 100.0 + n, "steps": float(n if n < count // 2 else n - count // 2),
+        }
+        for n in range(count)
+    ]  # fmt: skip
+    for row in made:
+        row |= {"step_seconds": row["steps"], "data_seconds": row["steps"] / 4, "compute_seconds": row["steps"] / 2}
+    made[-1]["attempt"] = 2.0
+    return made
+
+
+def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **status: Any) -> Path:
+    run = RunFolder.create(folder, "train", NOW)
+    state = {"phase": phase, "attempt": 2, "attemptNodes": 2, "lastFailure": FAILURE} | status
+    run.write_status(resource() | {"status": state})
+    run.write_event(NOW, "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
+    run.write_page("attempt-2-pod-0", PAGE)
+    run.write_page("attempt-1-pod-0", PAGE.replace("10\n", "99\n"))
+    if figures:
+        for row in rows():
+            values = {str(metric): row[name] for name, metric in COLUMNS.items() if metric and name in row}
+            run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), values)
+    return run.path
+
+
+class Links(HTMLParser):
+    """Collects what a page would fetch, and the tags that are open at its end."""
+
+    VOID = ("meta", "link", "br", "line", "polyline")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        self.found += [tag] * (tag in ("script", "iframe", "object", "embed"))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in self.VOID
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+class TestPage:
+    def test_stands_alone_and_is_well_formed(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        links = Links(page)
+        assert links.found == ["data:,"]
+        assert links.open == []
+        assert "default-src 'none'" in page
+        assert not re.search(r"url\(|@import|https?://", page)
+
+    def test_has_charts_failure_events_ranks_and_the_outcome(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        for title in ("Throughput", "Loss", "Time of a step on rank 0", "Last failure", "Events", "Ranks of the last"):
+            assert title in page
+        assert ">Failed</span>" in page
+        assert "look at the data" in page
+        assert ">restart</text>" in page
+
+    def test_what_a_training_script_says_is_text(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        assert "<script>" not in page
+        assert "&lt;script&gt;alert(1)" in page
+        assert "<b>boom</b>" not in page
+
+    def test_a_run_without_figures_says_so(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path, figures=False)), NOW)
+        assert "no step was reported" in page
+        assert "<svg" not in page
+
+    def test_both_themes_have_every_color(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        light, _, dark = page.partition("prefers-color-scheme: dark")
+        names = set(re.findall(r"var\((--\w+)\)", page))
+        assert len(names) >= 9
+        for name in names:
+            assert f"{name}:" in light
+            assert f"{name}:" in dark.partition("* {")[0]
+
+
+class TestRun:
+    def test_restarts_and_attempts_are_marked_where_they_happened(self) -> None:
+        assert find_marks(rows()) == [Mark(6.0, "restart"), Mark(11.0, "attempt 2")]
+
+    def test_step_time_is_split_between_rows_of_one_process(self) -> None:
+        parts = split_step_time(rows())
+        assert len(parts) == 10  # twelve rows, without the step over the restart
+        assert parts[0] == (1.0, 0.25, 0.5, 0.25)
+
+    def test_rows_of_an_older_folder_have_no_split(self) -> None:
+        assert split_step_time([{"time": 1.0, "step": 1.0}, {"time": 2.0, "step": 2.0}]) == []
+
+    def test_ranks_are_those_of_the_last_attempt_and_garbage_is_left_out(self, tmp_path: Path) -> None:
+        (first, second) = read_run(write_run(tmp_path)).ranks
+        assert (first.rank, first.steps, first.step) == (0, 10, 0.0)
+        assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
+        assert second.wait == pytest.approx(0.05)
+        assert parse_ranks(["", "garbage{", 'ddp_x{rank="99999999999999"} nan']) == []
+
+    def test_lines_that_are_no_events_are_left_out(self) -> None:
+        (event,) = parse_events("2026-01-01T00:00:00+0000 Normal Started: attempt 1\nrubbish\n")
+        assert (event.reason, event.message) == ("Started", "attempt 1")
+
+    def test_broken_folders_are_refused_in_a_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"no status\.yaml"):
+            read_run(tmp_path)
+        for text in ("- 1", "{status: {attempt: two}}", "{"):
+            (tmp_path / "status.yaml").write_text(text)
+            with pytest.raises(ValueError, match="cannot be read"):
+                read_run(tmp_path)
+
+
+class TestCharts:
+    def test_nan_and_infinity_are_not_drawn(self) -> None:
+        chart = line_chart("Loss", [Series("l", [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)])], [])
+        assert "nan" not in chart
+        assert "inf" not in chart
+        assert chart.count("<circle") == 2
+
+    def test_nothing_to_draw_is_no_chart(self) -> None:
+        assert line_chart("Loss", [Series("l", [])], []) == ""
+        assert stacked_chart("Time", ["a"], [], []) == ""
+
+    @pytest.mark.parametrize("points", [[(0.0, 5.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -3.0), (9.0, -3.0)]])
+    def test_flat_lines_have_a_frame(self, points: list[tuple[float, float]]) -> None:
+        assert "<polyline" in line_chart("x", [Series("s", points)], [])
+
+    def test_long_series_are_thinned_and_keep_their_extremes(self) -> None:
+        points = [(float(n), math.sin(n)) for n in range(10_000)] + [(10_000.0, 50.0)]
+        kept = thin(points)
+        assert len(kept) <= 400
+        assert (10_000.0, 50.0) in kept
+        assert kept == sorted(kept)
+
+    @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.1, 0.9), (3, 1234), (-5, 5), (1e-6, 2e-6), (2, 2), (0, 0)])
+    def test_ticks_span_the_values_with_round_numbers(self, low: float, high: float) -> None:
+        ticks = nice_ticks(low, high)
+        assert ticks[0] <= low
+        assert ticks[-1] >= high
+        assert 2 <= len(ticks) <= 9
+
+    @pytest.mark.parametrize("high", [1.0, 59.0, 3600.0, 1e5, 1e7])
+    def test_times_below_a_chart_are_few(self, high: float) -> None:
+        assert 1 <= len(time_ticks(high)) <= 8
+
+    def test_numbers_are_short(self) -> None:
+        assert [format_number(n) for n in (0.0, 0.01234, 12.34, 1234.0, 2.5e6)] == [
+            "0",
+            "0.0123",
+            "12.3",
+            "1,234",
+            "2.5M",
+        ]
+
+
+class TestCommand:
+    def test_the_newest_run_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = write_run(tmp_path)
+        assert main(["report", "--runs-dir", str(tmp_path)]) == 0
+        assert capsys.readouterr().out.strip() == str(path / "report.html")
+        assert (path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+    def test_a_run_may_be_named_and_the_page_put_elsewhere(self, tmp_path: Path) -> None:
+        path = write_run(tmp_path)
+        target = tmp_path / "page.html"
+        assert main(["report", path.name, "--runs-dir", str(tmp_path), "-o", str(target)]) == 0
+        assert target.exists()
+
+    @pytest.mark.parametrize(
+        ("words", "code", "sentence"),
+        [
+            (["nothing"], 3, "there is no run nothing"),
+            ([], 3, "holds no run"),
+            (["empty"], 2, "holds no status.yaml"),
+        ],
+    )
+    def test_bad_input_is_one_sentence(
+        self, tmp_path: Path, words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        assert main(["report", *words, "--runs-dir", str(tmp_path)]) == code
+        complaint = capsys.readouterr().err
+        assert sentence in complaint
+        assert complaint.count("\n") == 1
+
+
+def test_status_is_what_the_recorder_of_a_run_writes(tmp_path: Path) -> None:
+    path = write_run(tmp_path, phase="Succeeded")
+    stored = yaml.safe_load((path / "status.yaml").read_text())
+    assert read_run(path).status.phase == stored["status"]["phase"] == "Succeeded"
