@@ -129,6 +129,13 @@ class Cluster(Protocol):
         """Replace the resource's status if it is still at ``resource_version``. Raises: Conflict."""
         ...
 
+    async def events_of(self, item: Object) -> tuple[Object, ...]:
+        """Return what others have posted about an object (the Job controller, the kubelet): some 50 Events at most.
+
+        Raises: Refused where they may not be read.
+        """
+        ...
+
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource. Best effort: losing one is no error."""
         ...

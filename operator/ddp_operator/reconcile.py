@@ -23,7 +23,7 @@ from ddp_operator.cluster import AlreadyExists, ChildKind, Cluster, ClusterError
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status import conditions as c
-from ddp_operator.status import lost
+from ddp_operator.status import lost, waiting
 from ddp_operator.status.decision import (
     Decision,
     DeleteJob,
@@ -36,7 +36,7 @@ from ddp_operator.status.decision import (
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide, is_finished, scrape_interval
 from ddp_operator.status.marks import Mark, transition_marks
-from ddp_operator.status.observation import NodeView, Observation, observe_children, view_node
+from ddp_operator.status.observation import NodeView, Observation, Trouble, observe_children, view_node
 
 _WAIT_FOR_COLLECTOR = 1.0
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
@@ -49,7 +49,8 @@ def utc_now() -> datetime:
 
 
 class Reconciler:
-    """Reconciles resources of one cluster. Holds no state that a restart would miss: only when a page was last read."""
+    """Reconciles resources of one cluster. Holds no state that a restart would miss: when a page was last read, and
+    the answers to questions that are asked anew."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Reconciler:
         self._progress_interval = progress_interval
         self._on_mark = on_mark
         self._scraped: dict[Key, datetime] = {}
+        self._troubles: dict[Key, tuple[datetime, Mapping[str, Trouble]]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Make one pass.
@@ -73,7 +75,7 @@ class Reconciler:
         """
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
-            self._scraped.pop(key, None)
+            self._forget(key)
             return None
         try:
             job = parse_resource(snapshot.resource)
@@ -88,7 +90,11 @@ class Reconciler:
         if job.spec.network_policy.enabled:
             service = service and any(_owned(job, raw) for raw in snapshot.policies)
         observation = observe_children(job, snapshot.jobs, snapshot.pods, page, asked=asked, service=service)
-        observation = replace(observation, nodes=await self._ask_nodes(job, observation))
+        observation = replace(
+            observation,
+            nodes=await self._ask_nodes(job, observation),
+            troubles=await self._ask_events(key, job, snapshot, observation),
+        )
         decision = self._decide(job, observation, refusal)
         wait: float | None = None
         for action in decision.actions:
@@ -177,6 +183,29 @@ class Reconciler:
                 found[name] = NodeView(None, "")
         return found
 
+    async def _ask_events(
+        self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, observation: Observation
+    ) -> Mapping[str, Trouble]:
+        """Return what others say of the Job and the pods that do not get on; asked now, or not long ago."""
+        now = self._clock()
+        uids = () if is_finished(job.status) else waiting.in_doubt(job, observation, now)
+        if not uids:
+            self._troubles.pop(key, None)
+            return {}
+        interval = waiting.next_question(job, observation, now) or 0.0
+        asked_at, known = self._troubles.get(key, (None, {}))
+        if asked_at is not None and abs((now - asked_at).total_seconds()) < interval * 0.9:
+            return known
+        found: dict[str, Trouble] = {}
+        for raw in (*snapshot.jobs, *snapshot.pods):
+            if raw["metadata"].get("uid") in uids:
+                with suppress(Refused):
+                    trouble = waiting.view_trouble(await self._cluster.events_of(raw))
+                    if trouble is not None:
+                        found[raw["metadata"]["uid"]] = trouble
+        self._troubles[key] = now, found
+        return found
+
     async def _scrape(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> tuple[bool, Page | None]:
         """Read pod 0's page when it is due. Returns whether it was asked for, and what it said."""
         now = self._clock()
@@ -202,8 +231,12 @@ class Reconciler:
                 return _AFTER_CONFLICT
             await self._tell(snapshot, job.status, decision.status)
         if is_finished(decision.status):
-            self._scraped.pop(key, None)
+            self._forget(key)
         return decision.requeue_after
+
+    def _forget(self, key: Key) -> None:
+        self._scraped.pop(key, None)
+        self._troubles.pop(key, None)
 
     async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> None:
         """Say Accepted=False about a spec that this version cannot read (an older or newer CRD let it in)."""

@@ -97,6 +97,31 @@ async def test_a_pod_on_a_living_node_is_given_its_time(server: StandIn, world: 
     await finish(world, "digits-2")
 
 
+async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words(
+    server: StandIn, world: World, start: Start
+) -> None:
+    server.controllers.job_controller = None
+    start()
+    await world.create(job_manifest())
+    job = await world.child_job("digits-1")
+    meta = job["metadata"]
+    words = 'Error creating: pods "digits-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": "digits-1.1", "namespace": meta["namespace"]},
+        "involvedObject": {"kind": "Job", "name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+        "type": "Warning",
+        "reason": "FailedCreate",
+        "message": words,
+        "lastTimestamp": "2026-11-20T12:00:00Z",
+    }
+    await world.create(event)
+    told = await world.resource("digits", lambda found: "PodsForbidden" in str(found.get("status")), "PodsForbidden")
+    (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
+    assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0 of 2 pods are placed)"
+
+
 def quick_to_stop() -> dict[str, Any]:
     container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
     return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}

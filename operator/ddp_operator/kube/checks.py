@@ -24,7 +24,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Service": ("get", "list", "create", "delete"),
     "ConfigMap": ("get", "list", "create", "delete"),
     "NetworkPolicy": ("get", "list", "create"),
-    "Event": ("create",),
+    "Event": ("list", "create"),
     "Node": ("get",),
 }
 """Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""

@@ -17,6 +17,7 @@ from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, trimmed
 
 FIELD_MANAGER: Final = MANAGED_BY
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+EVENT_LIMIT: Final = 50
 INVALID: Final = frozenset({400, 413, 422})
 
 
@@ -195,6 +196,20 @@ class KubeCluster:
                 raise Conflict(f"{key} is gone") from exc
             raise _retriable(exc) from exc
         self._remember(KIND, resource)
+
+    async def events_of(self, item: Object) -> tuple[Object, ...]:
+        """List the Events about one object: only for one that does not get on."""
+        meta = item["metadata"]
+        params = {"fieldSelector": f"involvedObject.uid={meta['uid']}", "limit": str(EVENT_LIMIT)}
+        try:
+            answer = await self._client.request(
+                "GET", path("Event", meta["namespace"]), params=params, kind=plural("Event")
+            )
+        except ApiError as exc:
+            if exc.status == 403:
+                raise Refused(exc.message, reason="Forbidden") from exc
+            raise ClusterError(str(exc)) from exc
+        return tuple(answer.get("items") or ())
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Hand an event to the poster, which works in the background."""

@@ -35,6 +35,9 @@ ALL_PODS_SCHEDULED: Final = "AllPodsScheduled"
 WAITING_FOR_PODS: Final = "WaitingForPods"
 WAITING_FOR_FORMER_PODS: Final = "WaitingForFormerPods"
 UNSCHEDULABLE: Final = "Unschedulable"
+QUOTA_PENDING: Final = "QuotaPending"
+PODS_FORBIDDEN: Final = "PodsForbidden"
+VOLUME_NOT_READY: Final = "VolumeNotReady"
 IMAGE_PULL: Final = "ImagePull"
 PODS_NOT_STARTING: Final = "PodsNotStarting"
 SCHEDULED_REASONS: Final = (
@@ -123,25 +126,6 @@ def is_true(conditions: Iterable[Condition], kind: str) -> bool:
     """Tell whether a condition is there and True."""
     found = find(conditions, kind)
     return found is not None and found.status == "True"
-
-
-def describe_scheduling(pods: tuple[PodView, ...], nodes: int, former_alive: int) -> Fact:
-    """Return Scheduled: which pods wait for what, in the words of who makes them wait."""
-    if former_alive:
-        return Fact(SCHEDULED, "False", WAITING_FOR_FORMER_PODS, f"{former_alive} pods of the former attempt still run")
-    current = newest_by_index(pods)
-    scheduled = [pod for pod in current.values() if pod.scheduled or not pod.alive]
-    waiting = [pod for pod in current.values() if pod.alive and pod.waiting_reason]
-    if waiting:
-        pod = waiting[0]
-        known = {UNSCHEDULABLE: UNSCHEDULABLE, IMAGE_PULL: IMAGE_PULL}
-        others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
-        reason = known.get(pod.waiting_reason, PODS_NOT_STARTING)
-        prefix = "" if reason == pod.waiting_reason else f"{pod.waiting_reason}: "
-        return Fact(SCHEDULED, "False", reason, f"{pod.name}{others}: {prefix}{pod.waiting_message}")
-    if len(scheduled) >= nodes:
-        return Fact(SCHEDULED, "True", ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed")
-    return Fact(SCHEDULED, "False", WAITING_FOR_PODS, f"{len(scheduled)} of {nodes} pods are placed")
 
 
 def describe_rendezvous(

@@ -15,6 +15,7 @@ from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.observation import Observation, PodView
 from ddp_operator.status.termination import format_time
+from ddp_operator.status.waiting import describe_scheduling
 
 
 def describe(
@@ -46,7 +47,7 @@ def describe(
     facts = [
         _accepted(refusal, status.attempt, observation),
         _suspended(job, status, alive + former_alive),
-        c.describe_scheduling(pods, nodes, former_alive),
+        describe_scheduling(job, observation, status.attempt, nodes),
         rendezvous,
         _progressing(job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run),
         restarting,

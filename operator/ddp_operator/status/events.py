@@ -8,6 +8,8 @@ from ddp_operator.api.status import Status
 from ddp_operator.cluster import Event
 from ddp_operator.status import conditions as c
 
+_WAITS = (c.UNSCHEDULABLE, c.PODS_FORBIDDEN, c.VOLUME_NOT_READY, c.IMAGE_PULL, c.PODS_NOT_STARTING)
+
 
 def transition_events(old: Status, new: Status) -> tuple[Event, ...]:
     """Return the events for the step from one status to the next, in the order in which things happened."""
@@ -34,7 +36,7 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
             continue
         if now.status == "True":
             yield Event("Warning" if kind == c.FAILED else "Normal", kind, now.message or now.reason)
-        elif kind == c.SCHEDULED and now.reason in (c.UNSCHEDULABLE, c.IMAGE_PULL, c.PODS_NOT_STARTING):
+        elif kind == c.SCHEDULED and now.reason in _WAITS:
             yield Event("Warning", now.reason, now.message)
         elif kind == c.SUSPENDED and then is not None and then.status == "True":
             yield Event("Normal", "Resumed", "spec.suspend is false")

@@ -30,6 +30,7 @@ from ddp_operator.status.ending import LATER, after_the_end, will_fail
 from ddp_operator.status.failure import Verdict, is_guess, judge
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.termination import format_time, parse_time
+from ddp_operator.status.waiting import blame_image, next_question
 
 # While something is awaited that sends no event: a page, a witness.
 _SOON = 1.0
@@ -87,7 +88,8 @@ def decide(
             scheduled = c.find(status.conditions, c.SCHEDULED)
             last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
             words = f"waited longer than pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}) to run{last}"
-            return ledger.fail(job, pods, None, c.PENDING_DEADLINE_EXCEEDED, words, now)
+            cause = blame_image(status.attempt, pods, now)
+            return ledger.fail(job, pods, cause, c.PENDING_DEADLINE_EXCEEDED, words, now)
     if job.spec.nodes != status.attempt_nodes and refusal is None:
         return ledger.resize(job, observation, now)
     blocked = _blocked_by_avoidance(job, pods)
@@ -218,6 +220,7 @@ def _follow(
             waits.append(_RECHECK_REFUSAL)
         elif not (job.spec.suspend and is_queued(job)):
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
+            waits.append(LATER)  # a Job that gets no pods sends no event
     elif attempt_job.deleting:
         waits.append(LATER)  # somebody deletes it: it is made anew once it and its pods are gone
     else:
@@ -233,6 +236,9 @@ def _follow(
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None:
         waits.append(max(_SOON, (blocked[0] + _NODE_PATIENCE - now).total_seconds()))
+    question = next_question(job, observation, now)
+    if question is not None and not job.spec.suspend:
+        waits.append(question)
     actions += lost.free_lost_pods(job, observation, now, waits)
     return Decision(described, tuple(actions), min(waits, default=None))
 

@@ -103,6 +103,14 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """What others say of an object that does not get on: the reason and message of their latest warning."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """Everything ``decide`` looks at beside the resource itself.
 
@@ -118,6 +126,7 @@ class Observation:
     asked: bool = False
     service: bool = True
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""

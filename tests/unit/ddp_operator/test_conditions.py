@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import Condition
+from ddp_operator.api.status import Condition, Status
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
-from ddp_operator.status.observation import Observation, view_pod
+from ddp_operator.status.observation import Observation, observe_children, view_pod
 from ddp_operator.status.termination import format_time
-from tests.builders import NOW, child_pod, page
+from ddp_operator.status.waiting import describe_scheduling
+from tests.builders import NOW, child_job, child_pod, job, page
 
 
 def pods(*raw: Any) -> Any:
@@ -55,7 +56,9 @@ class TestMerge:
 
 class TestScheduled:
     def describe(self, *raw: Any, nodes: int = 2, former: int = 0) -> tuple[str, str, str]:
-        fact = c.describe_scheduling(pods(*raw), nodes, former)
+        strays = [child_pod(n, owner="gone", suffix=f"gone{n}") for n in range(former)]
+        typed = job(status=Status(attempt=1, attempt_nodes=nodes))
+        fact = describe_scheduling(typed, observe_children(typed, [child_job()], [*raw, *strays]), 1, nodes)
         return fact.status, fact.reason, fact.message
 
     def test_a_pod_with_a_node_is_placed_whatever_its_condition_says(self) -> None:

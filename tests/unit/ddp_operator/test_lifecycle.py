@@ -52,6 +52,13 @@ class TestPendingDeadline:
             "waited longer than pendingDeadlineSeconds (60) to run; last: train-1-1-abcde: 0/3 nodes: no GPU."
         )
 
+    def test_names_the_image_that_never_came(self) -> None:
+        waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+        pod = child_pod(1, "Pending", node="n", status={"containerStatuses": [waiting]})
+        failure = run(child_pod(0), pod, pendingDeadlineSeconds=60, seconds=60).status.last_failure
+        assert failure is not None
+        assert (failure.category, failure.node, failure.message) == ("ImagePull", 1, "no such image")
+
     def test_is_none_once_all_pods_have_run(self) -> None:
         for pods in ((child_pod(0), child_pod(1)), (child_pod(0), child_pod(1, "Succeeded"))):
             assert run(*pods, pendingDeadlineSeconds=60, seconds=999).status.phase == "Running"

@@ -1,0 +1,150 @@
+"""The condition Scheduled: which pods wait for what, in the words of who makes them wait.
+
+The scheduler and the kubelet write theirs into a pod's status. The Job controller, when it may not create a pod, and
+the kubelet, when it cannot mount a volume, only post Events: those are asked for where an object does not get on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import LastFailure
+from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_LABEL_PREFIX
+from ddp_operator.status import conditions as c
+from ddp_operator.status.conditions import Fact
+from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
+from ddp_operator.status.termination import format_time, parse_time
+
+# A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
+_PATIENCE = timedelta(seconds=5)
+_LEAST, _MOST = 10.0, 120.0
+_MAX_ASKED = 3
+_MAX_WORDS = 1024
+_TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling")
+_VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
+_VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
+_QUEUE = f"{KUEUE_LABEL_PREFIX}queue-name"
+
+
+def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int) -> Fact:
+    """Return Scheduled of an attempt that shall have so many pods."""
+    pods, former_alive = observation.pods_of(attempt), observation.former_alive(attempt)
+    if former_alive:
+        words = f"{former_alive} pods of the former attempt still run"
+        return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, words)
+    current = c.newest_by_index(pods)
+    waiting = [(pod, *why) for pod in current.values() if pod.alive and (why := _why(pod, observation))]
+    if waiting:
+        pod, reason, message = waiting[0]
+        others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
+        return Fact(c.SCHEDULED, "False", reason, f"{pod.name}{others}: {message}")
+    scheduled = [pod for pod in current.values() if pod.scheduled or not pod.alive]
+    if len(scheduled) >= nodes:
+        return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed")
+    placed = f"{len(scheduled)} of {nodes} pods are placed"
+    attempt_job = observation.job(attempt)
+    if attempt_job is not None and _is_queued(job, attempt_job):
+        queue = job.labels.get(_QUEUE)
+        where = f"queue {queue}" if queue else "Kueue"
+        words = f"Job {attempt_job.name} waits until {where} admits it; {placed}"
+        return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, words)
+    trouble = observation.troubles.get(attempt_job.uid) if attempt_job else None
+    if trouble is not None and attempt_job is not None:
+        # Each try has a name of its own: the same words again are no news.
+        words = re.sub(rf"{re.escape(attempt_job.name)}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", trouble.message)
+        return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{words} ({placed})")
+    return Fact(c.SCHEDULED, "False", c.WAITING_FOR_PODS, placed)
+
+
+def in_doubt(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[str, ...]:
+    """Return the UIDs of the Job and the pods about which others may have said more than their status does."""
+    found = [uid for uid, since in _doubts(job, observation) if now - since >= _PATIENCE]
+    return tuple(found[:_MAX_ASKED])
+
+
+def next_question(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
+    """Return in how many seconds it is to be asked (again); None: nothing is in doubt."""
+    since = [since for _, since in _doubts(job, observation)]
+    if not since:
+        return None
+    waited = now - min(since)
+    if waited < _PATIENCE:
+        return max(1.0, (_PATIENCE - waited).total_seconds())
+    return min(_MOST, max(_LEAST, waited.total_seconds() / 4))
+
+
+def view_trouble(events: Iterable[Mapping[str, Any]]) -> Trouble | None:
+    """Return the latest warning that says why an object does not get on."""
+    warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _TELLING]
+    if not warnings:
+        return None
+    latest = max(warnings, key=_said_at)
+    return Trouble(str(latest["reason"]), " ".join(str(latest.get("message") or "").split())[:_MAX_WORDS])
+
+
+def blame_image(attempt: int, pods: tuple[PodView, ...], now: datetime) -> LastFailure | None:
+    """Return the failure of an attempt whose image never came, or None where it waited for something else."""
+    pod = next(
+        (pod for pod in c.newest_by_index(pods).values() if pod.alive and pod.waiting_reason == c.IMAGE_PULL), None
+    )
+    if pod is None:
+        return None
+    return LastFailure(
+        attempt=attempt,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        category=CATEGORY_IMAGE_PULL,
+        message=pod.waiting_message[:_MAX_WORDS],
+        hint="look at the image's name and tag, and at imagePullSecrets",
+        time=format_time(now),
+    )
+
+
+def _said_at(event: Mapping[str, Any]) -> str:
+    series = event.get("series") or {}
+    metadata = event.get("metadata") or {}
+    times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return max((str(time) for time in (*times, metadata.get("creationTimestamp")) if time), default="")
+
+
+def _why(pod: PodView, observation: Observation) -> tuple[str, str] | None:
+    """Return (reason, message) of what a pod waits for."""
+    if pod.waiting_reason == c.UNSCHEDULABLE:
+        about_volume = _VOLUME_WORDS.search(pod.waiting_message) is not None
+        return (c.VOLUME_NOT_READY if about_volume else c.UNSCHEDULABLE), pod.waiting_message
+    if pod.waiting_reason == c.IMAGE_PULL:
+        return c.IMAGE_PULL, pod.waiting_message
+    trouble = observation.troubles.get(pod.uid) if pod.phase == "Pending" else None
+    if trouble is not None and trouble.reason in _VOLUME_EVENTS:
+        return c.VOLUME_NOT_READY, f"{trouble.reason}: {trouble.message}"
+    if pod.waiting_reason:
+        return c.PODS_NOT_STARTING, f"{pod.waiting_reason}: {pod.waiting_message}"
+    if trouble is not None:
+        return c.PODS_NOT_STARTING, f"{trouble.reason}: {trouble.message}"
+    return None
+
+
+def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, datetime]]:
+    attempt = job.status.attempt
+    attempt_job, began = observation.job(attempt), parse_time(job.status.attempt_time)
+    if attempt_job is None or attempt_job.finished or attempt_job.suspended or attempt_job.deleting:
+        return []
+    pods = c.newest_by_index(observation.pods_of(attempt))
+    found = []
+    if began is not None and len(pods) < job.status.attempt_nodes and not observation.former_alive(attempt):
+        found.append((attempt_job.uid, began))
+    for pod in pods.values():
+        created = parse_time(pod.created)
+        if pod.alive and pod.phase == "Pending" and pod.scheduled and not pod.waiting_reason and created:
+            found.append((pod.uid, created))
+    return found
+
+
+def _is_queued(job: DDPTrainingJob, attempt_job: JobView) -> bool:
+    queued = any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
+    return queued and attempt_job.suspended and not job.spec.suspend

@@ -1,0 +1,173 @@
+"""Scheduled: why pods are not there or do not start, in the words of who knows, asked for seldom."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import Refused
+from ddp_operator.status.observation import Observation, Trouble, observe_children
+from ddp_operator.status.termination import format_time
+from ddp_operator.status.waiting import describe_scheduling, in_doubt, next_question, view_trouble
+from tests.builders import NOW, child_job, child_pod, job
+from tests.memory import World
+
+STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=format_time(NOW))
+FORBIDDEN = 'Error creating: pods "train-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
+QUEUED = {"kueue.x-k8s.io/queue-name": "gpu"}
+BOUND = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
+
+
+def see(*pods: Any, jobs: Any = None, troubles: Any = None, **spec: Any) -> tuple[Any, Observation]:
+    typed = job(status=STATUS, nodes=2, **spec)
+    return typed, replace(observe_children(typed, jobs or [child_job()], pods), troubles=troubles or {})
+
+
+def say(*pods: Any, **kwargs: Any) -> tuple[str, str]:
+    typed, observation = see(*pods, **kwargs)
+    fact = describe_scheduling(typed, observation, 1, 2)
+    assert fact.status == "False"
+    return fact.reason, fact.message
+
+
+def bound(index: int = 0, age: float = 60) -> dict[str, Any]:
+    return child_pod(index, "Pending", node="node-a", age=age, status=BOUND)
+
+
+def event(reason: str, message: str, *, kind: str = "Warning", at: float = 0, **changes: Any) -> dict[str, Any]:
+    moment = format_time(NOW + timedelta(seconds=at))
+    return {"type": kind, "reason": reason, "message": message, "lastTimestamp": moment} | changes
+
+
+class TestWords:
+    def test_forbidden_pods_in_the_job_controllers_words_without_the_name_of_each_try(self) -> None:
+        said = say(child_pod(0), troubles={"job-1": Trouble("FailedCreate", FORBIDDEN)})
+        words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
+        assert said == ("PodsForbidden", f"{words} (1 of 2 pods are placed)")
+
+    def test_old_trouble_is_forgotten_once_the_pods_are_there(self) -> None:
+        typed, seen = see(child_pod(0), child_pod(1), troubles={"job-1": Trouble("FailedCreate", FORBIDDEN)})
+        assert describe_scheduling(typed, seen, 1, 2).status == "True"
+
+    def test_queue_that_has_not_admitted_the_job(self) -> None:
+        said = say(jobs=[child_job(suspend=True)], labels=QUEUED)
+        assert said == ("QuotaPending", "Job train-1 waits until queue gpu admits it; 0 of 2 pods are placed")
+
+    def test_suspension_by_the_user_is_no_waiting_in_a_queue(self) -> None:
+        assert say(jobs=[child_job(suspend=True)], labels=QUEUED, suspend=True)[0] == "WaitingForPods"
+        assert say(jobs=[child_job(suspend=True)])[0] == "WaitingForPods"
+
+    def test_volume_that_is_attached_elsewhere(self) -> None:
+        words = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) train-1-0-abcde'
+        said = say(child_pod(0), bound(1), troubles={"uid-train-1-1-abcde": Trouble("FailedAttachVolume", words)})
+        assert said == ("VolumeNotReady", f"train-1-1-abcde: FailedAttachVolume: {words}")
+
+    @pytest.mark.parametrize(
+        ("message", "reason"),
+        [
+            ('0/3 nodes are available: persistentvolumeclaim "ckpt" not found.', "VolumeNotReady"),
+            ("0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.", "VolumeNotReady"),
+            ("0/3 nodes are available: 3 node(s) had volume node affinity conflict.", "VolumeNotReady"),
+            ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "Unschedulable"),
+        ],
+    )
+    def test_schedulers_words_about_volumes(self, message: str, reason: str) -> None:
+        waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        pod = child_pod(0, "Pending", status={"conditions": [waiting]})
+        assert say(pod) == (reason, f"train-1-0-abcde: {message}")
+
+    def test_other_trouble_of_a_kubelet(self) -> None:
+        said = say(bound(0), bound(1), troubles={"uid-train-1-0-abcde": Trouble("FailedCreatePodSandBox", "no CNI")})
+        assert said == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
+
+
+class TestEvents:
+    def test_latest_warning_that_tells_something_counts(self) -> None:
+        said = [
+            event("FailedMount", "new", at=9),
+            event("FailedAttachVolume", "old", at=1),
+            event("Scheduled", "fine", kind="Normal", at=20),
+            event("BackOff", "nothing of ours", at=20),
+        ]
+        for order in (said, said[::-1]):
+            assert view_trouble(order) == Trouble("FailedMount", "new")
+
+    def test_series_and_new_style_times_are_read(self) -> None:
+        series = event("FailedMount", "again", series={"lastObservedTime": format_time(NOW + timedelta(seconds=99))})
+        assert view_trouble([event("FailedCreate", "x", at=50), series]) == Trouble("FailedMount", "again")
+
+    @pytest.mark.parametrize("events", [[], [{}], [{"type": "Warning", "reason": "FailedMount"}]])
+    def test_strange_ones_do_no_harm(self, events: Any) -> None:
+        assert view_trouble(events) in (None, Trouble("FailedMount", ""))
+
+    def test_long_ones_are_cut(self) -> None:
+        found = view_trouble([event("FailedMount", "x \n" * 9999)])
+        assert found is not None
+        assert len(found.message) == 1024
+
+
+class TestAsking:
+    @pytest.mark.parametrize(("seconds", "asked"), [(4, ()), (5, ("job-1",))])
+    def test_about_missing_pods_after_some_seconds(self, seconds: float, asked: tuple[str, ...]) -> None:
+        assert in_doubt(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == asked
+
+    @pytest.mark.parametrize("seconds", [0, 3, 5, 100, 9999])
+    def test_is_neither_a_storm_nor_forgotten(self, seconds: float) -> None:
+        wanted = next_question(*see(), NOW + timedelta(seconds=seconds))
+        assert wanted is not None
+        assert 1 <= wanted <= 120
+
+    def test_about_a_pod_that_is_placed_and_does_not_start(self) -> None:
+        assert in_doubt(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)
+
+    @pytest.mark.parametrize(
+        ("pods", "changes"),
+        [
+            ((child_pod(0), child_pod(1)), {}),
+            ((), {"suspend": True}),
+            ((), {"deleting": True}),
+            ((), {"conditions": {"Failed": ""}}),
+        ],
+    )
+    def test_about_nothing_where_nothing_is_amiss(self, pods: Any, changes: Any) -> None:
+        typed, seen = see(*pods, jobs=[child_job(**changes)])
+        assert (in_doubt(typed, seen, NOW + timedelta(hours=1)), next_question(typed, seen, NOW)) == ((), None)
+
+    async def test_reconcile_asks_in_growing_intervals_and_says_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = await World().settle()
+        questions = []
+
+        async def events_of(item: Any) -> Any:
+            questions.append(item["metadata"]["name"])
+            return (event("FailedMount", f"MountVolume.SetUp failed {len(questions) > 0}"),)
+
+        monkeypatch.setattr(world.cluster, "events_of", events_of)
+        for pod in world.pods():
+            world.cluster.store.change(
+                pod, spec={**pod["spec"], "nodeName": "node-a"}, status={"phase": "Pending"} | BOUND
+            )
+        await world.settle()
+        assert questions == [], "too early"
+        for _ in range(100):
+            world.clock.advance(5)
+            await world.settle()
+        assert world.state("Scheduled") == ("False", "VolumeNotReady")
+        assert 8 <= len(questions) <= 40
+        assert world.events.count("VolumeNotReady") == 1
+
+    async def test_operator_that_may_not_read_events_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = await World().settle()
+
+        async def refuse(item: Any) -> Any:
+            raise Refused("events is forbidden", reason="Forbidden")
+
+        monkeypatch.setattr(world.cluster, "events_of", refuse)
+        for pod in world.pods():
+            world.cluster.store.change(
+                pod, spec={**pod["spec"], "nodeName": "node-a"}, status={"phase": "Pending"} | BOUND
+            )
+        world.clock.advance(9)
+        await world.settle()
+        assert world.state("Scheduled") == ("True", "AllPodsScheduled")
