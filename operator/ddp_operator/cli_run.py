@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     """Return the RunPlan. Raises: InvalidManifest, Unsuitable."""
+    from ddp_operator.api.cel import check_rules
+    from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.parse import parse_resource
     from ddp_operator.cli_run_loop import RunPlan
     from ddp_operator.local import adapt
@@ -59,6 +61,9 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra)
     machine = adapt.probe_machine()
     resource = adapt.adapt_resource(manifest.resource, changes, machine)
+    errors = check_rules(resource, None)  # --nodes and --procs may break one
+    if errors:
+        raise InvalidManifest(errors)
     resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, machine)
     wants_gpus = bool(count_gpus(resource["spec"]["template"]["spec"]))
     gpu_ids = find_gpus(os.environ) if wants_gpus else None

@@ -89,6 +89,9 @@ _SECONDS_AFTER_GRACE = 5.0
 _SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for needs no more after a signal
 _LINGER_SECONDS = 3.0
 _SECONDS_WITHOUT_STORE = 5.0
+_FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
+_FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
+_GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
 _PAGE_LIMIT = 1 << 20
 _PAGE_TIMEOUT = 1.0
 _PROGRESS_LIMIT = 30
@@ -211,6 +214,7 @@ class Pod(NamedTuple):
     log_patterns: tuple[str, ...] = ()
     nproc: int = 1
     preflight: PreflightPlan | None = None
+    elastic: bool = False
 
     @property
     def local(self) -> bool:
@@ -254,10 +258,9 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
     """Return torchrun's flags with what only the pod knows. Later flags win: the pod's come last, a default first."""
     flags = ["--monitor-interval=0.1", *flags]  # 5 s in older versions: a failure would be seen late
     static = any(flag == "--rdzv-backend=static" for flag in flags)
-    elastic = any(flag.startswith("--nnodes=") and ":" in flag for flag in flags)
     if static:
         return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
-    if pod.nodes == 1 and not elastic:
+    if pod.nodes == 1 and not pod.elastic:
         return [*flags, "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
     host = "localhost" if pod.node == 0 else pod.master
     address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []
@@ -483,7 +486,7 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
             tell({"store": fork_store(torch, pod.port, store_guard, channel)})
             os.close(store_guard)
         torchrun = importlib.import_module("torch.distributed.run")
-        adapt_torchrun(pod, tell)
+        leave = adapt_torchrun(pod, tell)
         if channel.recv(1) != b"g":  # the launcher says when the master is there
             return 1
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
@@ -502,6 +505,7 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
         tell({"result": "failed"})  # which worker and why was told when it happened
         return 1
     except processes.SignalException as error:
+        leave()
         tell({"result": "signal", "signal": int(error.sigval)})
         return 1
     except Exception as error:
@@ -550,11 +554,15 @@ def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int
         os._exit(0)
 
 
-def adapt_torchrun(pod: Pod, tell: Tell) -> None:
+def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
     """Teach the agent what torchrun has no flag for. Where torch has changed, the rest of the launcher still works.
 
     It tells what it does; it does not restart what a restart cannot help; it gives workers their grace time; it lets
-    workers end by themselves for a while when the store is gone, so that their own exit codes say why.
+    workers end by themselves for a while when the store is gone, so that their own exit codes say why. In an elastic
+    job it restarts for free when other pods come and go, and knows whom to wait for.
+
+    Returns a function that takes this pod out of the rendezvous, so that the others need not wait for its heartbeats
+    to end.
     """
     server = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
     processes = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
@@ -568,9 +576,33 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> None:
         else:
             setattr(owner, name, lambda self, *args, **kwargs: around(inner, self, *args, **kwargs))
 
+    gathering = Gathering(pod.nodes)
+    meeting: list[Any] = []  # the rendezvous handler, once it is known
+
     def rendezvous(inner: Any, self: Any, *args: Any) -> Any:
         tell({"phase": "Rendezvous"})
+        if pod.elastic and args:
+            meeting[:] = [args[0].spec.rdzv_handler]
+            gathering.begin(meeting[0]._state_holder.state)
         return inner(self, *args)
+
+    def join(inner: Any, self: Any, ctx: Any, deadline: float) -> Any:
+        action, actions = inner(self, ctx, deadline), rounds._Action
+        if action not in (actions.SYNC, actions.KEEP_ALIVE, actions.MARK_RENDEZVOUS_COMPLETE):
+            return action
+        wish = gathering.decide(ctx.state, ctx.node, ctx.settings.min_nodes, time.monotonic())
+        if wish is None:
+            return action
+        if wish:
+            return actions.MARK_RENDEZVOUS_COMPLETE
+        return actions.KEEP_ALIVE if rounds._should_keep_alive(ctx) else actions.SYNC
+
+    def leave() -> None:
+        for handler in meeting:
+            try:
+                handler._op_executor.run(rounds._RendezvousExitOp(), time.monotonic() + 5)
+            except Exception as error:
+                log(f"the others will notice that this pod is gone by its silence: {error}")
 
     def start(inner: Any, self: Any, *args: Any) -> Any:
         if pod.preflight is not None and args and is_first_round(args[0]):
@@ -590,15 +622,21 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> None:
     def monitor(inner: Any, self: Any, *args: Any) -> Any:
         result = inner(self, *args)
         failures = [judge(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
+        stopping = os.path.exists(os.path.join(pod.runtime, _STOPPING))
+        verdicts = [failure["verdict"] for failure in failures]
+        blameless = all(verdict.victim or verdict.exit_code == EXIT_PREEMPTED for verdict in verdicts)
+        free = bool(failures) and pod.elastic and blameless and not stopping and gathering.spend()
         if failures:
-            tell({"failures": failures})
-        if any(failure["verdict"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
+            tell({"failures": failures, "free": free})
+        if free:
+            self._remaining_restarts += 1
+        elif any(failure["verdict"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
             self._remaining_restarts = 0
         return result
 
     def close(inner: Any, self: Any, death_sig: Any = None, timeout: float = 30) -> Any:
         stopping = os.path.exists(os.path.join(pod.runtime, _STOPPING))
-        return inner(self, death_sig, pod.grace if stopping else timeout)
+        return inner(self, death_sig, pod.grace if stopping or pod.elastic else timeout)
 
     lost: list[tuple[float, Exception]] = []
 
@@ -624,6 +662,8 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> None:
     wrap(agent, "_monitor_workers", monitor)
     wrap(processes.PContext, "close", close)
     wrap(handler, "num_nodes_waiting", count_waiting)
+    if pod.elastic:
+        wrap(rounds._RendezvousJoinOp, "__call__", join)
     # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
     pause = min(1.0, pod.nodes / 100)
     try:
@@ -632,6 +672,44 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> None:
         rounds._delay = lambda seconds: slow(pause if seconds == 1 else (0, min(0.3, pause)))
     except AttributeError:
         pass
+    return leave
+
+
+class Gathering:
+    """When an elastic job's pods have met: whom to wait for, and for how long.
+
+    torchrun knows a least and a greatest number. In between it waits a fixed time, too short for the first start and
+    too long for every other. We know better: at first the pods that were asked for, later those that were there.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._known: set[Any] = set()
+        self._since: tuple[int, float] = (-1, 0.0)
+        self._free = 0
+
+    def begin(self, state: Any) -> None:
+        """Note who is there before this pod leaves the round that it was in."""
+        self._known = {*state.participants, *state.wait_list} if state.complete else set()
+
+    def spend(self) -> bool:
+        """Take one of the free restarts. Returns whether there was one."""
+        self._free += 1
+        return self._free <= _FREE_RESTARTS
+
+    def decide(self, state: Any, node: Any, least: int, now: float) -> bool | None:
+        """Return whether the round is complete now; None: as torchrun sees it. Times are of a monotonic clock."""
+        if state.complete or node not in state.participants or len(state.participants) < least:
+            return None
+        if self._since[0] != state.round:
+            self._since = (state.round, now)
+        waited = now - self._since[1]
+        if state.round == 0:
+            return True if len(state.participants) >= self._nodes else None if waited > _FIRST_CALL_SECONDS else False
+        missing = self._known - set(state.participants)
+        if not self._known or (missing and waited <= _GONE_SECONDS):
+            return None
+        return True if all(one not in state.last_heartbeats for one in missing) else None
 
 
 def is_first_round(worker_group: Any) -> bool:
@@ -1590,6 +1668,7 @@ class Launcher:
         self._unread = b""
         self._result: dict[str, Any] = {}
         self._failures: list[dict[str, Any]] = []
+        self._free = False  # whether the restart after them does not count
         self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
         self._cause = ""  # of the last restart
         self._preflight: dict[str, Any] = {}
@@ -1641,7 +1720,7 @@ class Launcher:
 
     @property
     def _meets_others(self) -> bool:
-        return self.pod.nodes > 1 or any(":" in flag for flag in self._flags if flag.startswith("--nnodes="))
+        return self.pod.nodes > 1 or self.pod.elastic
 
     @property
     def _static(self) -> bool:
@@ -1888,10 +1967,11 @@ class Launcher:
         if "store" in event:
             self._store = event["store"]
         if "failures" in event:
+            self._free = bool(event.get("free"))
             self._failures = [{**one, "verdict": Verdict(*one["verdict"])} for one in event["failures"]]
         if event.get("restart"):
             self._restarts += 1
-            self._spent += bool(self._failures)
+            self._spent += bool(self._failures) and not self._free
             self._cause = describe_root(find_root(self._failures)) if self._failures else "other pods join or leave"
             log(f"restarting the workers in place, restart {self._restarts}: {self._cause}")
             self._failures = []
@@ -2053,6 +2133,9 @@ class Launcher:
         """Write the termination message and the last lines of the log. Returns the exit code."""
         result = self._result.get("result")
         failure: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time()}
+        if self.pod.elastic and self._result.get("type") == "RendezvousClosedError":
+            log("training has ended without this pod")
+            result = "ok"
         if result == "ok":
             return finish(Verdict("", EXIT_OK), self._report(failure, "", exit_code=0))
         if self._stop_deadline is not None and not self._final:
@@ -2241,7 +2324,8 @@ def run_main(words: Sequence[str]) -> int:
         if missing:
             raise ValueError(missing)
         runtime, ours = make_runtime_dir()
-        pod = read_pod(dict(os.environ), runtime)
+        elastic = any(flag.startswith("--nnodes=") and ":" in flag for flag in flags)
+        pod = read_pod(dict(os.environ), runtime)._replace(elastic=elastic)
     except ValueError as error:
         return finish(refused, {**nothing, "message": str(error)})
     flags = [flag for flag in flags if flag != "--no-python"]

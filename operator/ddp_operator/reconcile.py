@@ -31,6 +31,7 @@ from ddp_operator.status.decision import (
     EnsureChildren,
     FailPod,
     Refusal,
+    ResizeJob,
     SuspendJob,
 )
 from ddp_operator.status.events import transition_events
@@ -109,6 +110,12 @@ class Reconciler:
                 case SuspendJob(name, suspend):
                     try:
                         await self._cluster.patch_job(job.namespace, name, {"spec": {"suspend": suspend}})
+                    except Refused as error:
+                        return await self._write(key, snapshot, job, self._decide(job, observation, _refusal(error)))
+                case ResizeJob(name, nodes):
+                    size = {"completions": nodes, "parallelism": nodes}
+                    try:
+                        await self._cluster.patch_job(job.namespace, name, {"spec": size})
                     except Refused as error:
                         return await self._write(key, snapshot, job, self._decide(job, observation, _refusal(error)))
                 case FailPod(_, uid, words):

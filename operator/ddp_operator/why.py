@@ -56,6 +56,8 @@ REMEDIES: Final = {
     "ddp-operator.dev/job-name={name}.",
     "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it lasts: ddp logs {name}.",
     "NoMetricsPage": "Allow the operator's namespace to reach the pods' metrics port in the namespace's NetworkPolicy.",
+    "EnoughRanksJoined": "Training goes on meanwhile; the pods that are missing: kubectl get pods -l "
+    "ddp-operator.dev/job-name={name}.",
     # Progressing
     "NoStepYet": "Start-up or the first batch is slow, or the script reports no steps (docs/pod-contract.md says how "
     "to); its log says what it does: ddp logs {name} -f.",

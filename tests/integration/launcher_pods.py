@@ -46,6 +46,7 @@ class Pods:
     nproc: int = 1
     backend: str = "c10d"
     max_restarts: int = 0
+    elastic: tuple[int, int] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     pass_fds: Sequence[int] = ()
 
@@ -57,8 +58,10 @@ class Pods:
         """Start pods, by default all of them."""
         command = split_user_command(self.command, [])
         for index in indices or range(self.nodes):
+            least, most = self.elastic or (self.nodes, None)
             plan = Plan(
-                nodes=self.nodes,
+                nodes=least,
+                max_nodes=most,
                 nproc_per_node=self.nproc,
                 backend=self.backend,
                 master_addr="127.0.0.1",

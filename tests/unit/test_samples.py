@@ -40,7 +40,7 @@ def rendered_job(name: str) -> dict[str, Any]:
 
 def test_there_is_one_for_each_use() -> None:
     assert {path.stem for path in FILES} >= {
-        "digits", "job", "voc", "kueue", "volcano", "own-script", "private-image", "checkpoint"
+        "digits", "job", "voc", "kueue", "volcano", "own-script", "private-image", "checkpoint", "elastic"
     }  # fmt: skip
     names = [job_of(path)["metadata"]["name"] for path in FILES]
     assert len(set(names)) == len(names)

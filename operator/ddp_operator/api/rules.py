@@ -71,6 +71,23 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("spec.nodes", 1, MAX_NODES, "to run no pod for a while, set suspend: true"),
     Rule(
+        "spec.elastic",
+        f"self.minNodes >= 1 && self.minNodes <= self.maxNodes && self.maxNodes <= {MAX_NODES}",
+        f"must be 1 <= minNodes <= maxNodes <= {MAX_NODES}; exchange or change them",
+    ),
+    Rule(
+        "spec",
+        "!has(self.elastic) || (self.nodes >= self.elastic.minNodes && self.nodes <= self.elastic.maxNodes)",
+        "must be from elastic.minNodes to elastic.maxNodes; choose a number between them",
+        field=".nodes",
+    ),
+    Rule(
+        "spec",
+        "!has(self.elastic) || self.rendezvous.backend != 'static'",
+        "needs the rendezvous c10d, where pods can come and go; leave rendezvous.backend out",
+        field=".elastic",
+    ),
+    Rule(
         "spec.procPerNode",
         f"type(self) == int ? self >= 1 && self <= {_MAX_PROCESSES}"
         " : (type(self) == string && self in ['auto', 'gpu', 'cpu'])",
@@ -165,6 +182,7 @@ RULES: tuple[Rule, ...] = (
     _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait for ever"),
     _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),
     _immutable("procPerNode"),
+    _immutable("elastic"),
     _immutable("rendezvous"),
     _immutable("metrics"),
     _immutable("shm"),

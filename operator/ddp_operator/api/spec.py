@@ -32,6 +32,13 @@ class Rendezvous(_Fields, frozen=True, kw_only=True):
     ] = 600
 
 
+class Elastic(_Fields, frozen=True, kw_only=True):
+    """Bounds within which the number of pods may change while the job runs, keeping its Job and its other pods."""
+
+    min_nodes: Annotated[int, Meta(description="Training goes on as long as so many pods are left, 1 to maxNodes.")] = 1
+    max_nodes: Annotated[int, Meta(description="Greatest value that spec.nodes may be given, at most 5000.")]
+
+
 class Shm(_Fields, frozen=True, kw_only=True):
     """Shared memory of a pod (``/dev/shm``), which DataLoader workers and NCCL use."""
 
@@ -204,6 +211,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
             "limits), or auto (as gpu where the limits ask for GPUs, else 1)."
         ),
     ] = "auto"
+    elastic: Elastic | None = None
     suspend: Annotated[
         bool, Meta(description="True: no pod runs; running pods get SIGTERM and their grace time first.")
     ] = False

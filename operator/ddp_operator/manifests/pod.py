@@ -68,7 +68,8 @@ def _build_trainer(
     spec = job.spec
     launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
     plan = torchrun.Plan(
-        nodes=nodes,
+        nodes=spec.elastic.min_nodes if spec.elastic else nodes,
+        max_nodes=spec.elastic.max_nodes if spec.elastic else None,
         nproc_per_node=template.nproc,
         backend=spec.rendezvous.backend,
         master_addr=names.pod_host(job.name, attempt, 0),

@@ -40,7 +40,8 @@ def build_pod_group(job: DDPTrainingJob, *, attempt: int, nodes: int) -> dict[st
     gang = GANGS.get(asked.gang)
     if gang is None:
         return None
-    spec: dict[str, Any] = {"minMember": nodes}
+    least = job.spec.elastic.min_nodes if job.spec.elastic else nodes  # an elastic job can begin with those
+    spec: dict[str, Any] = {"minMember": least}
     if asked.gang == "Coscheduling":
         spec["scheduleTimeoutSeconds"] = job.spec.rendezvous.join_timeout_seconds
     if asked.queue is not None:

@@ -50,6 +50,7 @@ SCHEDULED_REASONS: Final = (
 )
 # Rendezvoused
 ALL_RANKS_JOINED: Final = "AllRanksJoined"
+ENOUGH_RANKS_JOINED: Final = "EnoughRanksJoined"
 WAITING_FOR_RANKS: Final = "WaitingForRanks"
 WAITING_FOR_WORKERS: Final = "WaitingForWorkers"
 NO_METRICS_PAGE: Final = "NoMetricsPage"

@@ -33,6 +33,14 @@ class SuspendJob:
 
 
 @dataclass(frozen=True, slots=True)
+class ResizeJob:
+    """Set ``Job.spec.completions`` and ``Job.spec.parallelism`` together."""
+
+    name: str
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailPod:
     """Declare a pod failed and remove it: its node is lost and will not do so."""
 
@@ -46,7 +54,7 @@ class DeleteResource:
     """Delete the training job itself: its time to live is over."""
 
 
-Action = EnsureChildren | DeleteJob | SuspendJob | FailPod | DeleteResource
+Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | FailPod | DeleteResource
 
 
 @dataclass(frozen=True, slots=True)

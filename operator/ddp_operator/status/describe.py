@@ -8,7 +8,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import CheckpointStatus, Nodes, Phase, Progress, Status
+from ddp_operator.api.status import CheckpointStatus, Condition, Nodes, Phase, Progress, Status
 from ddp_operator.progress import Page, build_checkpoint, build_progress
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
@@ -43,6 +43,9 @@ def describe(
         status = take_final_progress(status, pods, now)  # what the pods say that they have saved
     joined_before = c.find(job.status.conditions, c.RENDEZVOUSED) if same_attempt else None
     rendezvous = c.describe_rendezvous(pods, nodes, observation, joined_before, now)
+    if restart is None and _goes_on_with_fewer(job, pods, nodes, observation.page, joined_before):
+        all_run, words = True, f"{running} of {nodes} pods train; the others join as they come"
+        rendezvous = Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, words)
     restarting = restart or _restarting(job, rendezvous, was_joined=_is(joined_before), all_run=all_run)
     facts = [
         _accepted(refusal, status.attempt, observation),
@@ -142,10 +145,24 @@ def _saved(status: Status) -> str:
     return f"; no checkpoint was reported, {step} steps are lost" if step else ""
 
 
+def _goes_on_with_fewer(
+    job: DDPTrainingJob, pods: tuple[PodView, ...], nodes: int, page: Page | None, before: Condition | None
+) -> bool:
+    """Tell whether an elastic job trains although not all of its pods run. Between two pages the last word counts."""
+    elastic = job.spec.elastic
+    running = {pod.index for pod in pods if pod.phase == "Running" and not pod.deleting and pod.index < nodes}
+    if elastic is None or 0 not in running or not elastic.min_nodes <= len(running) < nodes:
+        return False
+    if page is None:
+        return before is not None and before.reason == c.ENOUGH_RANKS_JOINED
+    return page.launcher_phase == "Running"
+
+
 def _restarting(job: DDPTrainingJob, rendezvous: Fact, *, was_joined: bool, all_run: bool) -> Fact:
     """A restart ends when the workers have met again."""
     before = c.find(job.status.conditions, c.RESTARTING)
-    if was_joined and not all_run and not job.spec.suspend:
+    resizing = before is not None and before.status == "True" and before.reason == c.RESIZED
+    if was_joined and not all_run and not job.spec.suspend and not resizing:
         return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, "a pod was lost and is being replaced")
     if before is not None and before.status == "True" and rendezvous.status == "False":
         return Fact(c.RESTARTING, "True", before.reason, before.message)

@@ -24,7 +24,7 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
     if new.last_failure is not None and new.last_failure != old.last_failure:
         failure = new.last_failure
         yield Event("Warning", f"Failure{failure.category}", f"attempt {failure.attempt}: {failure.message}"[:1000])
-    if new.attempt != old.attempt:
+    if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
         restarting = c.find(new.conditions, c.RESTARTING)
         if old.attempt == 0:
             yield Event("Normal", "Started", f"attempt 1 with {new.attempt_nodes} nodes as Job {new.job_name}")

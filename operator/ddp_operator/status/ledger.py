@@ -154,6 +154,13 @@ def resize(job: DDPTrainingJob, observation: Observation, now: datetime) -> Deci
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
 
+def resize_in_place(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+    """Give the current attempt of an elastic job another number of nodes; its pods meet again."""
+    words = f"{job.spec.nodes} instead of {job.status.attempt_nodes} nodes; the other pods stay"
+    status = replace(job.status, attempt_nodes=job.spec.nodes)
+    return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
+
+
 def succeed(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> Decision:
     """End well."""
     nodes = job.status.attempt_nodes

@@ -23,6 +23,7 @@ from ddp_operator.status.decision import (
     DeleteJob,
     EnsureChildren,
     Refusal,
+    ResizeJob,
     SuspendJob,
 )
 from ddp_operator.status.describe import describe
@@ -74,7 +75,7 @@ def decide(
             attempt_job,
             pods,
             now,
-            keeps_job=keeps_job(job),
+            keeps_job=keeps_job(job, pods),
             since=now if _was_suspending(job) else parse_time(status.start_time),
         )
         if verdict is not None:
@@ -91,6 +92,8 @@ def decide(
             cause = blame_image(status.attempt, pods, now)
             return ledger.fail(job, pods, cause, c.PENDING_DEADLINE_EXCEEDED, words, now)
     if job.spec.nodes != status.attempt_nodes and refusal is None:
+        if attempt_job is not None and _follows_size(job, attempt_job):
+            return ledger.resize_in_place(job, observation, now)
         return ledger.resize(job, observation, now)
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None and now - blocked[0] >= _NODE_PATIENCE and refusal is None:
@@ -173,17 +176,31 @@ def _explains(job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...]) -> bo
     )
 
 
-def keeps_job(job: DDPTrainingJob) -> bool:
+def keeps_job(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> bool:
     """Tell whether a lost pod is better replaced inside its Job than answered by a new attempt (ADR 0010).
 
-    A new Job would stand at the end of its queue again.
+    A new Job would stand at the end of its queue again. An elastic job's other pods go on meanwhile, as long as there
+    are enough and pod 0, where they meet, is among them.
     """
+    if job.spec.elastic is not None:
+        well = {
+            pod.index
+            for pod in pods
+            if pod.phase == "Succeeded" or (pod.alive and not pod.deleting and not pod.disrupted)
+        }
+        if 0 in well and len(well) >= job.spec.elastic.min_nodes:
+            return True
     return is_queued(job)
 
 
 def is_queued(job: DDPTrainingJob) -> bool:
     """Tell whether Kueue decides when the job's pods may run."""
     return any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
+
+
+def _follows_size(job: DDPTrainingJob, attempt_job: JobView) -> bool:
+    """Tell whether the Job of an elastic job can be given another size. Kueue alone changes that of what it queues."""
+    return job.spec.elastic is not None and not is_queued(job) and not attempt_job.finished and not attempt_job.deleting
 
 
 def _reject(job: DDPTrainingJob, refusal: Refusal, now: datetime) -> Decision:
@@ -225,6 +242,8 @@ def _follow(
         waits.append(LATER)  # somebody deletes it: it is made anew once it and its pods are gone
     else:
         actions += _suspend_actions(job, attempt_job)
+        if attempt_job.nodes != job.status.attempt_nodes and _follows_size(job, attempt_job):
+            actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
         if not observation.service and not attempt_job.finished and refusal is None:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
     described = describe(job, _note_resumption(job, now), observation, pods, refusal, now)
@@ -285,7 +304,7 @@ def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
         return [DeleteJob(attempt_job.name, attempt_job.uid)]
     if job.spec.suspend and not attempt_job.suspended:
         return [SuspendJob(attempt_job.name, True)]
-    if not job.spec.suspend and attempt_job.suspended and not is_queued(job):
+    if not job.spec.suspend and attempt_job.suspended and not is_queued(job):  # Kueue itself admits what it has queued
         return [SuspendJob(attempt_job.name, False)]
     return []
 

@@ -52,7 +52,7 @@ def named(name: Any) -> Any:
 
 
 ROWS = [
-    Row("misspelt field", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; known here: nodes, procPerNode, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
+    Row("misspelt field", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; known here: nodes, procPerNode, elastic, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
     Row("nearly right field", "crd", job(recovery={"maxRestart": 3}), 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
     Row("unknown top-level field", "crd", job() | {"specs": {}}, 'unknown field "specs"; did you mean spec?'),
     Row("no nodes", "crd", job(nodes=0), "spec.nodes: Invalid value: 0: must be from 1 to 5000; to run no pod for a while, set suspend: true"),

@@ -82,6 +82,12 @@ def test_a_bad_manifest_ends_with_2_naming_the_field_and_leaves_no_run_folder(
     assert not (folder / "ddp-runs").exists()
 
 
+def test_an_option_that_breaks_a_rule_is_refused_as_the_file_would_be(capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(nodes=2, elastic={"minNodes": 2, "maxNodes": 4})
+    assert main(["run", file, "--nodes", "5"]) == 2
+    assert "spec.nodes: Invalid value: must be from elastic.minNodes to elastic.maxNodes" in capsys.readouterr().err
+
+
 def test_what_cannot_be_had_on_this_machine_is_refused_by_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     template = {
         "spec": {**GOOD["spec"]["template"]["spec"], "volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]}

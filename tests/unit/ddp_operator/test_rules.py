@@ -36,6 +36,11 @@ def refused(item: dict[str, Any], old: dict[str, Any] | None = None) -> list[str
 BAD: dict[str, tuple[Any, ...]] = {
     "metadata.name": ("a" * 51, "A", "1a", "a.b", "a_b", "a-", "-a", "a b", "ä"),
     "spec.nodes": (0, -1, 5001, 2**63, 2**70),
+    "spec.elastic": (
+        {"minNodes": 2, "maxNodes": 1},
+        {"minNodes": 0, "maxNodes": 1},
+        {"minNodes": 1, "maxNodes": 5001},
+    ),
     "spec.procPerNode": (0, -1, "all", "", "2", 1025, 2**70),
     "spec.rendezvous.port": (0, 1023, 65536),
     "spec.metrics.port": (80, 70000, 29400),
@@ -110,9 +115,10 @@ def test_bound_itself_is_taken(path: str, value: Any) -> None:
 
 def test_every_rule_about_one_object_is_met_by_a_bad_value_above() -> None:
     met = set()
-    for path, value in [*cases, ("spec.recovery", {"inPlaceRestarts": 1})]:
+    elastic = ("spec.elastic", {"minNodes": 2, "maxNodes": 3})
+    for path, value in [*cases, ("spec.recovery", {"inPlaceRestarts": 1}), elastic]:
         item = change(BASE, path, value)
-        if path == "spec.recovery":
+        if path in ("spec.recovery", "spec.elastic"):
             item = change(item, "spec.rendezvous.backend", "static")
         met |= {error.message for error in check_rules(item)}
     assert {rule.message for rule in RULES if not rule.is_transition} - met == set()
@@ -141,6 +147,17 @@ def test_static_rendezvous_cannot_restart_in_place(backend: str, restarts: int |
     assert refused(item) == (["spec.recovery.inPlaceRestarts"] if bad else [])
 
 
+@pytest.mark.parametrize(("nodes", "bad"), [(1, True), (2, False), (4, False), (5, True)])
+def test_size_of_an_elastic_job_stays_within_its_bounds(nodes: int, bad: bool) -> None:
+    item = change(change(stored(), "spec.elastic", {"minNodes": 2, "maxNodes": 4}), "spec.nodes", nodes)
+    assert refused(item) == (["spec.nodes"] if bad else [])
+
+
+def test_elastic_job_needs_a_rendezvous_where_pods_come_and_go() -> None:
+    item = change(stored(), "spec.elastic", {"minNodes": 1, "maxNodes": 4})
+    assert refused(change(item, "spec.rendezvous.backend", "static")) == ["spec.elastic"]
+
+
 def test_port_clash_is_refused_whichever_is_moved() -> None:
     assert refused(change(stored(), "spec.rendezvous.port", 9400)) == ["spec.metrics.port"]
 
@@ -157,6 +174,7 @@ FIXED = {
     "spec.shm.sizeLimit": "1Gi",
     "spec.watchdog.stallSeconds": 60,
     "spec.preflight.mode": "Off",
+    "spec.elastic": {"minNodes": 1, "maxNodes": 9},
     "spec.securityProfile": "Restricted",
     "spec.checkpoint.path": "/elsewhere",
     "spec.template.spec.containers": [trainer(image="other")],

@@ -1,0 +1,86 @@
+"""An elastic job's pods come and go: the others meet again at the new size and go on from the last checkpoint."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .launcher_pods import Pods
+
+pytestmark = pytest.mark.process
+
+# Every rank saves nothing but the step, which rank 0 keeps; a SIGTERM is obeyed after a step that all ranks agree on.
+TRAIN = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+asked = []
+signal.signal(signal.SIGTERM, lambda *about: asked.append(1))
+dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+rank, world = dist.get_rank(), dist.get_world_size()
+step = int(open("saved").read()) if os.path.exists("saved") else 0
+print(f"world {world} begins at step {step}", flush=True)
+while True:
+    time.sleep(0.02)
+    votes = torch.tensor([float(bool(asked)), float(os.path.exists("enough"))])
+    dist.all_reduce(votes)
+    step += 1
+    if rank == 0 and (votes.any() or step % 10 == 0):
+        with open("saved.tmp", "w") as file:
+            file.write(str(step))
+        os.rename("saved.tmp", "saved")
+    if votes[0]:
+        print(f"world {world} stops at step {step}", flush=True)
+        dist.barrier()
+        sys.exit(85)
+    if votes[1]:
+        print(f"world {world} is done at step {step}", flush=True)
+        break
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Pods]:
+    (tmp_path / "train.py").write_text(TRAIN)
+    made = Pods(tmp_path, ["train.py"], elastic=(1, 4))
+    yield made
+    made.stop()
+
+
+def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: Pods, tmp_path: Path) -> None:
+    job.start()
+    job.until_logged(0, "world 2 begins at step 0")
+    assert "world 1 begins" not in job.log(0)  # it has waited for both, although one would do
+
+    begun = time.monotonic()
+    job.start(2)
+    job.until_logged(2, "world 3 begins")
+    print(f"2 -> 3 pods: {time.monotonic() - begun:.1f} s")
+
+    begun = time.monotonic()
+    job.signal(2, signal.SIGTERM)
+    job.until(lambda: job.log(0).count("world 2 begins") == 2, "the others go on with two pods")
+    print(f"3 -> 2 pods: {time.monotonic() - begun:.1f} s")
+    assert job.wait(2).code == 85
+    stops = [int(step) for step in re.findall(r"world \d stops at step (\d+)", job.log(0))]
+    starts = [int(step) for step in re.findall(r"world \d begins at step (\d+)", job.log(0))]
+    assert starts == [0, *stops]  # nothing is done twice
+
+    begun = time.monotonic()
+    job.signal(1, signal.SIGKILL)
+    job.until_logged(0, "world 1 begins")
+    print(f"a killed pod of 2: {time.monotonic() - begun:.1f} s")
+    (tmp_path / "enough").touch()
+    last = job.wait(0)
+    assert last.code == 0, last.log
+    assert "world 1 is done" in last.log
+    assert last.message["restarts"] == 3

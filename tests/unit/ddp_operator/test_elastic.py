@@ -1,0 +1,160 @@
+"""Elastic jobs: what a change of size does, what the loss of a pod does, and what the status says meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import Status
+from ddp_operator.launcher import Gathering
+from ddp_operator.manifests.children import build_children
+from ddp_operator.progress import parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
+from ddp_operator.status.machine import decide
+from ddp_operator.status.observation import observe_children
+from ddp_operator.status.termination import format_time
+from tests.builders import NOW, child_job, child_pod, job, page
+from tests.memory import World
+
+ELASTIC = {"minNodes": 2, "maxNodes": 4}
+TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
+JOB = child_job(nodes=3)
+STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=format_time(NOW))
+
+
+def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | None = None, **spec: Any) -> Decision:
+    typed = job(status=status, **{"nodes": 3, "elastic": ELASTIC, **spec})
+    found = None if text is None else parse_page(text)
+    return decide(typed, observe_children(typed, jobs, pods, found), NOW)
+
+
+def state(decision: Decision, kind: str) -> tuple[str, str]:
+    found = c.find(decision.status.conditions, kind)
+    assert found is not None
+    return found.status, found.reason
+
+
+class TestSize:
+    def test_changes_in_the_ledger_first_and_then_in_the_same_job(self) -> None:
+        decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4)
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
+        assert (decision.actions, decision.requeue_after) == ((), AT_ONCE)
+        assert decision.status.restarts.total == 0
+        assert state(decision, "Restarting") == ("True", "Resized")
+        following = run(child_pod(0), child_pod(1), child_pod(2), nodes=4, status=decision.status)
+        assert following.actions == (ResizeJob("train-1", 4),)
+        done = run(child_pod(0), child_pod(1), nodes=4, status=decision.status, jobs=[child_job(nodes=4)])
+        assert done.actions == ()
+
+    def test_is_left_to_kueue_where_it_queues_the_job(self) -> None:
+        decision = run(child_pod(0), nodes=4, labels={"kueue.x-k8s.io/queue-name": "q"})
+        assert decision.status.attempt == 2
+
+    @pytest.mark.parametrize("view", [{"deleting": True}, {"conditions": {"Failed": ""}}])
+    def test_of_a_job_that_ends_is_not_changed(self, view: Any) -> None:
+        status = replace(STARTED, attempt_nodes=4)
+        decision = run(child_pod(0), nodes=4, status=status, jobs=[child_job(nodes=3, **view)])
+        assert not [action for action in decision.actions if isinstance(action, ResizeJob)]
+
+    async def test_goes_up_and_down_in_one_attempt(self) -> None:
+        world = await World(nodes=2, elastic=ELASTIC).train(TRAINING)
+        for nodes in (4, 3):
+            world.edit(nodes=nodes)
+            await world.train(TRAINING)
+            assert (world.status.attempt, world.status.attempt_nodes, world.jobs()) == (1, nodes, ["train-1"])
+            assert (world.status.phase, len(world.pods())) == ("Running", nodes)
+        assert world.status.restarts.total == 0
+        told = [event.message for event in world.cluster.events if event.reason == "Resized"]
+        assert told == [f"{now} instead of {then} nodes; the other pods stay" for then, now in ((2, 4), (4, 3))]
+
+
+class TestLoss:
+    def test_of_a_pod_keeps_the_job_while_there_are_enough(self) -> None:
+        decision = run(child_pod(0), child_pod(1), child_pod(2, disrupted=True, deleting=True))
+        assert decision.status.attempt == 1
+
+    @pytest.mark.parametrize("lost", [(0,), (1, 2)], ids=["the pod where they meet", "too many"])
+    def test_of_pod_0_or_of_too_many_begins_a_free_attempt(self, lost: tuple[int, ...]) -> None:
+        pods = [child_pod(index, disrupted=index in lost, deleting=index in lost) for index in range(3)]
+        decision = run(*pods)
+        assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
+
+    def test_is_no_restart_once_the_others_train_again(self) -> None:
+        pods = (child_pod(0), child_pod(1), child_pod(2, "Pending"))
+        before = run(*pods[:2], child_pod(2), text=TRAINING).status
+        meeting = run(*pods, status=before, text=page(ddp_step=7, phase="Rendezvous"))
+        assert state(meeting, "Restarting") == ("True", "PodReplacement")
+        again = run(*pods, status=meeting.status, text=TRAINING)
+        assert state(again, "Rendezvoused") == ("True", "EnoughRanksJoined")
+        assert state(again, "Progressing") == ("True", "Training")
+        assert state(again, "Restarting") == ("False", "NotRestarting")
+        assert again.status.phase == "Running"
+        between_pages = run(*pods, status=again.status)
+        assert between_pages.status.phase == "Running"
+        whole = run(*pods[:2], child_pod(2), status=again.status, text=TRAINING)
+        assert state(whole, "Rendezvoused") == ("True", "AllRanksJoined")
+
+    def test_below_the_least_size_is_a_wait(self) -> None:
+        before = run(child_pod(0), child_pod(1), child_pod(2), text=TRAINING).status
+        decision = run(child_pod(0), status=before, text=TRAINING)
+        assert decision.status.phase == "Restarting"
+
+
+def test_torchrun_gets_the_bounds_and_the_pods_the_size_that_is_asked_for() -> None:
+    *_, child = build_children(job(nodes=3, elastic=ELASTIC), attempt=1, nodes=3)
+    [trainer] = child["spec"]["template"]["spec"]["containers"]
+    assert "--nnodes=2:4" in trainer["args"]
+    assert {"name": "DDP_NODES", "value": "3"} in trainer["env"]
+    assert (child["spec"]["completions"], child["spec"]["parallelism"]) == (3, 3)
+
+
+class Round:
+    """The rendezvous as torchrun keeps it."""
+
+    def __init__(self, number: int, here: str, waiting: str = "", alive: str = "", complete: bool = False) -> None:
+        self.round, self.complete = number, complete
+        self.participants = dict.fromkeys(here, 0)
+        self.wait_list = set(waiting)
+        self.last_heartbeats = dict.fromkeys(alive or here + waiting)
+
+
+class TestGathering:
+    def test_first_waits_for_the_pods_that_were_asked_for_but_not_for_ever(self) -> None:
+        gathering = Gathering(3)
+        gathering.begin(Round(0, ""))
+        assert gathering.decide(Round(0, ""), "a", 1, 0) is None
+        assert gathering.decide(Round(0, "ab"), "a", 1, 1) is False
+        assert gathering.decide(Round(0, "ab"), "a", 1, 32) is None  # torchrun's own last call has long passed
+        assert gathering.decide(Round(0, "abc"), "a", 1, 2) is True
+
+    def test_later_waits_for_those_who_were_there_and_those_who_knocked(self) -> None:
+        gathering = Gathering(2)
+        gathering.begin(Round(0, "ab", "c", complete=True))
+        assert gathering.decide(Round(1, "ab", "c"), "a", 1, 0) is None
+        assert gathering.decide(Round(1, "ab", "c"), "a", 1, 2) is None  # c is alive
+        assert gathering.decide(Round(1, "abc"), "a", 1, 2) is True
+
+    def test_does_not_wait_for_who_has_left(self) -> None:
+        gathering = Gathering(3)
+        gathering.begin(Round(4, "abc", complete=True))
+        assert gathering.decide(Round(5, "ab"), "a", 1, 10.0) is None  # it may be between two rounds
+        assert gathering.decide(Round(5, "ab"), "a", 1, 11.1) is True
+        assert gathering.decide(Round(5, "a"), "a", 2, 20.0) is None
+
+    def test_newcomer_leaves_it_to_the_others(self) -> None:
+        gathering = Gathering(2)
+        gathering.begin(Round(3, "ab"))
+        assert gathering.decide(Round(3, "abc"), "c", 1, 9) is None
+
+    def test_free_restarts_have_an_end(self) -> None:
+        gathering = Gathering(2)
+        assert [gathering.spend() for _ in range(101)].count(False) == 1
+
+
+def test_a_gang_needs_no_more_than_the_least_size() -> None:
+    children = build_children(job(nodes=3, elastic=ELASTIC, scheduling={"gang": "Volcano"}), attempt=1, nodes=3)
+    [group] = [child for child in children if child["kind"] == "PodGroup"]
+    assert group["spec"]["minMember"] == 2
