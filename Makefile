@@ -112,6 +112,10 @@ fmt: install ## let ruff format and fix what it can (FILES=… for some only)
 generate: install ## write the generated files again (CRD, reference pages)
 	@$(PY) .ci/generate.py
 
+.PHONY: release-check
+release-check: install ## build wheel and sdist, check them, install the wheel in an empty environment
+	@.ci/release-check $(PY)
+
 ##### running
 
 .PHONY: demo

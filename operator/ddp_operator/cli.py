@@ -38,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code (``exits.MEANINGS``)."""
     words = list(sys.argv[1:] if argv is None else argv)
     asked = next((word for word in words if not word.startswith("-")), "")
-    parser, modules = build_parser(asked)
+    try:
+        parser, modules = build_parser(asked)
+    except ModuleNotFoundError as error:
+        return _complain(asked, _explain_missing(error), exits.BAD_INPUT)
     words, extra = _split(words)
     arguments = parser.parse_args(words)
     if arguments.command is None:
@@ -73,16 +76,28 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except CommandError as error:
-        print(f"ddp {arguments.command}: {error}", file=sys.stderr)
-        return error.code
+        return _complain(arguments.command, str(error), error.code)
     except InvalidManifest as error:
-        print(f"ddp {arguments.command}: refused\n{error}", file=sys.stderr)
-        return exits.BAD_INPUT
+        return _complain(arguments.command, f"refused\n{error}", exits.BAD_INPUT)
+    except ModuleNotFoundError as error:
+        return _complain(arguments.command, _explain_missing(error), exits.BAD_INPUT)
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     except BrokenPipeError:  # `ddp logs … | head`: nobody reads on, and the interpreter's own flush must not complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.OK
+
+
+def _complain(command: str, words: str, code: int) -> int:
+    print(f"ddp {command}: {words}", file=sys.stderr)
+    return code
+
+
+def _explain_missing(error: ModuleNotFoundError) -> str:
+    """Say which extra is not installed. Raises: the error itself, where the missing module is one of ours."""
+    if error.name is None or error.name.partition(".")[0] == "ddp_operator":
+        raise error
+    return f"needs the Python package {error.name.partition('.')[0]}; pip install 'ddp-operator[cli]'"
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -128,6 +128,14 @@ class TestPages:
             if constants.KIND in kinds:
                 parse_manifest(block)
 
+    @page
+    def test_python_runs(self, path: Path) -> None:
+        """The blocks of a page are one program, in order; what they claim they assert."""
+        blocks = fenced(path.read_text(encoding="utf-8"), "python")
+        if blocks:
+            exec(compile("\n".join(blocks), str(path), "exec"), {})
+        assert all("assert" in block for block in blocks)
+
     def test_every_decision_is_listed(self) -> None:
         index = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
         kept = {path.name for path in (ROOT / "docs/adr").glob("[0-9]*.md")}
@@ -171,6 +179,18 @@ class TestReadme:
     def test_presets_are_those_of_the_trainer(self) -> None:
         _, _, section = README.partition("the presets ")
         assert set(re.findall(r"`([\w-]+)`", section.partition("(")[0])) == set(PRESETS)
+
+
+def test_series_a_rank_are_those_of_the_exporter() -> None:
+    from ddp_trainer.metrics_table import BUCKETS, METRICS
+
+    text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+    claimed = re.search(r"^SERIES_A_RANK, BUCKETS = (\d+), (\d+)$", text, re.MULTILINE)
+    assert claimed is not None
+    histograms = [metric for metric in METRICS if metric.kind == "histogram"]
+    buckets = sum(len(BUCKETS[metric.name]) + 1 for metric in histograms)  # one is +Inf
+    series = len(METRICS) - len(histograms) + buckets + 2 * len(histograms)
+    assert (int(claimed[1]), int(claimed[2])) == (series, buckets)
 
 
 def test_tiers_are_those_of_the_report() -> None:

@@ -147,6 +147,18 @@ def test_what_an_api_server_wrote_into_a_copied_manifest_is_dropped() -> None:
     assert cli_run._as_new(changed) == GOOD
 
 
+@pytest.mark.parametrize("words", [["list"], ["why", "x"], ["render", "job.yaml"], ["run", "job.yaml"]])
+def test_without_its_extra_a_command_says_which_one_it_needs(words: list[str]) -> None:
+    write()
+    hidden = ("prometheus_client", "celpy", "kubernetes", "rich")
+    code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
+    code += "; from ddp_operator.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "pip install 'ddp-operator[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_the_first_words_come_without_heavy_imports() -> None:
     code = "import sys, ddp_operator.cli_run_loop, ddp_operator.cli_run; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
