@@ -131,6 +131,10 @@ bench: install ## measure ddp run against torchrun by hand, and the idle operato
 	@$(PY) -m tests.bench.run_overhead $(ARGS)
 	@$(PY) -m tests.bench.operator_idle
 
+.PHONY: bench-scale
+bench-scale: install ## measure the operator with many jobs, at the kube-apiserver of KUBEBUILDER_ASSETS
+	@$(PY) -m tests.bench.operator_scale $(ARGS)
+
 .PHONY: e2e
 e2e: install ## the e2e tier: on a new kind cluster, or on the cluster of DDP_E2E_KUBECONFIG
 	@if [ -n "$${DDP_E2E_KUBECONFIG:-}" ]; then $(PY) -m pytest tests/e2e $(ARGS); \

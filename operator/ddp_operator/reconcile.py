@@ -24,6 +24,7 @@ from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost, waiting
+from ddp_operator.status.changes import can_wait
 from ddp_operator.status.decision import (
     Decision,
     DeleteJob,
@@ -42,6 +43,8 @@ from ddp_operator.status.observation import NodeView, Observation, Trouble, obse
 _WAIT_FOR_COLLECTOR = 1.0
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
 _AFTER_CONFLICT = 0.5
+# Between two writes of one status that only bring counts and words up to date.
+_DETAILS_INTERVAL = 1.0
 
 
 def utc_now() -> datetime:
@@ -50,8 +53,8 @@ def utc_now() -> datetime:
 
 
 class Reconciler:
-    """Reconciles resources of one cluster. Holds no state that a restart would miss: when a page was last read, and
-    the answers to questions that are asked anew."""
+    """Reconciles resources of one cluster. Holds no state that a restart would miss: when a page was last read and a
+    status last written, and the answers to questions that are asked anew."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Reconciler:
         self._on_mark = on_mark
         self._scraped: dict[Key, datetime] = {}
         self._troubles: dict[Key, tuple[datetime, Mapping[str, Trouble]]] = {}
+        self._written: dict[Key, datetime] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Make one pass.
@@ -230,8 +234,14 @@ class Reconciler:
         return True, None if text is None else parse_page(text)
 
     async def _write(self, key: Key, snapshot: Snapshot, job: DDPTrainingJob, decision: Decision) -> float | None:
-        """Patch the status where it differs, then tell what changed."""
+        """Patch the status where it differs, then tell what changed. What can wait is written once a second."""
         if decision.status != job.status:
+            now, last = self._clock(), self._written.get(key)
+            since = abs((now - last).total_seconds()) if last is not None else _DETAILS_INTERVAL
+            if since < _DETAILS_INTERVAL and can_wait(job.status, decision.status):
+                left = _DETAILS_INTERVAL - since
+                return left if decision.requeue_after is None else min(left, decision.requeue_after)
+            self._written[key] = now
             try:
                 await self._patch_status(key, snapshot, decision.status)
             except Conflict:
@@ -244,6 +254,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._scraped.pop(key, None)
         self._troubles.pop(key, None)
+        self._written.pop(key, None)
 
     async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> None:
         """Say Accepted=False about a spec that this version cannot read (an older or newer CRD let it in)."""

@@ -51,14 +51,14 @@ def free_ports(count: int) -> list[int]:
 
 
 class ControlPlane:
-    """Starts on entering, ends on leaving."""
+    """Starts on entering, ends on leaving. Without ``controllers`` it is etcd and the API server alone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, controllers: bool = True) -> None:
         self._folder = folder
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._etcd, self._peer, self._port, self._kcm, self._scheduler = free_ports(5)
-        self.has_controllers = find_binary("kube-controller-manager") is not None
-        self.has_scheduler = find_binary("kube-scheduler") is not None
+        self.has_controllers = controllers and find_binary("kube-controller-manager") is not None
+        self.has_scheduler = controllers and find_binary("kube-scheduler") is not None
         self.admin = folder / "admin.kubeconfig"
         """A kubeconfig that may do everything."""
 

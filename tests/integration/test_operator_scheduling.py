@@ -88,3 +88,18 @@ async def test_a_job_costs_no_more_than_four_creations(
     await world.phase("digits", "Running")
     own = ("services", "configmaps", "jobs", "networkpolicies")
     assert len([write for write in server.writes_of(*own) if write[0] == "create"]) == 3 + enabled
+
+
+async def test_the_pods_of_a_big_job_do_not_each_cost_a_status(server: StandIn, world: World, start: Start) -> None:
+    start()
+    nodes = 20
+    await world.create(job_manifest(nodes=nodes))
+    await world.child_job("digits-1")
+    before = len(server.calls)
+    for index in range(nodes):
+        await world.run_pod("digits-1", index)
+    await world.phase("digits", "Running")
+    written = [call for call in server.calls[before:] if call[:2] == ("update", "ddptrainingjobs/status")]
+    assert len(written) < nodes / 2  # one for each pod and more, were it not for the pause between them
+    # What could wait is written all the same.
+    await world.resource("digits", lambda found: found["status"]["nodes"].get("ready") == nodes)

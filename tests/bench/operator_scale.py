@@ -1,0 +1,333 @@
+"""What the operator does with many jobs, at a real API server: etcd and kube-apiserver from $KUBEBUILDER_ASSETS.
+
+No controller and no scheduler run beside it, so that what is measured is the operator's; where pods are needed, this
+program makes them, as the Job controller would. Every burst is held against a bare asynchronous client that writes the
+same objects with as many connections, in the same run. Prints figures beside their targets, and asserts nothing:
+
+    KUBEBUILDER_ASSETS=… python -m tests.bench.operator_scale
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import inspect
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.constants import API_VERSION, EXIT_RETRYABLE, KIND, LABEL_JOB_NAME, PLURAL
+from ddp_operator.kube.resources import path
+from ddp_operator.local.job_controller import build_pod
+from ddp_operator.manifests.children import build_children
+from tests.integration.apiserver import ControlPlane, free_ports
+from tests.integration.conftest import ROOT, job_manifest
+from tests.integration.operator_process import OperatorProcess
+from tests.standin import World
+
+PARALLEL: Final = 16
+"""Calls at the same time, of the bare client as of the operator's workers."""
+PATIENCE: Final = 900.0
+CHILDREN: Final = ("Service", "ConfigMap", "Job")
+
+Samples = dict[tuple[str, str, str], float]
+"""Calls by verb, resource and status."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure and what it should be."""
+
+    what: str
+    value: float
+    unit: str
+    target: float
+    most: bool = True
+    """Whether the target is the most that is allowed, else the least."""
+
+    def line(self, width: int) -> str:
+        """Return the row as text."""
+        good = self.value <= self.target if self.most else self.value >= self.target
+        sign = "<=" if self.most else ">="
+        verdict = "met" if good else "MISSED"
+        return f"  {self.what:{width}}  {self.value:9.3f} {self.unit:8} {sign} {self.target:<7g} {verdict}"
+
+
+async def in_parallel(jobs: Iterable[Callable[[], Awaitable[Any]]]) -> None:
+    """Make these calls, PARALLEL at a time."""
+    waiting = iter(jobs)
+
+    async def work() -> None:
+        for call in waiting:
+            await call()
+
+    await asyncio.gather(*(work() for _ in range(PARALLEL)))
+
+
+class Bench:
+    """One API server and one namespace at a time."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane = plane
+        self.folder = folder
+        self.rows: list[Row] = []
+
+    def world(self, namespace: str) -> World:
+        """Return users of a new namespace, in which pods may be made."""
+        self.plane.kubectl("create", "namespace", namespace)
+        self.plane.kubectl("create", "serviceaccount", "default", "-n", namespace)
+        return World(self.plane.admin, namespace)
+
+    def operator(self, namespace: str, name: str) -> OperatorProcess:
+        """Return an operator for that namespace."""
+        (port,) = free_ports(1)
+        env = {"DDP_OPERATOR_NAMESPACES": namespace, "DDP_OPERATOR_LEASE_NAME": namespace}
+        return OperatorProcess(self.plane.admin, self.folder / f"{name}.log", port=port, env=env)
+
+    async def burst(self, count: int) -> None:
+        """Submit many jobs at once; then let a bare client write as much by itself."""
+        async with self.world("burst") as world:
+            with self.operator("burst", "burst") as operator:
+                before = await calls(operator)
+                since = time.perf_counter()
+                await submit(world, count)
+                ours = time.perf_counter() - since
+                made = difference(before, await calls(operator))
+        statuses = round(writes_of_status(made) / count)
+        async with self.world("bare") as world:
+            since = time.perf_counter()
+            await in_parallel([lambda n=number: write_by_hand(world, f"job-{n}", statuses) for number in range(count)])
+            bare = time.perf_counter() - since
+        writes = count * (1 + len(CHILDREN) + statuses)
+        each = {f"{verb} {what}": value / count for (verb, what, code), value in sorted(made.items()) if code[0] == "2"}
+        print(f"burst of {count} jobs, {writes} writes: operator {ours:.1f} s, bare client {bare:.1f} s")
+        listed = ", ".join(f"{name} {value:.2f}" for name, value in each.items() if value > 0.1)
+        print(f"calls a job, dry runs and events included: {listed}")
+        self.rows += [
+            Row(f"burst of {count}: writes a second", writes / ours, "1/s", 0, most=False),
+            Row(f"burst of {count}: the same against the bare client", bare / ours, "", 0.7, most=False),
+            Row("burst: status updates a job until its Job is there", writes_of_status(made) / count, "", 3),
+        ]
+
+    async def latency(self, count: int) -> None:
+        """Submit one job after another, and wait for each one's Job."""
+        async with self.world("idle") as world:
+            with self.operator("idle", "idle"):
+                seen: dict[str, float] = {}
+                watching = asyncio.create_task(note_jobs(world, seen))
+                took = []
+                for number in range(count + 3):
+                    await asyncio.sleep(0.15)
+                    since = time.perf_counter()
+                    await world.create(job_manifest(f"job-{number}"))
+                    await until(lambda: f"job-{number}-1" in seen, 0.001)  # noqa: B023
+                    if number >= 3:
+                        took.append((seen[f"job-{number}-1"] - since) * 1000)
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+        took.sort()
+        self.rows.append(Row("one job at a time: resource to Job, median", took[len(took) // 2], "ms", 100))
+        self.rows.append(Row("one job at a time: resource to Job, 99 of 100", took[int(len(took) * 0.99)], "ms", 500))
+
+    async def life(self, count: int) -> None:
+        """Let jobs of two pods run, and fail; count what is written until they run."""
+        async with self.world("life") as world:
+            with self.operator("life", "life") as operator:
+                before = await calls(operator)
+                for number in range(count):
+                    await world.create(job_manifest(f"job-{number}"))
+                    await make_pods(world, await world.child_job(f"job-{number}-1"))
+                    await world.phase(f"job-{number}", "Running")
+                made = difference(before, await calls(operator))
+                updates = sum(
+                    v
+                    for (verb, what, code), v in made.items()
+                    if (verb, what, code) == ("update", "ddptrainingjobs", "200")
+                )
+                created = 0
+                for kind in CHILDREN:
+                    created += len(await world.list(kind, LABEL_JOB_NAME))
+                took = []
+                for number in range(count):
+                    since = time.perf_counter()
+                    await world.finish_pod(f"job-{number}-1", 1, exit_code=EXIT_RETRYABLE, message='{"category":"OOM"}')
+                    await world.resource(f"job-{number}", lambda found: "lastFailure" in found.get("status", {}))
+                    took.append(time.perf_counter() - since)
+        self.rows.append(Row("create to Running: objects created a job", created / count, "", 4))
+        self.rows.append(Row("create to Running, two pods: status updates a job", updates / count, "", 3))
+        self.rows.append(Row("a pod's end to lastFailure in status, longest", max(took), "s", 2))
+
+    async def rest(self, count: int, seconds: float) -> None:
+        """Keep many jobs; look at the operator at rest, and after a restart."""
+        async with self.world("rest") as world:
+            with self.operator("rest", "rest") as operator:
+                await submit(world, count)
+                await asyncio.sleep(5)
+                assert operator.process is not None
+                process = psutil.Process(operator.process.pid)
+                before, cpu = await calls(operator), process.cpu_times()
+                await asyncio.sleep(seconds)
+                after, now = await calls(operator), process.cpu_times()
+                used = (now.user + now.system - cpu.user - cpu.system) / seconds
+                rss = process.memory_info().rss / 2**20
+                written = sum(
+                    v
+                    for key, v in difference(before, after).items()
+                    if key[0] not in ("get", "list") and key[1] != "leases"
+                )
+            versions = await versions_of(world)
+            again = self.operator("rest", "again")
+            since = time.perf_counter()
+            with again:
+                await until(lambda: looked_at(again, count), 0.05)
+                settled = time.perf_counter() - since
+            touched = sum(versions[name] != version for name, version in (await versions_of(world)).items())
+        self.rows.append(Row(f"{count} jobs at rest: resident memory", rss, "MiB", 120))
+        self.rows.append(Row(f"{count} jobs at rest: CPU of one core", used * 100, "%", 2))
+        self.rows.append(Row(f"{count} jobs at rest: writes but the Lease", written, "", 0))
+        self.rows.append(Row(f"restart with {count} jobs: until all are looked at", settled, "s", 30))
+        self.rows.append(Row(f"restart with {count} jobs: objects touched", touched, "", 0))
+
+
+async def until(probe: Callable[[], Any], pause: float) -> None:
+    """Ask again and again until the answer is yes."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            answer = probe()
+            if await answer if inspect.isawaitable(answer) else answer:
+                return
+            await asyncio.sleep(pause)
+
+
+async def submit(world: World, count: int) -> None:
+    """Create so many jobs, and wait for the Job of each."""
+    seen: dict[str, float] = {}
+    watching = asyncio.create_task(note_jobs(world, seen))
+    await in_parallel([lambda n=number: world.create(job_manifest(f"job-{n}")) for number in range(count)])
+    await until(lambda: len(seen) == count, 0.01)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def looked_at(operator: OperatorProcess, count: int) -> bool:
+    """Tell whether the operator has had a look at so many resources, and none waits."""
+    if await metric(operator, "ddp_operator_reconcile_seconds_count") < count:
+        return False
+    return not await metric(operator, "ddp_operator_queue_depth")
+
+
+async def write_by_hand(world: World, name: str, statuses: int) -> None:
+    """Write a job, its children and so many statuses, as a client without any logic would."""
+    resource = await world.create(job_manifest(name))
+    for child in build_children(parse_resource(resource), attempt=1, nodes=2):
+        await world.client.request("POST", path(child["kind"], world.namespace), body=child)
+    for number in range(statuses):
+        meta = resource["metadata"]
+        body = {
+            "apiVersion": API_VERSION, "kind": KIND,
+            "metadata": {key: meta[key] for key in ("name", "namespace", "resourceVersion")},
+            "status": {"attempt": 1, "attemptNodes": 2, "jobName": f"{name}-{number}"},
+        }  # fmt: skip
+        resource = await world.client.request("PUT", path(KIND, world.namespace, name, "status"), body=body)
+
+
+async def make_pods(world: World, job: Mapping[str, Any]) -> None:
+    """Make the pods of a Job and let them run."""
+    for index in range(job["spec"]["completions"]):
+        pod = dict(build_pod(job, index, suffix="abcde"))
+        pod["metadata"] = {key: value for key, value in pod["metadata"].items() if key != "finalizers"}
+        await world.create({"apiVersion": "v1", "kind": "Pod"} | pod)
+    for index in range(job["spec"]["completions"]):
+        await world.run_pod(job["metadata"]["name"], index)
+
+
+async def note_jobs(world: World, seen: dict[str, float]) -> None:
+    """Note when each Job is seen first."""
+    while True:  # the API server ends the watch of a client that does not keep up, as this one in a burst
+        async for job in world.watch("Job"):
+            seen.setdefault(job["metadata"]["name"], time.perf_counter())
+
+
+async def versions_of(world: World) -> dict[tuple[str, str], str]:
+    """Return the resourceVersion of every resource and child."""
+    found = {}
+    for kind in (KIND, *CHILDREN):
+        for item in await world.list(kind):
+            found[kind, item["metadata"]["name"]] = item["metadata"]["resourceVersion"]
+    return found
+
+
+async def scrape(operator: OperatorProcess) -> list[Any]:
+    """Return the families of an operator's page."""
+    async with aiohttp.ClientSession() as session, session.get(f"{operator.url}/metrics") as answer:
+        return list(text_string_to_metric_families(await answer.text()))
+
+
+async def calls(operator: OperatorProcess) -> Samples:
+    """Return the calls to the API server so far."""
+    return {
+        (sample.labels["verb"], sample.labels["resource"], sample.labels["code"]): sample.value
+        for family in await scrape(operator)
+        for sample in family.samples
+        if sample.name == "ddp_operator_api_requests_total"
+    }
+
+
+def difference(before: Samples, after: Samples) -> Samples:
+    """Return what was called in between."""
+    return {key: value - before.get(key, 0) for key, value in after.items() if value > before.get(key, 0)}
+
+
+def writes_of_status(made: Samples) -> float:
+    """Return how often a status was written."""
+    return made.get(("update", PLURAL, "200"), 0)
+
+
+async def metric(operator: OperatorProcess, name: str) -> float:
+    """Return the sum of a series."""
+    return sum(s.value for family in await scrape(operator) for s in family.samples if s.name == name)
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """Run what was asked for and print the table."""
+    with tempfile.TemporaryDirectory() as name, ControlPlane(Path(name), controllers=False) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
+        plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        bench = Bench(plane, Path(name))
+        load = os.getloadavg()[0]
+        steps: dict[str, Callable[[], Awaitable[None]]] = {
+            "latency": lambda: bench.latency(options.samples),
+            "life": lambda: bench.life(options.lives),
+            "burst": lambda: bench.burst(options.burst),
+            "rest": lambda: bench.rest(options.jobs, options.seconds),
+        }
+        for step in options.only or steps:
+            await steps[step]()
+    width = max(len(row.what) for row in bench.rows)
+    print(f"load before {load:.1f}, after {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs")
+    print("\n".join(row.line(width) for row in bench.rows))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--burst", type=int, default=500, help="jobs that are submitted at once")
+    parser.add_argument("--jobs", type=int, default=1000, help="jobs that are kept at rest")
+    parser.add_argument("--seconds", type=float, default=60, help="how long the rest is looked at")
+    parser.add_argument("--samples", type=int, default=100, help="jobs that are submitted one at a time")
+    parser.add_argument("--lives", type=int, default=10, help="jobs that run and fail")
+    parser.add_argument("--only", action="append", choices=["latency", "life", "burst", "rest"], help="repeatable")
+    asyncio.run(measure(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    main()
