@@ -70,7 +70,9 @@ def judge(
     killed = [(pod, end) for pod, end in ended if _is_of_incident(end, first)]
     if killed:
         pod, end = min(killed, key=lambda item: (item[1].victim, _order(item)))
-        return Verdict(_last_failure(attempt, pod, end), hearsay=True)
+        # Where all ranks of all pods wait for each other, a hang has only victims; watchdog.action may still say Fail.
+        permanent = any(one.container_exit_code == constants.EXIT_USER_ERROR for _, one in fatal)
+        return Verdict(_last_failure(attempt, pod, end), permanent=permanent, hearsay=True)
     message = (job.failed_message if job else "") or "the Job failed"
     unknown = constants.CATEGORY_UNKNOWN
     failure = LastFailure(attempt=attempt, category=unknown, message=message, time=format_time(first or now))

@@ -22,6 +22,26 @@ class TestFailure:
         assert world.state("Restarting") == ("True", "GroupRestart")
         assert world.status.phase == "Restarting"
 
+    async def test_hang_ends_the_job_where_the_watchdog_says_so_also_if_all_ranks_wait_for_each_other(self) -> None:
+        for victims in ((False, True), (True, True)):
+            world = await World(watchdog={"action": "Fail"}).train(TRAINING)
+            for node, victim in enumerate(victims):
+                words = last_words("Hang", rank=node, node=node, victim=victim, message="no step for 300 s")
+                world.tell_end(node, constants.EXIT_USER_ERROR, words)
+            await world.settle()
+            assert (world.status.phase, world.status.attempt, world.state("Failed")) == ("Failed", 1, ("True", "Hang"))
+            failure = world.status.last_failure
+            assert failure is not None
+            assert (failure.category, failure.rank) == ("Hang", 0)
+
+    async def test_hang_is_followed_by_another_attempt_where_the_watchdog_restarts(self) -> None:
+        world = await World().train(TRAINING)
+        world.end_pod(1, constants.EXIT_HANG, last_words("Hang", rank=1, node=1, message="no step for 300 s"))
+        await world.settle()
+        assert (world.status.attempt, world.status.restarts.counted) == (2, 1)
+        assert world.status.last_failure is not None
+        assert world.status.last_failure.category == "Hang"
+
     async def test_failed_job_stays_for_its_logs_and_older_ones_go(self) -> None:
         world = await World().train(TRAINING)
         for attempt in (2, 3):
