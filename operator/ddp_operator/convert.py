@@ -17,7 +17,6 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.spec import Spec
 
 Object = dict[str, Any]
 
@@ -126,22 +125,19 @@ def _take_restart_policies(done: Conversion, replicas: Mapping[str, Any]) -> Non
 
 def _take_elastic_policy(done: Conversion, elastic: Mapping[str, Any]) -> None:
     new, at = done.resource["spec"], "spec.elasticPolicy"
-    bounds = {"minReplicas": "minNodes", "maxReplicas": "maxNodes"}
-    if set(elastic) & set(bounds):
-        if "elastic" in Spec.__struct_encode_fields__:
-            new["elastic"] = {bounds[name]: elastic[name] for name in bounds if name in elastic}
-        else:
-            done.note(
-                at, "sizes within a range are not there: nodes is fixed, and `ddp scale` changes it with a restart"
-            )
+    if "minReplicas" in elastic or "maxReplicas" in elastic:
+        least = elastic.get("minReplicas", 1)
+        new["elastic"] = {"minNodes": least, "maxNodes": elastic.get("maxReplicas", max(least, new["nodes"]))}
     if "maxRestarts" in elastic:
         new.setdefault("recovery", {}).setdefault("inPlaceRestarts", elastic["maxRestarts"])
     backend, port = elastic.get("rdzvBackend"), elastic.get("rdzvPort")
     rendezvous: Object = {}
-    if backend in ("c10d", "static"):
+    if backend == "c10d" or (backend == "static" and "elastic" not in new):
         rendezvous["backend"] = backend
     elif backend:
-        done.note(f"{at}.rdzvBackend", f"{backend} needs a server of its own; c10d is used, whose store pod 0 has")
+        done.note(
+            f"{at}.rdzvBackend", f"{backend}: c10d is used, whose store pod 0 has; no server of its own is needed"
+        )
     if isinstance(port, int) and port >= 1024:
         rendezvous["port"] = port
     for pair in elastic.get("rdzvConf") or ():
@@ -160,13 +156,7 @@ def _take_elastic_policy(done: Conversion, elastic: Mapping[str, Any]) -> None:
 
 def _take_run_policy(done: Conversion, policy: Mapping[str, Any]) -> None:
     new, at = done.resource["spec"], "spec.runPolicy"
-    for name in _CARRIED:
-        if name in policy and name in Spec.__struct_encode_fields__:
-            new[name] = policy[name]
-        elif name in policy:
-            done.note(
-                f"{at}.{name}", f"{policy[name]} has no equivalent: pods stay until the next attempt or the deletion"
-            )
+    new.update({name: policy[name] for name in _CARRIED if name in policy})
     if "backoffLimit" in policy:
         new.setdefault("recovery", {}).setdefault("maxRestarts", policy["backoffLimit"])
         done.note(f"{at}.backoffLimit", "counts restarts of the whole group now; those of workers are inPlaceRestarts")
@@ -179,11 +169,14 @@ def _take_run_policy(done: Conversion, policy: Mapping[str, Any]) -> None:
         labels = done.resource["metadata"].setdefault("labels", {})
         labels.setdefault(_QUEUE_LABEL, scheduling["queue"])
         done.note(
-            f"{at}.schedulingPolicy.queue", f"is the label {_QUEUE_LABEL} now; Kueue must have a queue of that name"
+            f"{at}.schedulingPolicy.queue",
+            f"is the label {_QUEUE_LABEL} now, for Kueue; for Volcano write scheduling (gang, queue) instead",
         )
     for name in ("minAvailable", "minResources", "scheduleTimeoutSeconds"):
         if name in scheduling:
-            done.note(f"{at}.schedulingPolicy.{name}", "has no equivalent: Kueue admits all pods of a job or none")
+            done.note(
+                f"{at}.schedulingPolicy.{name}", "has no equivalent: Kueue, or scheduling.gang, admits all pods or none"
+            )
 
 
 def _template(done: Conversion, replicas: Mapping[str, Any]) -> Object:

@@ -66,10 +66,16 @@ REMEDIES: Final = {
     # Restarting
     "GroupRestart": "Training goes on from the last checkpoint by itself; nothing is to be done.",
     "PodReplacement": "The pod is replaced under the same index and training goes on; nothing is to be done.",
+    "Disrupted": "Evictions and lost nodes are free: it starts again by itself; nothing is to be done.",
+    "Resumed": "It goes on from its last checkpoint by itself; nothing is to be done.",
     "Resized": "It goes on with the new number of nodes by itself; nothing is to be done.",
     # Failed
     "RestartBudgetExhausted": "Mend the cause and submit the job anew, or raise spec.recovery.maxRestarts if the cause "
     "is gone by now.",
+    "CrashLoop": "Every attempt died without getting further, so another would too: mend the cause and submit the job "
+    "anew.",
+    "PendingDeadlineExceeded": "Free or add nodes, ask for less, or raise spec.pendingDeadlineSeconds, and submit the "
+    "job anew.",
     "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job anew; it goes on "
     "from its checkpoint if it keeps one on a claim.",
 }

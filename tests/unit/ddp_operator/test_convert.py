@@ -157,6 +157,7 @@ class TestManifests:
     def test_an_elastic_job_gets_c10d_and_notes_on_the_rest(self) -> None:
         spec, notes = converted(ELASTIC)
         assert spec["nodes"] == 2
+        assert spec["elastic"] == {"minNodes": 1, "maxNodes": 2}
         assert spec["recovery"] == {"inPlaceRestarts": 100}
         assert spec["rendezvous"] == {"port": 2379, "joinTimeoutSeconds": 900}
         assert trainer(spec)["command"] == [
@@ -168,7 +169,7 @@ class TestManifests:
         ]
         assert [entry["name"] for entry in trainer(spec)["env"]] == ["LOGLEVEL", "RDZV_ENDPOINT"]
         for words in (
-            "etcd needs a server",
+            "etcd: c10d is used",
             "last_call_timeout=60",
             "HorizontalPodAutoscaler",
             "PET_NNODES",
@@ -187,7 +188,7 @@ class TestManifests:
             259200,
             False,
         )
-        assert spec["shm"] == {"sizeLimit": "64Gi"}
+        assert (spec["cleanPodPolicy"], spec["shm"]) == ("None", {"sizeLimit": "64Gi"})
         assert [volume["name"] for volume in spec["template"]["spec"]["volumes"]] == ["data"]
         (sidecar,) = spec["template"]["spec"]["initContainers"]
         assert (sidecar["name"], sidecar["restartPolicy"]) == ("tensorboard", "Always")
