@@ -47,7 +47,7 @@ async def test_a_sample_is_submitted_watched_and_deleted(
     assert await ddp("list", "-o", "json") == exits.OK
     listed = capsys.readouterr().out
     assert json.loads(listed[listed.index('{\n  "apiVersion"') :])["items"][0]["status"]["phase"] == "Succeeded"
-    assert await ddp("delete", name, "--wait") == exits.OK
+    assert await ddp("delete", name) == exits.OK
     assert await world.get(KIND, name) is None
     assert await ddp("why", name) == exits.NOT_FOUND
 

@@ -81,8 +81,9 @@ async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
     assert "digits has succeeded" in shown.err
     assert await ddp("scale", "digits", "3") == exits.FAILED
     assert "has ended (Succeeded) and cannot be changed" in capsys.readouterr().err
-    assert await ddp("delete", "digits") == exits.OK
-    await world.gone(KIND, "digits")
+    assert await ddp("delete", "digits", "--wait") == exits.OK
+    assert await world.get(KIND, "digits") is None
+    assert await world.list("Pod") == []
 
 
 async def test_a_failed_job_ends_a_watch_with_1_and_its_cause(
