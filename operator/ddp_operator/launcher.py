@@ -1899,7 +1899,7 @@ class Launcher:
     def _is_alone(self) -> bool:
         """Tell whether the agent has had no living worker for a while."""
         now = time.monotonic()
-        if any(process_state(pid) for pid in find_family(self._agent)[1:]):
+        if any(process_state(pid) for pid in find_family(self._agent)[1:] if pid != self._store):
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = now

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 asked = []
 signal.signal(signal.SIGTERM, lambda *about: asked.append(1))
-dist.init_process_group("gloo", timeout=timedelta(seconds=50))
+dist.init_process_group("gloo", timeout=timedelta(seconds=200))
 rank, world = dist.get_rank(), dist.get_world_size()
 step = int(open("saved").read()) if os.path.exists("saved") else 0
 print(f"world {world} begins at step {step}", flush=True)

@@ -69,7 +69,7 @@ def all_reduce(step):
 SLEEP = TRAIN.replace("MEET", GLOO).replace("HANG", "time.sleep(600)")
 STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal.SIGSTOP)")
 # The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way.
-BUDGETS = "start=50,stall=2,checkpoint=50,action="
+BUDGETS = "start=500,stall=4,checkpoint=500,action="
 
 
 def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods: PodsFactory, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ open("started-" + rank, "w").close()
 while rank == "1" and not os.path.exists("enough"):
     time.sleep(0.05)
 """
-    job = pods(script, env={"DDP_GRACE_SECONDS": "50"})
+    job = pods(script, env={"DDP_GRACE_SECONDS": "500"})
     job.start()
     job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
     runtime = next(path for path in tmp_path.glob("ddp-*") if str(job.running[0].pid) in path.name)
