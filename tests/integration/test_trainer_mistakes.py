@@ -49,6 +49,7 @@ def too_few(config, in_channels, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
 """
 MISTAKES = {
+    "preset: 'digits-resnt' is not known; did you mean 'digits-resnet'?": ["--preset", "digits-resnt"],
     "2 ranks share 1 samples": ["--data", "mine:single"],
     "drop_last leaves nothing": ["--batch-size", "800", "--drop-last"],
     "images are torch.float32": ["--data", "mine:floats"],

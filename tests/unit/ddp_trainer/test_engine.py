@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddp_trainer.data.loader import Batch
@@ -47,6 +48,29 @@ def test_accumulated_parts_are_as_good_as_the_whole_batch(accumulate: int) -> No
         expected = whole.step(batch(), step, 0.1).loss
         torch.testing.assert_close(parts.step(batch(), step, 0.1).loss, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
+
+
+def test_accumulated_gradients_travel_once_a_step() -> None:
+    one = engine(OptimConfig(accumulate=3))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        one.replica = nn.parallel.DistributedDataParallel(one.model)
+        one._forward = one.replica
+        sent: list[int] = []
+
+        def count(_, bucket):  # type: ignore[no-untyped-def]
+            sent.append(bucket.index())
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        one.replica.register_comm_hook(None, count)
+        one.step(batch(), 0, 0.1)
+        assert sent == [0]
+        one.step(batch(), 1, 0.1)
+        assert sent == [0, 0]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_step_follows_the_learning_rate_it_is_given() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from pathlib import Path
@@ -98,6 +99,18 @@ def test_a_folder_that_can_t_be_written_is_a_user_error_and_a_row_that_can_t_a_w
     log.path.mkdir()
     log.epoch(1.0, 0.5)
     assert "warning" in capsys.readouterr().err
+
+
+def test_whether_the_target_is_reached_is_rank_0s_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(RunConfig(), early_stop=EarlyStopConfig(target_accuracy=0.5, patience=2))
+    for said_by_rank_0, own in ((2.0, 0.1), (0.0, 0.9)):
+        world = World(RankEnv(rank=1, world_size=2), torch.device("cpu"))
+        monkeypatch.setattr(world, "sum", lambda mine, said=said_by_rank_0: [said + mine[0]])
+        monkeypatch.setattr(world, "agreed", contextlib.nullcontext)
+        position = Position(streak=1)
+        record = EpochRecord(config, world, position)
+        record.validated(own)
+        assert (position.streak, record.target_met) == (said_by_rank_0, said_by_rank_0 == 2.0)
 
 
 def test_an_epochs_record_adds_up_its_steps(tmp_path: Path) -> None:

@@ -90,6 +90,56 @@ def test_a_scaled_step_scales_unscales_clips_steps_and_updates(monkeypatch: pyte
     assert calls == ["scale", "unscale_", "clip", "step", "update"]
 
 
+def test_a_scaled_step_that_is_not_finite_is_left_out_and_the_scale_survives_a_save() -> None:
+    # torch's own scaler, which also works on a CPU.
+    precision, other = Precision(PrecisionConfig(), CPU), Precision(PrecisionConfig(), CPU)
+    for one in (precision, other):
+        one.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def step(value: float) -> float | None:
+        optimizer.zero_grad()
+        precision.backward((weight * value).sum())
+        norm = precision.step(optimizer, [weight], 1.0)
+        return None if norm is None else float(norm)
+
+    assert step(5.0) == 5.0  # unscaled, and then clipped to 1
+    assert weight.item() == pytest.approx(0.9)
+    step(float("inf"))
+    assert weight.item() == pytest.approx(0.9)
+    assert precision.state_dict()["scale"] == 512.0
+    other.load_state_dict(precision.state_dict())
+    assert other.state_dict() == precision.state_dict()
+    assert Precision(PrecisionConfig(), CPU).state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "products", "dtype"),
+    [("fp32", False, None), ("tf32", True, None), ("bf16", True, torch.bfloat16), ("auto", True, torch.bfloat16)],
+)
+def test_on_a_gpu_the_format_sets_the_backends_switches(
+    name: str, products: bool, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    kept = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+    try:
+        one = Precision(PrecisionConfig(name=name, deterministic=name == "fp32"), torch.device("cuda", 0))
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (products, products)
+        assert (cudnn.deterministic, cudnn.benchmark) == (name == "fp32", name != "fp32")
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = kept
+    assert one.dtype == dtype
+    assert one.scaler is None
+
+
+def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    with pytest.raises(UserError, match="this GPU has no bf16; use fp16 or fp32"):
+        Precision(PrecisionConfig(name="bf16"), torch.device("cuda", 0))
+
+
 def test_powersgd_on_gloo_is_refused() -> None:
     config = DistributedConfig(compression="powersgd")
     assert uses_gloo(config, CPU)
