@@ -26,14 +26,33 @@ _WANTED = frozenset({
     constants.METRIC_STEP_SECONDS, constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS,
     constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
     constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE,
+    constants.METRIC_HEARTBEAT_AGE, constants.METRIC_SAVING,
+    constants.METRIC_STEP_SECONDS, constants.METRIC_COMPUTE_SECONDS, constants.METRIC_DATA_SECONDS,
 })  # fmt: skip
 _PREFLIGHT = (constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE)
 _CHECKS = ("dns", "tcp", "allreduce")
 # One pass over the page; a line that is no sample costs nothing but its length.
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)[^\n]*", re.MULTILINE)
+_BY_RANK = {
+    constants.METRIC_GLOBAL_STEP: "step",
+    constants.METRIC_STEPS: "steps",
+    constants.METRIC_COMPUTE_SECONDS: "compute",
+    constants.METRIC_DATA_SECONDS: "data_wait",
+}
+_MAX_RANKS = 256  # of one pod
 _MAX_SAMPLES = 4096
 _MAX_LINE = 4096
 _MAX_INT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankSample:
+    """What one rank has done: steps of the run, and of its process with their seconds."""
+
+    step: float = 0.0
+    steps: float = 0.0
+    compute: float = 0.0
+    data_wait: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +63,7 @@ class Page:
     launcher_phase: str = ""
     in_place_restarts: int = 0
     preflight: PreflightStatus | None = None
+    ranks: Mapping[int, RankSample] = field(default_factory=dict)
 
     @property
     def training(self) -> bool:
@@ -56,6 +76,7 @@ def parse_page(text: str) -> Page:
     chosen: dict[str, tuple[float, float]] = {}
     phase, restarts = "", 0
     preflight: dict[tuple[str, str], float] = {}
+    by_rank: dict[int, dict[str, float]] = {}
     for name, labels, value in _samples(text):
         if name == constants.METRIC_LAUNCHER_PHASE:
             if value == 1 and labels.get("phase") in constants.LAUNCHER_PHASES:
@@ -66,10 +87,14 @@ def parse_page(text: str) -> Page:
             preflight[name, labels.get("check", "")] = value
         else:
             rank = _rank(labels)
+            room = rank in by_rank or len(by_rank) < _MAX_RANKS
+            if name in _BY_RANK and room and math.isfinite(rank) and math.isfinite(value):
+                by_rank.setdefault(int(rank), {})[_BY_RANK[name]] = value
             if name not in chosen or rank < chosen[name][0]:
                 chosen[name] = (rank, value)
     values = {name: value for name, (_, value) in chosen.items()}
-    return Page(values, phase, restarts, _build_preflight(preflight) if preflight else None)
+    ranks = {rank: RankSample(**found) for rank, found in by_rank.items()}
+    return Page(values, phase, restarts, _build_preflight(preflight) if preflight else None, ranks)
 
 
 def build_progress(values: Mapping[str, float], previous: Progress | None = None) -> Progress | None:
@@ -122,6 +147,16 @@ def build_checkpoint(values: Mapping[str, float]) -> CheckpointStatus | None:
     """Return the newest checkpoint that the page names."""
     step = _whole(values.get(constants.METRIC_CHECKPOINT_STEP))
     return CheckpointStatus(step=step) if step else None
+
+
+def compute_goodput(values: Mapping[str, float], wall_seconds: float) -> str | None:
+    """Return the share of the wall time that moved the run forward: docs/metrics.md has the formula."""
+    done, seconds = values.get(constants.METRIC_STEPS), values.get(constants.METRIC_STEP_SECONDS)
+    kept = values.get(constants.METRIC_GLOBAL_STEP)
+    if not done or not seconds or not kept or wall_seconds <= 0:
+        return None
+    share = kept * (seconds / done) / wall_seconds
+    return f"{min(share, 1.0):.2f}" if math.isfinite(share) and share >= 0 else None
 
 
 def format_duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ only the ``Cluster`` protocol, so the same code runs jobs on an API server and o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,7 +24,7 @@ from ddp_operator.cluster import AlreadyExists, ChildKind, Cluster, ClusterError
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status import conditions as c
-from ddp_operator.status import lost, waiting
+from ddp_operator.status import lost, ranks, waiting
 from ddp_operator.status.changes import can_wait
 from ddp_operator.status.decision import (
     Decision,
@@ -69,6 +70,7 @@ class Reconciler:
         self._progress_interval = progress_interval
         self._on_mark = on_mark
         self._scraped: dict[Key, datetime] = {}
+        self._ranks: dict[Key, tuple[datetime, int, ranks.Ranks]] = {}
         self._troubles: dict[Key, tuple[datetime, Mapping[str, Trouble]]] = {}
         self._written: dict[Key, datetime] = {}
 
@@ -100,6 +102,7 @@ class Reconciler:
             nodes=await self._ask_nodes(job, observation),
             troubles=await self._ask_events(key, job, snapshot, observation),
         )
+        observation = await self._compare_ranks(key, job, observation)
         decision = self._decide(job, observation, refusal)
         wait: float | None = None
         for action in decision.actions:
@@ -217,6 +220,25 @@ class Reconciler:
         self._troubles[key] = now, found
         return found
 
+    async def _compare_ranks(self, key: Key, job: DDPTrainingJob, observation: Observation) -> Observation:
+        """Read the other pods' pages, once a minute and when steps have stopped, and compare the ranks."""
+        page, now = observation.page, self._clock()
+        if page is None or not page.training or not page.ranks:
+            return observation
+        asked_at, attempt, before = self._ranks.get(key, (None, 0, {}))
+        due = asked_at is None or abs((now - asked_at).total_seconds()) >= ranks.WINDOW
+        if not due and not (ranks.is_stalled(job, page) and not _is_stalled(job.status)):
+            return observation
+        others = ranks.choose_pods(observation.pods_of(job.status.attempt))
+        texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in others))
+        found = dict(page.ranks)
+        for text in texts:
+            found |= parse_page(text).ranks if text else {}
+        same = attempt == job.status.attempt
+        self._ranks[key] = now, job.status.attempt, found
+        stragglers = ranks.find_stragglers(before, found) if same else None
+        return replace(observation, ranks=found, stragglers=stragglers)
+
     async def _scrape(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> tuple[bool, Page | None]:
         """Read pod 0's page when it is due. Returns whether it was asked for, and what it said."""
         now = self._clock()
@@ -255,6 +277,7 @@ class Reconciler:
         self._scraped.pop(key, None)
         self._troubles.pop(key, None)
         self._written.pop(key, None)
+        self._ranks.pop(key, None)
 
     async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> None:
         """Say Accepted=False about a spec that this version cannot read (an older or newer CRD let it in)."""
@@ -290,6 +313,11 @@ class Reconciler:
         version = snapshot.resource["metadata"]["resourceVersion"]
         body: dict[str, Any] = msgspec.to_builtins(status)
         await self._cluster.patch_status(key, body, resource_version=version)
+
+
+def _is_stalled(status: Status) -> bool:
+    found = c.find(status.conditions, c.PROGRESSING)
+    return found is not None and found.reason == c.STALLED
 
 
 def _refusal(error: Refused) -> Refusal:

@@ -49,8 +49,8 @@ REMEDIES: Final = {
     "VolumeNotReady": "Check the claim: kubectl get pvc. One that several nodes use must be ReadWriteMany.",
     "PodsNotStarting": "kubectl describe pod on the pod that is named has the kubelet's words.",
     "WaitingForPods": "Pods are being made and placed; if this lasts for minutes, the Events of the Job say why.",
-    "WaitingForFormerPods": "The next attempt starts when they are gone; a pod on a dead node goes when the node is "
-    "removed from the cluster.",
+    "WaitingForFormerPods": "The next attempt starts when they are gone; a pod on a dead node is given up after "
+    "spec.recovery.forceDeleteAfterSeconds.",
     # Rendezvoused
     "WaitingForRanks": "Training starts when all pods run; look at those that do not: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
@@ -68,6 +68,7 @@ REMEDIES: Final = {
     "PodReplacement": "The pod is replaced under the same index and training goes on; nothing is to be done.",
     "Disrupted": "Evictions and lost nodes are free: it starts again by itself; nothing is to be done.",
     "Resumed": "It goes on from its last checkpoint by itself; nothing is to be done.",
+    "NodesReadmitted": "No other node could take a pod, so the nodes that failed are used again; look at them.",
     "Resized": "It goes on with the new number of nodes by itself; nothing is to be done.",
     # Failed
     "RestartBudgetExhausted": "Mend the cause and submit the job anew, or raise spec.recovery.maxRestarts if the cause "

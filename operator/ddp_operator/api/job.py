@@ -25,6 +25,7 @@ class DDPTrainingJob:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
+    created: str = ""
 
     @property
     def in_place_restarts(self) -> int:

@@ -52,6 +52,7 @@ def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
         deleting="deletionTimestamp" in metadata,
+        created=metadata.get("creationTimestamp") or "",
         spec=_parse_spec(raw.get("spec")),
         status=status,
     )

@@ -90,6 +90,27 @@ class CheckpointStatus(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
+class LastRestart(_Fields, frozen=True, kw_only=True):
+    """What the latest group restart has cost."""
+
+    attempt: Annotated[int, Meta(description="The attempt that it began.")]
+    time: Annotated[str, Meta(description="When training was interrupted.", extra_json_schema={"format": "date-time"})]
+    steps_lost: Annotated[
+        int | None, Meta(description="Steps after the newest checkpoint, made once more. Unset: none were reported.")
+    ] = None
+    recovery_seconds: Annotated[
+        int | None, Meta(description="From the interruption to the first step that was seen afterwards.")
+    ] = None
+
+
+class Straggler(_Fields, frozen=True, kw_only=True):
+    """A rank that keeps the others waiting: it needs 1.3 times the median rank's own time for a step, or more."""
+
+    rank: int
+    ratio: Annotated[str, Meta(description="Its own work a step over the median rank's, such as 1.8.")]
+    cause: Annotated[Literal["compute", "data"], Meta(description="Where most of that time goes.")]
+
+
 class LastFailure(_Fields, frozen=True, kw_only=True):
     """The root cause of the latest failure: the earliest one that is not another's victim."""
 
@@ -130,6 +151,13 @@ class Status(_Fields, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     preflight: PreflightStatus | None = None
+    goodput: Annotated[
+        str | None, Meta(description="Share of the wall time that moved the run forward, 0 to 1: docs/metrics.md.")
+    ] = None
+    stragglers: Annotated[
+        tuple[Straggler, ...], Meta(description="Of the last minute, the slowest first, at most 8; of up to 16 pods.")
+    ] = ()
+    last_restart: LastRestart | None = None
     last_failure: LastFailure | None = None
     failed_nodes: Annotated[
         tuple[str, ...],

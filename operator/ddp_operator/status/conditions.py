@@ -59,6 +59,7 @@ WAITING_FOR_WORKERS: Final = "WaitingForWorkers"
 NO_METRICS_PAGE: Final = "NoMetricsPage"
 # Progressing
 TRAINING: Final = "Training"
+STALLED: Final = "Stalled"
 NO_STEP_YET: Final = "NoStepYet"
 NOT_RUNNING: Final = "NotRunning"
 # Restarting

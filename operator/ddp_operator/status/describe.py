@@ -7,14 +7,16 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import CheckpointStatus, Condition, Nodes, Phase, Progress, Status
-from ddp_operator.progress import Page, build_checkpoint, build_progress
+from ddp_operator.progress import Page, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.observation import Observation, PodView
-from ddp_operator.status.termination import format_time
+from ddp_operator.status.ranks import describe_stall
+from ddp_operator.status.termination import format_time, parse_time
 from ddp_operator.status.waiting import describe_scheduling
 
 
@@ -38,7 +40,9 @@ def describe(
     running, _, succeeded, _ = c.count_pods(pods)
     all_run = running + succeeded >= nodes
     if observation.page is not None:
-        status = _take_page(status, observation.page, now)
+        status = _take_page(job, status, observation.page, now)
+    if observation.stragglers is not None:
+        status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
         status = take_final_progress(status, pods, now)  # what the pods say that they have saved
     joined_before = c.find(job.status.conditions, c.RENDEZVOUSED) if same_attempt else None
@@ -52,7 +56,8 @@ def describe(
         _suspended(job, status, alive + former_alive),
         describe_scheduling(job, observation, status.attempt, nodes),
         rendezvous,
-        _progressing(job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run),
+        describe_stall(job, observation, now)
+        or _progressing(job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run),
         restarting,
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
@@ -108,9 +113,23 @@ def _newer_checkpoint(
     return replace(found, time=format_time(now))
 
 
-def _take_page(status: Status, page: Page, now: datetime) -> Status:
+def _has_stepped(page: Page) -> bool:
+    """Tell whether a step was made since the workers' start: the run's own count comes from the checkpoint."""
+    return page.training and page.values.get(constants.METRIC_STEPS, 1.0) > 0
+
+
+def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime) -> Status:
+    created = parse_time(job.created)
+    wall = (now - created).total_seconds() if created else 0.0
+    restart = status.last_restart
+    if restart is not None and restart.recovery_seconds is None and _has_stepped(page):
+        began = parse_time(restart.time)
+        seconds = round((now - began).total_seconds()) if began else 0
+        restart = replace(restart, recovery_seconds=max(0, seconds))
     return replace(
         status,
+        last_restart=restart,
+        goodput=compute_goodput(page.values, wall) or status.goodput,
         progress=build_progress(page.values, status.progress) or status.progress,
         checkpoint=_newer_checkpoint(page.values, status.checkpoint, now),
         preflight=page.preflight or status.preflight,

@@ -30,6 +30,7 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
             yield Event("Normal", "Started", f"attempt 1 with {new.attempt_nodes} nodes as Job {new.job_name}")
         elif restarting is not None:
             yield Event("Normal", restarting.reason, restarting.message)
+    yield from _stalls(old, new)
     for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.SUCCEEDED, c.FAILED):
         now, then = c.find(new.conditions, kind), c.find(old.conditions, kind)
         if now is None or (then is not None and (then.status, then.reason) == (now.status, now.reason)):
@@ -40,3 +41,14 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
             yield Event("Warning", now.reason, now.message)
         elif kind == c.SUSPENDED and then is not None and then.status == "True":
             yield Event("Normal", "Resumed", "spec.suspend is false")
+
+
+def _stalls(old: Status, new: Status) -> Iterator[Event]:
+    then, now = c.find(old.conditions, c.PROGRESSING), c.find(new.conditions, c.PROGRESSING)
+    if now is None:
+        return
+    was_stalled = then is not None and then.reason == c.STALLED
+    if now.reason == c.STALLED and not was_stalled:
+        yield Event("Warning", c.STALLED, now.message)
+    elif was_stalled and now.status == "True":
+        yield Event("Normal", c.TRAINING, "steps are made again")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import LastFailure, Phase, Restarts, Status
+from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost
 from ddp_operator.status.conditions import Fact
@@ -21,10 +21,11 @@ from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
 from ddp_operator.status.describe import count_nodes, describe, take_final_progress, without_eta
 from ddp_operator.status.failure import blame_node
 from ddp_operator.status.observation import JobView, Observation, PodView
-from ddp_operator.status.termination import format_time
+from ddp_operator.status.termination import format_time, parse_time
 
 # An attempt that ran so long has done something, also where its script reports no steps.
 _LASTED = timedelta(minutes=5)
+_BELIEVED = timedelta(minutes=10)
 
 
 def start(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
@@ -67,7 +68,7 @@ def restart(
     """Begin the next attempt after a failure; it uses up one of recovery.maxRestarts."""
     charged = charge(job, observation.pods_of(job.status.attempt), now)
     before = replace(charged, used=charged.used + 1, counted=charged.counted + 1)
-    status = _next_attempt(job, before, now, failure=cause)
+    status = _next_attempt(job, before, observation, now, failure=cause)
     words = f"attempt {status.attempt} after: {say(cause)}"
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
 
@@ -82,7 +83,7 @@ def restart_free(
 ) -> Decision:
     """Begin the next attempt after what is nobody's fault."""
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, now, failure=cause)
+    status = _next_attempt(job, before, observation, now, failure=cause)
     if cause is not None and cause.category == constants.CATEGORY_NODE_LOST:
         status = replace(status, failed_nodes=lost.remember(status.failed_nodes, iter((cause.node_name,))))
     words = f"attempt {status.attempt}, not counted, after: {say(cause)}" if cause else f"attempt {status.attempt}"
@@ -93,7 +94,7 @@ def readmit(job: DDPTrainingJob, observation: Observation, words: str, now: date
     """Begin the next attempt without avoiding any node: the avoided ones are needed."""
     job = replace_fields(job, status=replace(job.status, failed_nodes=()))
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, now, failure=None)
+    status = _next_attempt(job, before, observation, now, failure=None)
     words = f"attempt {status.attempt} may use the nodes that failed again: {words}"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
 
@@ -149,7 +150,7 @@ def lose_nodes(
 def resize(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
     """Begin the next attempt with another number of nodes."""
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, now, failure=None)
+    status = _next_attempt(job, before, observation, now, failure=None)
     words = f"attempt {status.attempt} with {job.spec.nodes} instead of {job.status.attempt_nodes} nodes"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
@@ -195,12 +196,28 @@ def say(cause: LastFailure) -> str:
     return f"{cause.category}: {where}{cause.message or 'no message'}"
 
 
+def _last_restart(
+    job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime, failure: LastFailure | None
+) -> LastRestart:
+    """Return what is known of a restart's cost when it begins."""
+    status = take_final_progress(job.status, pods, now)
+    step = status.progress.step if status.progress else None
+    saved = status.checkpoint.step if status.checkpoint else 0
+    failed = parse_time(failure.time) if failure else None
+    # A training pod's clock may be anything.
+    began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
+    lost = None if step is None else max(0, step - saved)
+    return LastRestart(attempt=status.attempt + 1, time=format_time(began), steps_lost=lost)
+
+
 def _lasted(pods: tuple[PodView, ...]) -> bool:
     ends = [(pod.started, pod.termination.time) for pod in pods if pod.termination]
     return any(start and end and end - start.timestamp() >= _LASTED.total_seconds() for start, end in ends)
 
 
-def _next_attempt(job: DDPTrainingJob, restarts: Restarts, now: datetime, *, failure: LastFailure | None) -> Status:
+def _next_attempt(
+    job: DDPTrainingJob, restarts: Restarts, observation: Observation, now: datetime, *, failure: LastFailure | None
+) -> Status:
     status = job.status
     return replace(
         status,
@@ -209,6 +226,8 @@ def _next_attempt(job: DDPTrainingJob, restarts: Restarts, now: datetime, *, fai
         job_name=names.job_name(job.name, status.attempt + 1),
         attempt_time=format_time(now),
         restarts=replace(restarts, total=restarts.total + 1, in_place=0),
+        stragglers=(),
+        last_restart=_last_restart(job, observation.pods_of(status.attempt), now, failure),
         last_failure=failure or status.last_failure,
     )
 

@@ -11,7 +11,8 @@ import msgspec
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.progress import Page
+from ddp_operator.api.status import Straggler
+from ddp_operator.progress import Page, RankSample
 from ddp_operator.status.termination import Termination, parse_termination, parse_time
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -127,6 +128,8 @@ class Observation:
     service: bool = True
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    ranks: Mapping[int, RankSample] = field(default_factory=dict)
+    stragglers: tuple[Straggler, ...] | None = None
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""

@@ -265,7 +265,7 @@ class TestProgress:
         assert world.requeue == 10.0
 
     async def test_clock_set_back_does_not_silence_the_page(self) -> None:
-        world = await World().train(TRAINING)
+        world = await World(nodes=1).train(TRAINING)
         before = world.cluster.calls.count("scrape")
         world.clock.advance(-3600)
         await world.reconcile()

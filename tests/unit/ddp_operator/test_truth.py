@@ -1,0 +1,259 @@
+"""Stalls, stragglers, goodput and what a restart has cost: figures with formulas, bounded whatever the pages say."""
+
+import math
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator import constants
+from ddp_operator.api.status import LastRestart, Progress, Status, Straggler
+from ddp_operator.progress import RankSample, compute_goodput, parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decision import Decision
+from ddp_operator.status.machine import decide
+from ddp_operator.status.observation import observe_children
+from ddp_operator.status.ranks import MAX_PODS, choose_pods, find_stragglers
+from ddp_operator.status.termination import format_time
+from tests.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.memory import World
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW))
+RUNNING = (child_pod(0), child_pod(1))
+
+
+def run(text: str, *, status: Status = STARTED, ranks: Any = None, seconds: float = 1, pods: Any = RUNNING) -> Decision:
+    typed = job(status=status, nodes=2)
+    seen = observe_children(typed, [child_job()], pods, parse_page(text))
+    if ranks is not None:
+        object.__setattr__(seen, "ranks", ranks)
+    return decide(typed, seen, NOW + timedelta(seconds=seconds))
+
+
+def progressing(decision: Decision) -> tuple[str, str, str]:
+    found = c.find(decision.status.conditions, c.PROGRESSING)
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+def stall(age: float, **values: Any) -> str:
+    return page(phase="Running", ddp_step=57, **{constants.METRIC_HEARTBEAT_AGE: age}, **values)
+
+
+class TestStall:
+    def test_says_since_when_and_who_is_behind(self) -> None:
+        ranks = {0: RankSample(step=57), 1: RankSample(step=57), 3: RankSample(step=56)}
+        decision = run(stall(120), ranks=ranks, seconds=300)
+        since = format_time(NOW + timedelta(seconds=180))
+        assert progressing(decision) == ("False", "Stalled", f"no step since {since}; ranks 3 are behind step 57")
+        assert decision.status.phase == "Running"
+
+    @pytest.mark.parametrize(
+        ("ranks", "words"),
+        [
+            ({}, "the ranks report no steps of their own"),
+            ({n: RankSample(step=57) for n in range(4)}, "all 4 ranks whose pages answer stand at step 57"),
+            ({n: RankSample(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
+        ],
+    )
+    def test_says_what_is_known(self, ranks: Any, words: str) -> None:
+        assert progressing(run(stall(120), ranks=ranks))[2].endswith(words)
+
+    @pytest.mark.parametrize(("age", "stalled"), [(99, False), (100, True), (math.nan, False), (math.inf, False)])
+    def test_begins_at_a_third_of_the_watchdogs_time(self, age: float, stalled: bool) -> None:
+        assert (progressing(run(stall(age)))[1] == "Stalled") is stalled
+
+    def test_is_none_while_a_checkpoint_is_saved_or_before_the_first_step(self) -> None:
+        assert progressing(run(stall(999, **{constants.METRIC_SAVING: 1})))[1] == "Training"
+        assert progressing(run(page(phase="Running", **{constants.METRIC_HEARTBEAT_AGE: 999})))[1] == "NoStepYet"
+
+    def test_keeps_its_words_until_it_ends(self) -> None:
+        first = run(stall(120), seconds=300).status
+        second = run(stall(130), status=first, seconds=310)
+        assert second.status.conditions == first.conditions
+        assert progressing(run(stall(0), status=second.status, seconds=320))[1] == "Training"
+
+    async def test_asks_all_pods_once_and_is_told_once(self) -> None:
+        world = await World(nodes=3).train(stall(0))
+        world.cluster.page = stall(150)
+        for _ in range(12):
+            world.clock.advance(10)
+            await world.settle()
+        assert world.state("Progressing") == ("False", "Stalled")
+        assert world.events.count("Stalled") == 1
+        scrapes = world.cluster.calls.count("scrape")
+        assert scrapes <= 14 + 4 * 2, "the other two pods are read once a minute, and when the stall begins"
+        world.cluster.page = stall(0)
+        world.clock.advance(10)
+        await world.settle()
+        assert world.events[-1] == "Training"
+
+
+class TestStragglers:
+    def ranks(self, **work: tuple[float, float]) -> tuple[dict[int, RankSample], dict[int, RankSample]]:
+        before = {int(rank[1:]): RankSample(steps=10, compute=100, data_wait=50) for rank in work}
+        now = {
+            int(rank[1:]): RankSample(steps=20, compute=100 + 10 * compute, data_wait=50 + 10 * wait)
+            for rank, (compute, wait) in work.items()
+        }
+        return before, now
+
+    def test_are_those_that_need_much_more_than_the_median(self) -> None:
+        found = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(1.0, 0.1), r2=(1.9, 0.1), r3=(0.5, 1.0), r4=(1.0, 0.0)))
+        assert found == (
+            Straggler(rank=2, ratio="1.8", cause="compute"),
+            Straggler(rank=3, ratio="1.4", cause="data"),
+        )
+
+    def test_are_none_where_the_load_is_even_or_nobody_is_to_compare_with(self) -> None:
+        assert find_stragglers(*self.ranks(r0=(1.0, 0.2), r1=(1.2, 0.1))) == ()
+        assert find_stragglers(*self.ranks(r0=(9.0, 0.0))) == ()
+        assert find_stragglers({}, {}) == ()
+
+    def test_rank_that_began_anew_is_left_out(self) -> None:
+        before, now = self.ranks(r0=(1, 0), r1=(1, 0), r2=(9, 0))
+        now[2] = RankSample(steps=5, compute=1, data_wait=1)
+        assert find_stragglers(before, now) == ()
+
+    def test_list_is_bounded(self) -> None:
+        before = {n: RankSample() for n in range(100)}
+        now = {n: RankSample(steps=1, compute=1e300 if n < 40 else 1.0) for n in range(100)}
+        found = find_stragglers(before, now)
+        assert len(found) == 8
+        assert found[0].ratio == "1000000.0"
+
+    def test_pods_are_an_even_spread_of_many(self) -> None:
+        typed = job(status=STARTED)
+        pods = observe_children(typed, [child_job()], [child_pod(n) for n in range(100)]).pods_of(1)
+        chosen = choose_pods(pods)
+        assert len(chosen) == MAX_PODS - 1
+        assert len({pod.index for pod in chosen}) == MAX_PODS - 1
+        assert max(pod.index for pod in chosen) > 80
+        assert [pod.index for pod in choose_pods(pods[:4])] == [1, 2, 3]
+
+    async def test_are_in_status_after_two_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seconds = {0: 0.0, 1: 0.0}
+
+        async def scrape(pod: Any, port: int) -> str:
+            rank = int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
+            seconds[rank] += 300 if rank else 10
+            said = {"ddp_step": 7, "ddp_steps_total": seconds[0] / 10, constants.METRIC_COMPUTE_SECONDS: seconds[rank]}
+            said[constants.METRIC_DATA_SECONDS] = 0
+            return page(phase="Running", **said).replace('rank="0"', f'rank="{rank}"')
+
+        world = World()
+        monkeypatch.setattr(world.cluster, "scrape", scrape)
+        await world.train()
+        for _ in range(14):
+            world.clock.advance(10)
+            await world.settle()
+        [straggler] = world.status.stragglers
+        assert (straggler.rank, straggler.cause) == (1, "compute")
+
+
+class TestGoodput:
+    VALUES = {"ddp_step": 100.0, "ddp_steps_total": 50.0, "ddp_step_seconds_sum": 100.0}
+
+    def test_is_kept_steps_at_their_mean_time_over_the_wall_time(self) -> None:
+        assert compute_goodput(self.VALUES, 400.0) == "0.50"
+
+    def test_is_at_most_one(self) -> None:
+        assert compute_goodput(self.VALUES, 10.0) == "1.00"
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {},
+            VALUES | {"ddp_steps_total": 0.0},
+            VALUES | {"ddp_step_seconds_sum": math.nan},
+            VALUES | {"ddp_step": -1.0},
+        ],
+    )
+    def test_is_left_out_where_it_is_not_known(self, values: Any) -> None:
+        assert compute_goodput(values, 100.0) is None
+        assert compute_goodput(self.VALUES, 0.0) is None
+
+
+class TestCostOfARestart:
+    def test_is_the_steps_after_the_checkpoint_and_the_seconds_to_the_next_step(self) -> None:
+        words = last_words("CUDAError", progress={"ddp_step": 57.0, "ddp_checkpoint_step": 50.0})
+        failed = child_pod(1, "Failed", code=82, message=words)
+        begun = run(page(phase="Running", ddp_step=55), pods=(child_pod(0), failed), seconds=3).status
+        assert begun.last_restart == LastRestart(attempt=2, time=format_time(NOW), steps_lost=7)
+        typed = job(status=begun, nodes=2)
+        for text, known in (
+            (page(phase="Running", ddp_step=50, ddp_steps_total=0), None),
+            (page(phase="Running", ddp_step=51, ddp_steps_total=1), 20),
+        ):
+            pods = [child_pod(n, attempt=2) for n in (0, 1)]
+            seen = observe_children(typed, [child_job(2)], pods, parse_page(text))
+            status = decide(typed, seen, NOW + timedelta(seconds=20)).status
+            assert status.last_restart is not None
+            assert status.last_restart.recovery_seconds == known
+
+    @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
+    def test_a_pods_wrong_clock_does_not_stretch_it(self, time: float) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
+        begun = run(page(ddp_step=5), pods=(child_pod(0), failed), seconds=3).status
+        assert begun.last_restart is not None
+        assert begun.last_restart.time == format_time(NOW + timedelta(seconds=3))
+
+    def test_is_unknown_where_no_step_is_reported(self) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
+        begun = run("", pods=(child_pod(0), failed)).status
+        assert begun.last_restart is not None
+        assert begun.last_restart.steps_lost is None
+
+
+def hostile_pages() -> Iterator[tuple[str, str]]:
+    yield (
+        "NaN everywhere",
+        "".join(f'{name}{{rank="0"}} NaN\n' for name in vars(constants).values() if str(name).startswith("ddp_")),
+    )
+    yield (
+        "infinities",
+        "".join(
+            f'{name}{{rank="0"}} {sign}Inf\n'
+            for sign in ("", "-")
+            for name in vars(constants).values()
+            if str(name).startswith("ddp_")
+        ),
+    )
+    yield "a million ranks", "".join(f'ddp_step{{rank="{n}"}} 1\n' for n in range(40_000))
+    yield "one endless line", 'ddp_step{rank="' + "9" * 900_000
+    yield (
+        "huge numbers",
+        'ddp_step{rank="0"} 1e308\nddp_total_steps{rank="0"} -1e308\nddp_steps_total{rank="0"} 1e308\n',
+    )
+    yield "negative times", f'ddp_step{{rank="0"}} 3\n{constants.METRIC_HEARTBEAT_AGE} -1e9\n'
+
+
+class TestHostilePods:
+    @pytest.mark.parametrize(("name", "text"), list(hostile_pages()), ids=[name for name, _ in hostile_pages()])
+    async def test_page_leaves_a_status_that_can_be_stored(self, name: str, text: str) -> None:
+        world = await World().train(text)
+        for _ in range(8):
+            world.clock.advance(20)
+            await world.settle()
+        assert len(parse_page(text).ranks) <= 256
+        assert world.raw is not None
+        assert len(str(world.raw["status"])) < 10_000
+        assert world.status.phase == "Running"
+        assert "nan" not in str(world.status.goodput)
+
+    async def test_ten_megabytes_of_last_words_are_cut(self) -> None:
+        world = await World().train(page(phase="Running", ddp_step=3))
+        world.end_pod(1, constants.EXIT_RETRYABLE, "x" * 10_000_000)
+        await world.settle()
+        failure = world.status.last_failure
+        assert failure is not None
+        assert len(failure.message) <= 2048
+        assert world.status.attempt == 2
+
+    def test_events_are_bounded_too(self) -> None:
+        long = replace(STARTED, progress=Progress(step=10**9))
+        assert (
+            len(progressing(run(stall(120), status=long, ranks={n: RankSample(steps=n) for n in range(9999)}))[2]) < 300
+        )
