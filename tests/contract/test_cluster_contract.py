@@ -183,8 +183,13 @@ async def test_a_replaceable_exit_code_gets_a_new_pod_under_the_same_index(world
     await world.finish_pod(JOB, 1, code=REPLACED)
     snapshot = await world.until(
         KEY,
-        lambda seen: 1 in living(seen) and living(seen)[1]["metadata"]["uid"] != former[1],
-        "a new pod 1",
+        # The Job may have been listed before the pods were.
+        lambda seen: (
+            1 in living(seen)
+            and living(seen)[1]["metadata"]["uid"] != former[1]
+            and seen.jobs[0]["status"].get("failed")
+        ),
+        "a new pod 1, counted",
     )
     assert living(snapshot)[0]["metadata"]["uid"] == former[0]
     assert snapshot.jobs[0]["status"]["failed"] == 1
