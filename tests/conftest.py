@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +60,16 @@ def _no_open_end_left() -> Iterator[None]:
     """Have what a module's tests left unclosed reported in that module, not in whichever test collects garbage next."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_before() -> Iterator[None]:
+    """Put the handlers back that a test's subject has installed: processes of later tests would inherit them."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,6 @@ from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.presets import PRESETS
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _signals_as_they_were() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
 
 
 def planned(device: str, available: int, ranks: tuple[int, ...] | None = None) -> dict[str, list[tuple[int, str]]]:

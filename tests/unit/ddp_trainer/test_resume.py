@@ -31,13 +31,10 @@ STATEFUL = [
 def _like_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("DDP_METRICS_PORT", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    for number, handler in kept.items():
-        signal.signal(number, handler)
 
 
 def train(*arguments: str) -> None:
