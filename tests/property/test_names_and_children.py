@@ -4,6 +4,7 @@ import copy
 import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +83,13 @@ def test_any_json_is_a_template_or_refused(made: Any) -> None:
 @given(st.dictionaries(st.sampled_from(["spec", "metadata"]), pod_json, min_size=1))
 def test_anything_like_a_template_is_one_or_refused(made: Any) -> None:
     build_or_refuse(made)
+
+
+@pytest.mark.parametrize("part", ["initContainers", "volumes", "securityContext", "nodeSelector"])
+def test_a_part_that_is_empty_but_of_another_type_is_refused(part: str) -> None:
+    made = {**RICH, "spec": {**RICH["spec"], part: 0}}
+    with pytest.raises(InvalidManifest, match=part):
+        resolve_template(job(template=made))
 
 
 @given(mutated(RICH))

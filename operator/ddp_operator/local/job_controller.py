@@ -130,7 +130,7 @@ def build_pod(job: Object, index: int, *, suffix: str) -> Json:
     spec: Json = template["spec"]
     spec.setdefault("hostname", f"{name}-{index}")
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_COMPLETION_INDEX}']"}}
-    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
         env = container.setdefault("env", [])
         if all(variable["name"] != ENV_COMPLETION_INDEX for variable in env):
             env.append({"name": ENV_COMPLETION_INDEX, "valueFrom": source})

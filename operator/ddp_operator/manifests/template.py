@@ -104,7 +104,7 @@ def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
         )
         return
     for part in ("containers", "initContainers"):
-        if not isinstance(pod.get(part) or [], list):
+        if not isinstance(pod.get(part), list | None):
             yield FieldError(f"{_POD}.{part}", "must be a list")
             continue
         for index, container in enumerate(pod.get(part) or []):
@@ -116,7 +116,7 @@ def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
         if not _is_list_of_objects(pod.get(part)):
             yield FieldError(f"{_POD}.{part}", "must be a list of objects")
     for part in ("securityContext", "affinity", "nodeSelector"):
-        if not isinstance(pod.get(part) or {}, Mapping):
+        if not isinstance(pod.get(part), Mapping | None):
             yield FieldError(f"{_POD}.{part}", "must be an object")
 
 
