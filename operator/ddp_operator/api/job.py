@@ -35,6 +35,11 @@ class DDPTrainingJob:
             return asked
         return 0 if self.spec.rendezvous.backend == "static" else 2
 
+    @property
+    def queued(self) -> bool:
+        """Whether Kueue decides when the job's pods may run."""
+        return any(name.startswith(constants.KUEUE_LABEL_PREFIX) for name in self.labels)
+
 
 def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:
     """Return the owner reference that every child carries, so that deletion works with the operator down."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.constants import KUEUE_LABEL_PREFIX
 from ddp_operator.status.decision import Action, Decision, DeleteJob, DeleteResource, SuspendJob
 from ddp_operator.status.failure import will_fail_job
 from ddp_operator.status.lost import free_lost_pods
@@ -56,7 +55,7 @@ def _clean(
     if will_fail(view, job, observation, now):
         waits.append(LATER)
         return []
-    if any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels):
+    if job.queued:
         return [DeleteJob(view.name, view.uid)]  # suspended, it would be admitted once more
     # A suspended Job ends the pods that run and leaves the others, with their logs.
     return [] if view.suspended else [SuspendJob(view.name, True)]

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
-from ddp_operator.constants import KUEUE_LABEL_PREFIX
 from ddp_operator.status import conditions as c
 from ddp_operator.status import deadlines, ledger, lost
 from ddp_operator.status.conditions import Fact
@@ -190,17 +189,12 @@ def keeps_job(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> bool:
         }
         if 0 in well and len(well) >= job.spec.elastic.min_nodes:
             return True
-    return is_queued(job)
-
-
-def is_queued(job: DDPTrainingJob) -> bool:
-    """Tell whether Kueue decides when the job's pods may run."""
-    return any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
+    return job.queued
 
 
 def _follows_size(job: DDPTrainingJob, attempt_job: JobView) -> bool:
     """Tell whether the Job of an elastic job can be given another size. Kueue alone changes that of what it queues."""
-    return job.spec.elastic is not None and not is_queued(job) and not attempt_job.finished and not attempt_job.deleting
+    return job.spec.elastic is not None and not job.queued and not attempt_job.finished and not attempt_job.deleting
 
 
 def _reject(job: DDPTrainingJob, refusal: Refusal, now: datetime) -> Decision:
@@ -235,7 +229,7 @@ def _follow(
             waits.append(LATER)
         elif refusal is not None:
             waits.append(_RECHECK_REFUSAL)
-        elif not (job.spec.suspend and is_queued(job)):
+        elif not (job.spec.suspend and job.queued):
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
             waits.append(LATER)  # a Job that gets no pods sends no event
     elif attempt_job.deleting:
@@ -299,12 +293,12 @@ def _is_obsolete(former: JobView, job: DDPTrainingJob, observation: Observation,
 def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
     if attempt_job.finished:
         return []
-    if job.spec.suspend and is_queued(job):
+    if job.spec.suspend and job.queued:
         # Kueue alone changes `suspend` of what it has queued, and would start again what somebody else has stopped.
         return [DeleteJob(attempt_job.name, attempt_job.uid)]
     if job.spec.suspend and not attempt_job.suspended:
         return [SuspendJob(attempt_job.name, True)]
-    if not job.spec.suspend and attempt_job.suspended and not is_queued(job):  # Kueue itself admits what it has queued
+    if not job.spec.suspend and attempt_job.suspended and not job.queued:  # Kueue itself admits what it has queued
         return [SuspendJob(attempt_job.name, False)]
     return []
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure
-from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_LABEL_PREFIX
+from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
+from ddp_operator.status.observation import Observation, PodView, Trouble
 from ddp_operator.status.termination import format_time, parse_time
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
@@ -27,7 +27,6 @@ _MAX_WORDS = 1024
 _TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling")
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
-_QUEUE = f"{KUEUE_LABEL_PREFIX}queue-name"
 
 
 def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int) -> Fact:
@@ -47,8 +46,8 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed")
     placed = f"{len(scheduled)} of {nodes} pods are placed"
     attempt_job = observation.job(attempt)
-    if attempt_job is not None and _is_queued(job, attempt_job):
-        queue = job.labels.get(_QUEUE)
+    if attempt_job is not None and job.queued and attempt_job.suspended and not job.spec.suspend:
+        queue = job.labels.get(KUEUE_QUEUE_LABEL)
         where = f"queue {queue}" if queue else "Kueue"
         words = f"Job {attempt_job.name} waits until {where} admits it; {placed}"
         return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, words)
@@ -143,8 +142,3 @@ def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, da
         if pod.alive and pod.phase == "Pending" and pod.scheduled and not pod.waiting_reason and created:
             found.append((pod.uid, created))
     return found
-
-
-def _is_queued(job: DDPTrainingJob, attempt_job: JobView) -> bool:
-    queued = any(name.startswith(KUEUE_LABEL_PREFIX) for name in job.labels)
-    return queued and attempt_job.suspended and not job.spec.suspend
