@@ -28,24 +28,7 @@ _MAX_INT = 2**31 - 1
 _MAX_TIME = 4e9  # the year 2096
 
 
-class Termination(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One pod's end. ``container_exit_code`` is the launcher's own code, ``exit_code`` the failing worker's."""
-
-    container_exit_code: int
-    category: str = constants.CATEGORY_UNKNOWN
-    exit_code: int | None = None
-    rank: int | None = None
-    node: int | None = None
-    message: str = ""
-    traceback: str = ""
-    hint: str = ""
-    time: float | None = None
-    restarts: int = 0
-    victim: bool = False
-    progress: dict[str, float] = {}
-
-
-class _Message(msgspec.Struct, frozen=True, rename="camel"):
+class _Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     category: str = ""
     exit_code: int | None = None
     rank: int | None = None
@@ -57,6 +40,12 @@ class _Message(msgspec.Struct, frozen=True, rename="camel"):
     restarts: int = 0
     victim: bool = False
     progress: dict[str, float] = {}
+
+
+class Termination(_Message, frozen=True, kw_only=True, rename="camel"):
+    """One pod's end. ``container_exit_code`` is the launcher's own code, ``exit_code`` the failing worker's."""
+
+    container_exit_code: int
 
 
 def parse_termination(
