@@ -7,10 +7,12 @@ only the ``Cluster`` protocol, so the same code runs jobs on an API server and o
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 import msgspec
@@ -53,6 +55,16 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of one resource: the times of what is not done in every pass, and the answers of then."""
+
+    scraped: datetime | None = None
+    written: datetime | None = None
+    compared: tuple[datetime, int, ranks.Ranks] | None = None
+    asked: tuple[datetime, Mapping[str, Trouble]] | None = None
+
+
 class Reconciler:
     """Reconciles resources of one cluster. Holds no state that a restart would miss: when a page was last read and a
     status last written, and the answers to questions that are asked anew."""
@@ -69,10 +81,7 @@ class Reconciler:
         self._clock = clock
         self._progress_interval = progress_interval
         self._on_mark = on_mark
-        self._scraped: dict[Key, datetime] = {}
-        self._ranks: dict[Key, tuple[datetime, int, ranks.Ranks]] = {}
-        self._troubles: dict[Key, tuple[datetime, Mapping[str, Trouble]]] = {}
-        self._written: dict[Key, datetime] = {}
+        self._memory: defaultdict[Key, _Memory] = defaultdict(_Memory)
 
     async def reconcile(self, key: Key) -> float | None:
         """Make one pass.
@@ -82,7 +91,7 @@ class Reconciler:
         """
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
-            self._forget(key)
+            self._memory.pop(key, None)
             return None
         try:
             job = parse_resource(snapshot.resource)
@@ -201,15 +210,14 @@ class Reconciler:
         self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, observation: Observation
     ) -> Mapping[str, Trouble]:
         """Return what others say of the Job and the pods that do not get on; asked now, or not long ago."""
-        now = self._clock()
+        now, memory = self._clock(), self._memory[key]
         uids = () if is_finished(job.status) else waiting.in_doubt(job, observation, now)
         if not uids:
-            self._troubles.pop(key, None)
+            memory.asked = None
             return {}
         interval = waiting.next_question(job, observation, now) or 0.0
-        asked_at, known = self._troubles.get(key, (None, {}))
-        if asked_at is not None and abs((now - asked_at).total_seconds()) < interval * 0.9:
-            return known
+        if memory.asked is not None and _seconds(now, memory.asked[0]) < interval * 0.9:
+            return memory.asked[1]
         found: dict[str, Trouble] = {}
         for raw in (*snapshot.jobs, *snapshot.pods):
             if raw["metadata"].get("uid") in uids:
@@ -217,7 +225,7 @@ class Reconciler:
                     trouble = waiting.view_trouble(await self._cluster.events_of(raw))
                     if trouble is not None:
                         found[raw["metadata"]["uid"]] = trouble
-        self._troubles[key] = now, found
+        memory.asked = now, found
         return found
 
     async def _compare_ranks(self, key: Key, job: DDPTrainingJob, observation: Observation) -> Observation:
@@ -225,9 +233,9 @@ class Reconciler:
         page, now = observation.page, self._clock()
         if page is None or not page.training or not page.ranks:
             return observation
-        asked_at, attempt, before = self._ranks.get(key, (None, 0, {}))
-        due = asked_at is None or abs((now - asked_at).total_seconds()) >= ranks.WINDOW
-        if not due and not (ranks.is_stalled(job, page) and not _is_stalled(job.status)):
+        memory = self._memory[key]
+        asked_at, attempt, before = memory.compared or (None, 0, {})
+        if _seconds(now, asked_at) < ranks.WINDOW and not (ranks.is_stalled(job, page) and not _is_stalled(job.status)):
             return observation
         others = ranks.choose_pods(observation.pods_of(job.status.attempt))
         texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in others))
@@ -235,49 +243,41 @@ class Reconciler:
         for text in texts:
             found |= parse_page(text).ranks if text else {}
         same = attempt == job.status.attempt
-        self._ranks[key] = now, job.status.attempt, found
+        memory.compared = now, job.status.attempt, found
         stragglers = ranks.find_stragglers(before, found) if same else None
         return replace(observation, ranks=found, stragglers=stragglers)
 
     async def _scrape(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> tuple[bool, Page | None]:
         """Read pod 0's page when it is due. Returns whether it was asked for, and what it said."""
-        now = self._clock()
+        now, memory = self._clock(), self._memory[key]
         interval = scrape_interval(job.status, now, self._progress_interval)
-        last = self._scraped.get(key)
-        # A clock that was set back must not silence the page until it has caught up.
-        if is_finished(job.status) or (last is not None and abs((now - last).total_seconds()) < interval * 0.9):
+        if is_finished(job.status) or _seconds(now, memory.scraped) < interval * 0.9:
             return False, None
         pods = observe_children(job, snapshot.jobs, snapshot.pods).pods_of(job.status.attempt)
         master = next((p for p in pods if p.index == 0 and p.phase == "Running" and not p.deleting), None)
         if master is None:
             return False, None
-        self._scraped[key] = now
+        memory.scraped = now
         text = await self._cluster.scrape(master.raw, job.spec.metrics.port)
         return True, None if text is None else parse_page(text)
 
     async def _write(self, key: Key, snapshot: Snapshot, job: DDPTrainingJob, decision: Decision) -> float | None:
         """Patch the status where it differs, then tell what changed. What can wait is written once a second."""
         if decision.status != job.status:
-            now, last = self._clock(), self._written.get(key)
-            since = abs((now - last).total_seconds()) if last is not None else _DETAILS_INTERVAL
+            now, memory = self._clock(), self._memory[key]
+            since = _seconds(now, memory.written)
             if since < _DETAILS_INTERVAL and can_wait(job.status, decision.status):
                 left = _DETAILS_INTERVAL - since
                 return left if decision.requeue_after is None else min(left, decision.requeue_after)
-            self._written[key] = now
+            memory.written = now
             try:
                 await self._patch_status(key, snapshot, decision.status)
             except Conflict:
                 return _AFTER_CONFLICT
             await self._tell(snapshot, job.status, decision.status)
         if is_finished(decision.status):
-            self._forget(key)
+            self._memory.pop(key, None)
         return decision.requeue_after
-
-    def _forget(self, key: Key) -> None:
-        self._scraped.pop(key, None)
-        self._troubles.pop(key, None)
-        self._written.pop(key, None)
-        self._ranks.pop(key, None)
 
     async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> None:
         """Say Accepted=False about a spec that this version cannot read (an older or newer CRD let it in)."""
@@ -313,6 +313,11 @@ class Reconciler:
         version = snapshot.resource["metadata"]["resourceVersion"]
         body: dict[str, Any] = msgspec.to_builtins(status)
         await self._cluster.patch_status(key, body, resource_version=version)
+
+
+def _seconds(now: datetime, last: datetime | None) -> float:
+    """Return how long ago it was; without a sign, for a clock that was set back must not put off what is due."""
+    return inf if last is None else abs((now - last).total_seconds())
 
 
 def _is_stalled(status: Status) -> bool:
