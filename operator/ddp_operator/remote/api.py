@@ -176,6 +176,19 @@ def get_job(api: Api, name: str) -> Object:
         raise explain_missing(refusal, api, name) from None
 
 
+def write(
+    api: Api, method: str, path: str, body: Object, content_type: str = "application/json", *, dry_run: bool = False
+) -> Object:
+    """Create or change a training job; what its type does not know is refused, not dropped. Raises: CommandError."""
+    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+    try:
+        return api.request(method, path, query, body, content_type)
+    except ApiRefusal as refusal:
+        if refusal.status in (400, 422):
+            raise CommandError(f"refused\n{refusal}", exits.BAD_INPUT) from None
+        raise
+
+
 def explain_missing(refusal: ApiRefusal, api: Api, name: str) -> CommandError:
     """Return a refusal in words about the job ``name``, where it is a 404."""
     if refusal.status != 404:

@@ -10,7 +10,6 @@ from typing import Any, Final
 from ddp_operator import exits
 from ddp_operator.exits import CommandError
 from ddp_operator.remote.api import (
-    FIELD_MANAGER,
     MERGE_PATCH,
     Api,
     ApiRefusal,
@@ -22,6 +21,7 @@ from ddp_operator.remote.api import (
     get_job,
     job_path,
     list_pods,
+    write,
 )
 
 _ENDED: Final = ("Succeeded", "Failed")
@@ -70,12 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _patch(api: Api, name: str, patch: Object) -> Object:
-    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
     try:
-        return api.request("PATCH", job_path(api.namespace, name), query, patch, MERGE_PATCH)
+        return write(api, "PATCH", job_path(api.namespace, name), patch, MERGE_PATCH)
     except ApiRefusal as refusal:
-        if refusal.status == 422:
-            raise CommandError(f"refused\n{refusal}", exits.BAD_INPUT) from None
         raise explain_missing(refusal, api, name) from None
 
 

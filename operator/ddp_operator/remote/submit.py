@@ -22,6 +22,7 @@ from ddp_operator.remote.api import (
     job_path,
     list_jobs,
     place,
+    write,
 )
 
 _APPLY: Final = "application/apply-patch+yaml"
@@ -68,9 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _create(api: Api, resource: Mapping[str, Any], *, dry_run: bool) -> Object:
-    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
     try:
-        return api.request("POST", job_path(api.namespace), query, _without_server_fields(resource))
+        return write(api, "POST", job_path(api.namespace), _without_server_fields(resource), dry_run=dry_run)
     except ApiRefusal as refusal:
         name = resource["metadata"]["name"]
         if refusal.status == 409:
@@ -79,8 +79,6 @@ def _create(api: Api, resource: Mapping[str, Any], *, dry_run: bool) -> Object:
                 f"`ddp delete {name}` removes it, or choose another metadata.name",
                 exits.FAILED,
             ) from None
-        if refusal.status in (400, 422):
-            raise CommandError(f"refused\n{refusal}", exits.BAD_INPUT) from None
         raise
 
 
