@@ -347,7 +347,6 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     import faulthandler
 
     if hasattr(signal, "SIGUSR1"):
-        os.makedirs(os.path.join(runtime, "stacks"), exist_ok=True)
         stacks = os.open(os.path.join(runtime, "stacks", local_rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
     pid = os.getpid()

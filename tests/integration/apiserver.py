@@ -14,10 +14,11 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import yaml
+
+from tests.stoppable import Stoppable
 
 START_LIMIT = 60.0
 NODES = ("node-0", "node-1")
@@ -50,7 +51,7 @@ def free_ports(count: int) -> list[int]:
         return [int(sock.getsockname()[1]) for sock in sockets]
 
 
-class ControlPlane:
+class ControlPlane(Stoppable):
     """Starts on entering, ends on leaving. Without ``controllers`` it is etcd and the API server alone."""
 
     def __init__(self, folder: Path, *, controllers: bool = True) -> None:
@@ -78,11 +79,6 @@ class ControlPlane:
             self.stop()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """End all processes, the last one started first."""

@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from urllib.error import URLError
 from urllib.request import urlopen
+
+from tests.stoppable import Stoppable
 
 START_LIMIT = 30.0
 STOP_LIMIT = 20.0
@@ -19,7 +20,7 @@ MODULE = (sys.executable, "-m", "ddp_operator")
 KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.handlers")
 
 
-class OperatorProcess:
+class OperatorProcess(Stoppable):
     """Starts on entering and is ready then; ends on leaving, by SIGTERM."""
 
     def __init__(
@@ -51,11 +52,6 @@ class OperatorProcess:
             self.process.wait()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def kill(self) -> None:
         """End it as a crash would."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from types import TracebackType
 from typing import Any
 
 import kopf
@@ -13,12 +12,13 @@ import kopf
 import ddp_operator.handlers  # noqa: F401 - registers the handlers
 from ddp_operator.runtime import Operator
 from ddp_operator.settings import Settings
+from tests.stoppable import Stoppable
 
 START_LIMIT = 20.0
 STOP_LIMIT = 20.0
 
 
-class RunningOperator:
+class RunningOperator(Stoppable):
     """One life of the operator: ``start`` it, and ``stop`` it at the latest on leaving the ``with`` block."""
 
     def __init__(self, settings: Settings) -> None:
@@ -65,11 +65,6 @@ class RunningOperator:
 
     def __enter__(self) -> RunningOperator:
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _run(self) -> None:
         options: dict[str, Any] = {"clusterwide": True}

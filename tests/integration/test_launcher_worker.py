@@ -95,7 +95,7 @@ class Shim:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runtime = folder / "runtime"
-        for name in ("workers", "errors", "metrics"):
+        for name in ("workers", "errors", "metrics", "stacks"):
             (self.runtime / name).mkdir(parents=True)
 
     def bare(self, *words: str) -> Outcome:

@@ -13,6 +13,7 @@ from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.models import ModelConfig, build_model
 
 from ..unit.ddp_trainer.ranks import start, train
+from ..unit.ddp_trainer.states import load, same
 
 pytestmark = pytest.mark.process
 
@@ -20,24 +21,11 @@ DIGITS = ["--preset", "digits-resnet", "--model-width", "8", "--log-every", "5"]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    loaded: dict[str, torch.Tensor] = torch.load(folder / "model.pt", weights_only=True)
-    return loaded
+    return load(folder / "model.pt")
 
 
 def newest(folder: Path) -> dict[str, Any]:
-    path = max(folder.glob("step-*.pt"))
-    loaded: dict[str, Any] = torch.load(path, weights_only=True)
-    return loaded
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+    return load(max(folder.glob("step-*.pt")))
 
 
 def test_two_ranks_equal_one_process_on_the_global_batch(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import yaml
 from aiohttp import web
 
 from ddp_operator.constants import PLURAL
+from tests.stoppable import Stoppable
 
 from .controllers import Controllers
 from .faults import Faults
@@ -26,7 +26,7 @@ CRD = ROOT / "deploy" / "crds" / f"{PLURAL}.yaml"
 T = TypeVar("T")
 
 
-class StandIn:
+class StandIn(Stoppable):
     """An API server for tests. Everything public may be used from the test's thread.
 
     ``faults`` breaks calls, ``writes`` is what was written by anybody, ``calls`` what was asked for.
@@ -76,11 +76,6 @@ class StandIn:
         if not self._ready.wait(10) or self._failure is not None:
             raise RuntimeError("the stand-in did not start") from self._failure
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """Stop serving; doing so twice does no harm."""

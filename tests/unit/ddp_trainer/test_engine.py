@@ -214,17 +214,12 @@ def test_times_left_read_like_a_clock(seconds: float, text: str) -> None:
 
 
 def test_a_signal_is_remembered_and_a_second_interrupt_is_at_once() -> None:
-    old = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    try:
-        stop = StopSignal()
-        stop.install()
-        agreement = StopAgreement(WORLD, stop)
-        assert not agreement.poll()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert agreement.poll()
+    stop = StopSignal()
+    stop.install()
+    agreement = StopAgreement(WORLD, stop)
+    assert not agreement.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert agreement.poll()
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGTERM, old[0])
-        signal.signal(signal.SIGINT, old[1])

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ddp_trainer.distributed import RankEnv
 from ddp_trainer.trainer import run
 
 from . import plugins
+from .states import load, same
 
 # All that has a state or draws numbers: batch norm, dropout, augmentation, momentum, warm-up and cosine, accumulation.
 STATEFUL = [
@@ -28,32 +29,13 @@ STATEFUL = [
 
 
 @pytest.fixture(autouse=True)
-def _like_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _like_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDP_METRICS_PORT", "0")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def train(*arguments: str) -> None:
     run(parse([*STATEFUL, *arguments]), RankEnv())
-
-
-def state(path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(path, weights_only=True)
-    return loaded
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +61,10 @@ def test_a_run_cut_after_any_step_ends_in_bitwise_the_same_state(
         patch.setattr(Checkpointer, "save", save_every)
         train(*optimizer, "--checkpoint-dir", str(whole), "--checkpoint-every-steps", "1")
     paths = sorted(whole.glob("step-*.pt"))
-    steps = [state(path)["position"]["step"] for path in paths]
+    steps = [load(path)["position"]["step"] for path in paths]
     # 1,438 samples: seven steps of 192 and one of 94 in an epoch.
     assert steps == list(range(1, 17))
-    weights = state(whole / "model.pt")
+    weights = load(whole / "model.pt")
     for path in (paths[step - 1] for step in cuts):
         cut = tmp_path / path.stem
         cut.mkdir()
@@ -90,8 +72,8 @@ def test_a_run_cut_after_any_step_ends_in_bitwise_the_same_state(
         shutil.copy(path.with_suffix(".json"), cut)
         torch.manual_seed(12345)  # whatever state the new process's generator is in
         train(*optimizer, "--checkpoint-dir", str(cut))
-        assert same(state(cut / paths[-1].name), state(paths[-1])), path.stem
-        assert same(state(cut / "model.pt"), weights), path.stem
+        assert same(load(cut / paths[-1].name), load(paths[-1])), path.stem
+        assert same(load(cut / "model.pt"), weights), path.stem
         shutil.rmtree(cut)
 
 
@@ -115,8 +97,8 @@ def test_a_signal_in_a_validation_ends_it_and_the_run_goes_on_with_it(
     assert said.count("validation:") == 1
     assert " loss " not in said.split("training:")[1].split("validation:")[0]
     name = max(whole.glob("step-*.pt")).name
-    assert same(state(cut / name), state(whole / name))
-    assert same(state(cut / "model.pt"), state(whole / "model.pt"))
+    assert same(load(cut / name), load(whole / name))
+    assert same(load(cut / "model.pt"), load(whole / "model.pt"))
 
 
 def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +125,7 @@ def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatc
     assert waited
     assert all(waited)
     # The first was being written, the last before the release waited for it, those between gave way.
-    steps = [state(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))]
+    steps = [load(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))]
     assert steps[0] == 1
     assert steps[-1] == 7
     assert not {2, 3, 4} & set(steps)
@@ -158,7 +140,7 @@ def test_a_bad_loss_can_stop_the_run_and_no_state_from_after_it_is_kept(
     assert main([*arguments, "--nonfinite", "stop"]) == 81
     said = capsys.readouterr()
     assert "nonfinite: the loss of step 5 on rank 0 is not a finite number" in said.err
-    assert [state(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))] == [2, 4]
+    assert [load(path)["position"]["step"] for path in sorted(tmp_path.glob("step-*.pt"))] == [2, 4]
     assert not (tmp_path / "model.pt").exists()
 
 
