@@ -77,6 +77,7 @@ class Run:
         self._cluster = LocalCluster(
             self._folder.path, plan.runs_dir / "claims", metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
         )
+        self._folder.on_problem = lambda words: self._display.line(f"warning     {words}")
         self._recorder = Recorder(self._cluster, self._folder, _now)
         self._plotter = Plotter(self._folder)
         self._wake = asyncio.Event()
@@ -159,6 +160,7 @@ class Run:
     async def _finish(self) -> int:
         from ddp_operator.local.summary import describe_run
 
+        self._take_status()  # where the last one could not be written
         self._display.update(self._view())
         if len(self._signals) < 2:
             await self._plotter.draw()
@@ -179,12 +181,12 @@ class Run:
         resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
         if resource is None or resource["metadata"]["resourceVersion"] == self._written:
             return
-        self._written = resource["metadata"]["resourceVersion"]
         former = self._status.attempt
         self._status = msgspec.convert(resource.get("status") or {}, Status)
         if self._status.attempt != former:
             self._recorder.page = Page()
-        self._folder.write_status(resource)
+        if self._folder.write_status(resource):
+            self._written = resource["metadata"]["resourceVersion"]
         self._show()
 
     def _is_over(self) -> bool:

@@ -1915,8 +1915,11 @@ class Launcher:
         self._final = self._read_final_errors()
         log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
         self._enter("Stopping")
-        with open(os.path.join(self.pod.runtime, _STOPPING), "w", encoding="ascii"):
-            pass
+        try:
+            with open(os.path.join(self.pod.runtime, _STOPPING), "w", encoding="ascii"):
+                pass
+        except OSError as error:  # a full disk must not cost the workers their grace time
+            log(f"cannot write {os.path.join(self.pod.runtime, _STOPPING)}: {error.strerror}")
         self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
         self._kill(self._agent, signal.SIGTERM)
 

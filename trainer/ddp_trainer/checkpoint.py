@@ -156,7 +156,8 @@ class Checkpointer:
 
     def read_newest(self) -> bytes | None:
         """The bytes of the newest checkpoint whose checksum is right; damaged ones are skipped with a warning."""
-        for saved in self.list():
+        found = self.list()
+        for saved in found:
             try:
                 data = saved.data.read_bytes()
             except OSError as error:
@@ -166,6 +167,8 @@ class Checkpointer:
                 _warn(f"checkpoint {saved.data} is damaged (its checksum is wrong); trying an older one")
                 continue
             return data
+        if found:
+            _warn(f"no checkpoint in {self.folder} is whole; training begins anew")
         return None
 
     def save(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -34,10 +35,16 @@ COLUMNS: Final = {
 
 
 class RunFolder:
-    """Paths and writers of one run's folder."""
+    """Paths and writers of one run's folder.
+
+    Once the run is under way its records must not end it: a write that fails (a full disk) is told to ``on_problem``,
+    the first of a row, and the next one is tried again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.on_problem: Callable[[str], None] = lambda words: None
+        self._failing: set[Path] = set()
         self.status = path / "status.yaml"
         self.events = path / "events.log"
         self.metrics = path / "metrics.csv"
@@ -67,27 +74,28 @@ class RunFolder:
         (self.path / "job.yaml").write_text(text, encoding="utf-8")
         (self.path / "objects.yaml").write_text(_dump_all([resource, *children]), encoding="utf-8")
 
-    def write_status(self, resource: Mapping[str, Any]) -> None:
-        """Write status.yaml, so that a reader sees the old one or the new one and never half of it."""
+    def write_status(self, resource: Mapping[str, Any]) -> bool:
+        """Write status.yaml, so that a reader sees the old one or the new one and never half of it.
+
+        Returns whether that succeeded.
+        """
         kept = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in resource}
-        temporary = self.status.with_suffix(".tmp")
-        temporary.write_text(_dump_all([kept]), encoding="utf-8")
-        os.replace(temporary, self.status)
+        return self._write(self.status, _dump_all([kept]))
 
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""
         words = " ".join(message.split())
-        with self.events.open("a", encoding="utf-8") as stream:
+        with self._tolerantly(self.events), self.events.open("a", encoding="utf-8") as stream:
             stream.write(f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z} {kind} {reason}: {words}\n")
 
     def write_page(self, pod: str, page: str) -> None:
         """Keep the last metrics page of a pod."""
-        (self.pages / f"{pod}.prom").write_text(page, encoding="utf-8")
+        self._write(self.pages / f"{pod}.prom", page)
 
     def write_row(self, moment: datetime, attempt: int, values: Mapping[str, float]) -> None:
         """Append a row to metrics.csv; what is not known is left empty."""
-        new = not self.metrics.exists()
-        with self.metrics.open("a", encoding="utf-8", newline="") as stream:
+        new = not self.metrics.exists() or not self.metrics.stat().st_size
+        with self._tolerantly(self.metrics), self.metrics.open("a", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream)
             if new:
                 writer.writerow(COLUMNS)
@@ -96,7 +104,30 @@ class RunFolder:
 
     def write_summary(self, text: str) -> None:
         """Write summary.txt."""
-        self.summary.write_text(text, encoding="utf-8")
+        self._write(self.summary, text)
+
+    def _write(self, path: Path, text: str) -> bool:
+        """Replace a file, or leave it as it was."""
+        temporary = path.with_name(f"{path.name}.tmp")
+        with self._tolerantly(path):
+            try:
+                temporary.write_text(text, encoding="utf-8")
+                os.replace(temporary, path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+        return path not in self._failing
+
+    @contextmanager
+    def _tolerantly(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._failing:
+                self.on_problem(f"{path} cannot be written ({error.strerror or error}); the run goes on without")
+            self._failing.add(path)
+        else:
+            self._failing.discard(path)
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:

@@ -252,7 +252,8 @@ def _backoff_left(pods: Sequence[Object], backoff: float, now: datetime) -> floa
         if (terminated := (container.get("state") or {}).get("terminated")) and terminated.get("finishedAt")
     ]
     left = max(ends).timestamp() + backoff - now.timestamp() if ends else 0.0
-    return left if left > 0 else None
+    # More than the whole of it is left where the clock was set back since.
+    return left if 0 < left <= backoff else None
 
 
 def _fail_job_message(spec: Object, pods: Sequence[Object]) -> str | None:

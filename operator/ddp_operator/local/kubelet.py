@@ -48,7 +48,6 @@ class Kubelet:
     metrics_base: int | None = None
     on_exit: Callable[[], None] = lambda: None
     _runs: dict[str, _Run] = field(default_factory=dict)
-    _plans: dict[str, pods.PodPlan] = field(default_factory=dict)
     _ports: dict[int, int] = field(default_factory=dict)
     _lifeline: processes.Lifeline = field(default_factory=processes.Lifeline)
 
@@ -76,11 +75,11 @@ class Kubelet:
         )
         namespace = pod["metadata"]["namespace"]
         log = self.log_of(pod)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists():
-            with log.open("a") as stream:
-                stream.write(f"--- pod {pod['metadata']['name']} ---\n")
         try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            if log.exists():
+                with log.open("a") as stream:
+                    stream.write(f"--- pod {pod['metadata']['name']} ---\n")
             plan = pods.plan_pod(pod, place, lambda kind, name: self.store.get(kind, namespace, name), self.base)
             process = processes.start(
                 plan.command,
@@ -95,7 +94,6 @@ class Kubelet:
             status = pods.finished_status(pod, START_ERROR_CODE, "StartError", _explain(error), self.clock())
             self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
             return
-        self._plans[uid] = plan
         run = self._runs[uid] = _Run(pod, process, plan, log)
         self.store.hold(pod)
         status = pods.running_status(pod, self.clock())
@@ -127,11 +125,11 @@ class Kubelet:
 
     def port_of(self, pod: Object) -> int | None:
         """Return the port on which the pod's `/metrics` answers, or None while it has none."""
-        plan = self._plans.get(pod["metadata"]["uid"])
-        if plan is None:
+        run = self._runs.get(pod["metadata"]["uid"])
+        if run is None:
             return None
         with suppress(OSError, ValueError):
-            port = int(plan.port_file.read_text())
+            port = int(run.plan.port_file.read_text())
             index = completion_index(pod)
             if index is not None:
                 self._ports[index] = port

@@ -42,7 +42,8 @@ class Plotter:
         if self._process is None:
             self._start()
         process = self._process
-        assert process is not None
+        if process is None:
+            return
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.write(b"\n")
@@ -71,7 +72,11 @@ class Plotter:
         return self._folder.path / "plot.log"
 
     def _start(self) -> None:
-        with self._log.open("wb") as log:
+        try:
+            log = self._log.open("wb")
+        except OSError:  # the folder has warned of its full disk already; the plot is not worth the run
+            return
+        with log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ddp_operator.local.plot", str(self._folder.path)],
                 stdin=subprocess.PIPE,

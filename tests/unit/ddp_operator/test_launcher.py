@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
 import socket
 import sys
 import threading
@@ -305,3 +306,14 @@ def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
     (folder / "x.port").write_text("5")
     (folder / "3.port.tmp").write_text("5")
     assert launcher.Metrics(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
+
+
+def test_a_stop_reaches_the_workers_also_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = launcher.Launcher(launcher.read_pod({}, str(tmp_path / "full")), [], [])
+    sent: list[int] = []
+    monkeypatch.setattr(pod, "_kill", lambda pid, number: sent.append(number))
+    pod._obey(signal.SIGTERM)
+    assert sent == [signal.SIGTERM]
+    assert "stopping: No such file or directory" in capsys.readouterr().err

@@ -156,6 +156,17 @@ async def test_a_program_that_cannot_be_started_ends_the_pod_as_a_runtime_would(
     assert "/nowhere/program" in state["message"]
 
 
+async def test_a_log_that_cannot_be_written_ends_the_pod_and_not_the_cluster(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "logs").write_text("in the way, as a full disk would be")
+    await cluster.create(job("pass"))
+    await happens(lambda: cluster.store.list("Pod") and terminated(cluster))
+    (state,) = terminated(cluster)
+    assert (state["exitCode"], state["reason"]) == (128, "StartError")
+
+
 @pytest.mark.parametrize(
     ("policy", "code", "message"),
     [

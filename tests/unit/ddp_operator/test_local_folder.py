@@ -59,6 +59,25 @@ def test_metrics_rows_leave_empty_what_is_not_known(folder: RunFolder) -> None:
     assert "loss" not in read_rows(folder.metrics)[1]
 
 
+def test_what_cannot_be_written_is_said_once_and_tried_again(folder: RunFolder) -> None:
+    said: list[str] = []
+    folder.on_problem = said.append
+    for path in (folder.status, folder.events, folder.metrics, folder.pages / "p.prom", folder.summary):
+        path.mkdir()  # as good as a full disk, and also for root
+    for _ in range(2):
+        assert not folder.write_status({"kind": "K", "metadata": {}})
+        folder.write_event(NOW, "Warning", "Failed", "x")
+        folder.write_row(NOW, 1, {})
+        folder.write_page("p", "x")
+        folder.write_summary("x")
+    assert len(said) == 1
+    assert said[0].startswith(f"{folder.status} cannot be written (Is a directory)")
+    folder.status.rmdir()
+    assert folder.write_status({"kind": "K", "metadata": {}})
+    assert folder.status.exists()
+    assert not list(folder.path.rglob("*.tmp"))
+
+
 # --- recorder ---------------------------------------------------------------------------------------------------------
 
 

@@ -204,6 +204,19 @@ def test_more_failures_than_the_back_off_limit_fail_the_job() -> None:
     assert conditions(owner) == [("FailureTarget", "True", "BackoffLimitExceeded")]
 
 
+@pytest.mark.parametrize(
+    ("finished", "waits", "create"),
+    [("2026-11-20T12:00:00Z", 10.0, ()), ("2026-11-20T11:59:50Z", None, (1,)), ("2026-11-20T13:00:00Z", None, (1,))],
+    ids=["just now", "long enough ago", "in the future: the clock was set back"],
+)
+def test_a_failed_pod_is_replaced_after_the_back_off(finished: str, waits: float | None, create: tuple[int]) -> None:
+    owner = job()
+    failed = pod(owner, 1, "Failed", code=137, counted=True)
+    failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = finished
+    decision = decide_job(owner, [pod(owner, 0), failed], NOW, backoff=10)
+    assert (decision.retry_after, decision.create) == (waits, create)
+
+
 def test_a_job_created_suspended_has_no_pods_and_no_start_time() -> None:
     owner = job(suspend=True)
     assert settle(owner, [])[0].create == ()

@@ -99,6 +99,16 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert "step-000000002" in capsys.readouterr().err
 
 
+def test_where_no_checkpoint_is_whole_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = checkpointer(tmp_path)
+    assert one.read_newest() is None
+    assert capsys.readouterr().err == ""
+    save(one, 1)
+    (tmp_path / "step-000000001.pt").write_bytes(b"")
+    assert one.read_newest() is None
+    assert f"no checkpoint in {tmp_path} is whole; training begins anew" in capsys.readouterr().err
+
+
 def test_a_data_file_without_manifest_does_not_count(tmp_path: Path) -> None:
     one = checkpointer(tmp_path)
     save(one, 1)
