@@ -3,7 +3,7 @@
 #   PYTHON=python3.12 make install    choose the interpreter (3.11 or later) the environment is made from
 #   VENV=…                            where the environment lives: the active one, else .venv
 #   JOBS=4                            how many tests run at the same time (0: one, in this process; default 3: they wait a lot)
-#   ARGS='-k launcher -x'             passed on to pytest (test, test-fast, cov), to `ddp run` (demo), to bench
+#   ARGS='-k launcher -x'             passed on to pytest (test, test-fast, cov), to `ddp run` (demo), to bench, drills, soak
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -134,6 +134,14 @@ bench: install ## measure ddp run against torchrun by hand, and the idle operato
 .PHONY: bench-scale
 bench-scale: install ## measure the operator with many jobs, at the kube-apiserver of KUBEBUILDER_ASSETS
 	@$(PY) -m tests.bench.operator_scale $(ARGS)
+
+.PHONY: drills
+drills: install ## break real jobs in every way we know, and see that nothing is lost (ARGS='--list', '--only NAME', '--runs 3')
+	@$(PY) -m tests.drills $(ARGS)
+
+.PHONY: soak
+soak: install ## very many jobs, and whether memory, files, threads or processes grow with them
+	@$(PY) -m tests.drills.soak $(ARGS)
 
 .PHONY: e2e
 e2e: install ## the e2e tier: on a new kind cluster, or on the cluster of DDP_E2E_KUBECONFIG

@@ -1,0 +1,1 @@
+"""Fault drills: real jobs that are broken on purpose, and have to end as if nothing had happened. `make drills`."""

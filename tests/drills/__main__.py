@@ -1,0 +1,99 @@
+"""`python -m tests.drills`: break real jobs in every way we know, and see that they end as if nothing had happened."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.drills.core import DRILLS, Drill, NotHere, Perished, Row, build_table
+from tests.drills.floors import measure_floors, train
+from tests.drills.scene import Scene, Session
+
+MODULES = ("kills", "failures", "disks", "objects", "networks", "surroundings", "servers")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the drills and print the table; 0 where all survived."""
+    for module in MODULES:
+        importlib.import_module(f"tests.drills.{module}")
+    parser = argparse.ArgumentParser(prog="python -m tests.drills", description=__doc__)
+    parser.add_argument("--only", action="append", metavar="NAME", choices=sorted(DRILLS), help="this drill only")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="how often each; default: 1")
+    parser.add_argument("--fast", action="store_true", help="a few cheap ones, and short waits")
+    parser.add_argument("--floors", type=int, metavar="N", help="how often each floor is measured; default: 3, fast: 1")
+    parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    arguments = parser.parse_args(argv)
+    chosen = [one for one in DRILLS.values() if _is_chosen(one, arguments.only, arguments.fast)]
+    if arguments.list:
+        width = max(map(len, DRILLS))
+        print("\n".join(f"{one.name:{width}}  {one.about}" for one in chosen))
+        return 0
+    folder = Path(tempfile.mkdtemp(prefix="ddp-drills-"))
+    try:
+        return run_all(chosen, folder, runs=arguments.runs, fast=arguments.fast, floors=arguments.floors)
+    finally:
+        if arguments.keep:
+            print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_all(chosen: Sequence[Drill], folder: Path, *, runs: int, fast: bool, floors: int | None) -> int:
+    """Make the drills in order; return the exit code."""
+    session = Session(folder)
+    found: dict[str, float] = {}
+    if any(one.trains for one in chosen):
+        found = prepare(session, repeats=floors if floors is not None else 1 if fast else 3)
+        print("floors by hand: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found.items()), flush=True)
+    rows = []
+    for one in chosen:
+        row = Row(one)
+        rows.append(row)
+        for _ in range(runs):
+            run_once(row, session, fast=fast)
+    print(f"\n{build_table(rows, found)}")
+    failed = [(row.drill.name, problem) for row in rows for problem in row.problems]
+    for name, problem in failed:
+        print(f"\n{name}: {problem}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def run_once(row: Row, session: Session, *, fast: bool) -> None:
+    """Make one drill once and note what came of it."""
+    scene = Scene(session, row.drill.name, fast=fast)
+    since = time.monotonic()
+    try:
+        outcome = row.drill.act(scene)
+        scene.check_nothing_left()
+        row.outcomes.append(outcome)
+        word = "survived"
+    except NotHere as reason:
+        row.not_here = str(reason)
+        word = f"not run here: {reason}"
+    except (Perished, AssertionError, KeyError, OSError) as error:
+        row.problems.append(f"{type(error).__name__}: {error}")
+        word = f"PERISHED: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    finally:
+        scene.close()
+    print(f"{row.drill.name}: {word} ({time.monotonic() - since:.0f} s)", flush=True)
+
+
+def prepare(session: Session, *, repeats: int) -> dict[str, float]:
+    """Make the uninterrupted run that all others are held against, and the floors."""
+    session.reference = train(session.folder / "reference")
+    return measure_floors(session.folder, session.reference, repeats=repeats) if repeats else {}
+
+
+def _is_chosen(one: Drill, only: Sequence[str] | None, fast: bool) -> bool:
+    return one.name in only if only else one.fast or not fast
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""What a drill is, what it gives, and the table of all of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.drills.scene import Scene
+
+
+class NotHere(Exception):
+    """This machine lacks what a drill needs; the message says what."""
+
+
+class Perished(Exception):
+    """The job did not come through; the message says how."""
+
+
+@dataclass
+class Outcome:
+    """What one run of a drill gave. ``floor`` names the floor of its recovery: ranks, agents or none.
+
+    ``lost``: steps made once more; ``seconds``: from the fault to the next new step; None where there is nothing to
+    measure. ``waits``: seconds of these that the fault itself lasts, or that the job's own limits ask for.
+    """
+
+    lost: int | None = None
+    seconds: float | None = None
+    floor: str = ""
+    waits: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Drill:
+    """One fault. ``fast``: it belongs to the part that every test run makes. ``trains``: with real training."""
+
+    name: str
+    about: str
+    act: Callable[[Scene], Outcome]
+    fast: bool = False
+    trains: bool = True
+
+
+DRILLS: dict[str, Drill] = {}
+
+
+def drill(
+    name: str, about: str, *, fast: bool = False, trains: bool = True
+) -> Callable[[Callable[[Scene], Outcome]], Callable[..., Outcome]]:
+    """Register a function as a drill. It raises Perished or AssertionError where the job does not survive."""
+
+    def register(act: Callable[[Scene], Outcome]) -> Callable[..., Outcome]:
+        assert name not in DRILLS
+        DRILLS[name] = Drill(name, about, act, fast, trains)
+        return act
+
+    return register
+
+
+@dataclass
+class Row:
+    """A drill's line in the table."""
+
+    drill: Drill
+    outcomes: list[Outcome] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    not_here: str = ""
+
+    @property
+    def tried(self) -> int:
+        """How often it was run."""
+        return len(self.outcomes) + len(self.problems)
+
+
+COLUMNS = ("drill", "runs", "survived", "steps lost", "recovery", "floor", "ratio", "")
+
+
+def build_table(rows: Sequence[Row], floors: dict[str, float]) -> str:
+    """Return the table, and the closing line."""
+    cells = [COLUMNS, *(_cells(row, floors) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    tried, survived = sum(row.tried for row in rows), sum(len(row.outcomes) for row in rows)
+    return "\n".join([*lines, "", f"DRILLS {survived}/{tried}"])
+
+
+def _cells(row: Row, floors: dict[str, float]) -> tuple[str, ...]:
+    if row.not_here:
+        return (row.drill.name, "0", "-", "-", "-", "-", "-", f"not run here: {row.not_here}")
+    lost = [outcome.lost for outcome in row.outcomes if outcome.lost is not None]
+    timed = [outcome for outcome in row.outcomes if outcome.seconds is not None]
+    taken = statistics.median([outcome.seconds or 0.0 for outcome in timed]) if timed else None
+    known = [outcome for outcome in timed if outcome.floor in floors]
+    floor = statistics.median([floors[outcome.floor] + outcome.waits for outcome in known]) if known else None
+    notes = list(dict.fromkeys(outcome.note for outcome in row.outcomes if outcome.note))
+    return (
+        row.drill.name,
+        str(row.tried),
+        f"{len(row.outcomes)}",
+        "-" if not lost else f"{min(lost)}" if min(lost) == max(lost) else f"{min(lost)}-{max(lost)}",
+        "-" if taken is None else f"{taken:.1f} s",
+        "-" if floor is None else f"{floor:.1f} s",
+        "-" if floor is None or taken is None else f"{taken / floor:.2f}",
+        "; ".join([*notes, *(problem.splitlines()[0] for problem in row.problems)]),
+    )

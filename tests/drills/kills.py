@@ -1,0 +1,128 @@
+"""Processes that are killed or stopped."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.drills.core import Outcome, Perished, drill
+from tests.drills.scene import EVERY, STEPS, Scene, kill
+
+
+def check_lost(outcome: Outcome, limit: int = 2 * EVERY) -> Outcome:
+    """Insist that no more is lost than what came after the newest checkpoint, or after the one before it."""
+    if outcome.lost is not None and outcome.lost > limit:
+        raise Perished(f"{outcome.lost} steps were lost, with a checkpoint every {EVERY}")
+    return outcome
+
+
+@drill("worker-killed", "SIGKILL of one worker: restarted in place, by the agents")
+def kill_worker(scene: Scene) -> Outcome:
+    run = scene.start()
+    scene.until_step(run)
+    struck = kill([run.tree().workers[1]])
+    run.succeed(restarts=0, in_place=1)
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="ranks"))
+
+
+@drill("agent-killed", "SIGKILL of torchrun's agent in pod 1: its launcher starts another")
+def kill_agent(scene: Scene) -> Outcome:
+    run = scene.start()
+    scene.until_step(run)
+    struck = kill([run.tree().agents[1]])
+    run.succeed(restarts=0)
+    if not run.said("starting torchrun's agent again"):
+        raise Perished(f"no launcher said that it began again\n{run.output}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents"))
+
+
+@drill("master-agent-killed", "SIGKILL of the agent in pod 0, whose store lives on beside it")
+def kill_master_agent(scene: Scene) -> Outcome:
+    run = scene.start()
+    scene.until_step(run)
+    struck = kill([run.tree().agents[0]])
+    run.succeed(restarts=0)
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents"))
+
+
+@drill("pod-killed", "SIGKILL of pod 1's first process: a new attempt of the group")
+def kill_pod(scene: Scene) -> Outcome:
+    run = scene.start()
+    scene.until_step(run)
+    struck = kill([run.tree().launchers[1]])
+    status = run.succeed(restarts=1)
+    if status["restarts"]["counted"] != 1 or status["lastFailure"]["node"] != 1:
+        raise Perished(f"status does not blame pod 1: {status.get('lastFailure')}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents"))
+
+
+@drill("master-pod-killed", "SIGKILL of pod 0's first process, with the rendezvous' store in it")
+def kill_master_pod(scene: Scene) -> Outcome:
+    run = scene.start()
+    scene.until_step(run)
+    struck = kill([run.tree().launchers[0]])
+    status = run.succeed(restarts=1)
+    if status["lastFailure"]["node"] != 0:
+        raise Perished(f"status does not blame pod 0: {status['lastFailure']}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents"))
+
+
+@drill("all-killed", "SIGKILL of every process of every pod at once, as when a machine ends")
+def kill_all(scene: Scene) -> Outcome:
+    run = scene.start()
+    scene.until_step(run)
+    struck = kill(run.tree().all)
+    run.succeed(restarts=1)
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents"))
+
+
+@drill("run-killed", "SIGKILL of `ddp run` itself: nothing runs on; started again it goes on from the checkpoint")
+def kill_run(scene: Scene) -> Outcome:
+    first = scene.start()
+    scene.until_step(first)
+    first.note_ports()
+    kill([first.process.pid])
+    first.process.wait()
+    scene.check_nothing_left()
+    if first.status()["phase"] != "Running":
+        raise Perished(f"the status of a run that was killed says {first.status()['phase']}")
+    again = scene.start()
+    struck = again.began
+    again.succeed(restarts=0, in_place=0)
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents"))
+
+
+@drill("rank-stopped", "SIGSTOP of one rank: the watchdog names it, ends the workers, and they start again")
+def stop_rank(scene: Scene) -> Outcome:
+    stall = 4.0
+    run = scene.start(watchdog={"startSeconds": 240, "stallSeconds": int(stall)})
+    scene.until_step(run)
+    struck = kill([run.tree().workers[1]], signal.SIGSTOP)
+    run.succeed(restarts=0, in_place=1)
+    if not run.said(r"the process of rank 1 is stopped \(SIGSTOP\)"):
+        raise Perished(f"the stopped rank is not named\n{run.output}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="ranks", waits=stall, note="floor with stallSeconds 4"))
+
+
+@drill("graceful-stop", "SIGTERM to `ddp run`: all ranks save the same step; started again nothing is lost")
+def stop_run(scene: Scene) -> Outcome:
+    first = scene.start()
+    scene.until_step(first)
+    first.note_ports()
+    kill([first.process.pid], signal.SIGTERM)
+    first.end(128 + signal.SIGTERM)
+    scene.check_nothing_left()
+    made = len(scene.steps())
+    again = scene.start()
+    again.succeed(restarts=0, in_place=0)
+    if len(scene.steps()) != STEPS or not EVERY < made < STEPS:
+        raise Perished(f"{made} steps, then {len(scene.steps()) - made} more: one was made twice, or none was left")
+    scene.check_state()
+    return scene.recovery(again.began, floor="agents")

@@ -1,0 +1,59 @@
+"""What users and controllers do to a job's objects while it trains."""
+
+from __future__ import annotations
+
+from tests.drills.core import Outcome, Perished, drill
+from tests.drills.driven import PROGRAM
+from tests.drills.kills import check_lost
+from tests.drills.scene import STEPS, Running, Scene, kill
+
+
+def _expect_no_step_twice(scene: Scene, run: Running) -> None:
+    made = [one.step for one in scene.steps()]
+    if made != list(range(STEPS)):
+        raise Perished(f"the steps of rank 0 are not 0 to {STEPS - 1}, each once: {made}\n{run.output}")
+
+
+@drill("pod-deleted", "somebody deletes pod 1: all ranks save the same step, and a free attempt goes on from it")
+def delete_pod(scene: Scene) -> Outcome:
+    run = scene.start(program=PROGRAM)
+    scene.until_step(run)
+    run.note_ports()
+    struck = scene.ask(do="delete pod", index=1)
+    status = run.succeed(restarts=1)
+    failure = status["lastFailure"]
+    if status["restarts"]["free"] != 1 or failure["category"] != "Preempted" or failure["node"] != 1:
+        raise Perished(f"not told as a disruption of pod 1: {status['restarts']}, {failure}")
+    _expect_no_step_twice(scene, run)
+    scene.check_state()
+    return scene.recovery(struck, floor="agents")
+
+
+@drill("recreated", "the resource is deleted and made anew at once under its name, while its pods still run")
+def recreate(scene: Scene) -> Outcome:
+    run = scene.start(program=PROGRAM)
+    scene.until_step(run)
+    run.note_ports()
+    struck = scene.ask(do="recreate")
+    status = run.succeed(restarts=0)
+    if status["attempt"] != 1 or "lastFailure" in status:
+        raise Perished(f"the new job bears marks of the old one: {status}")
+    _expect_no_step_twice(scene, run)
+    scene.check_state()
+    return scene.recovery(struck, floor="agents")
+
+
+@drill("spec-edited", "during a restart the job is suspended, given another time to live, and resumed")
+def edit_spec(scene: Scene) -> Outcome:
+    run = scene.start(program=PROGRAM)
+    scene.until_step(run)
+    struck = kill([run.tree().launchers[1]])
+    scene.until(lambda: run.status()["attempt"] == 2, "the second attempt", alive=run)
+    scene.ask(do="edit", spec={"suspend": True})
+    scene.until(lambda: run.status()["phase"] == "Suspended", "a suspension", alive=run)
+    scene.ask(do="edit", spec={"suspend": False, "ttlSecondsAfterFinished": 3600})
+    status = run.succeed()
+    if status["restarts"]["counted"] != 1 or status["lastFailure"]["node"] != 1:
+        raise Perished(f"the failure is not told: {status['restarts']}, {status['lastFailure']}")
+    scene.check_state()
+    return check_lost(scene.recovery(struck, floor="agents", note="with a suspension in between"))

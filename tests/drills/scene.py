@@ -1,0 +1,409 @@
+"""A drill's stage: a folder, a job that trains through `ddp run`, the witness of its steps, what must hold after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from tests.drills.core import Outcome, Perished
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINEE = Path(__file__).with_name("trainee.py")
+PATIENCE = float(os.environ.get("DDP_DRILL_PATIENCE", "240"))
+"""Seconds after which something counts as never happening."""
+MARK = "DDP_DRILL"
+STEPS, EVERY, STRIKE = 40, 5, 12
+"""Steps of the job, steps between checkpoints, and the step (from 0) at which most faults come."""
+PAUSE = 0.05
+ARGUMENTS = (
+    "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "16", "--epochs", "1",
+    "--max-steps", str(STEPS), "--checkpoint-every-steps", str(EVERY), "--checkpoint-every-epochs", "0",
+    "--log-every", "5",
+)  # fmt: skip
+_DDP = "import sys; from ddp_operator.cli import main; sys.exit(main())"
+RECOVERY = {"inPlaceRestarts": 1, "maxRestarts": 2}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of the witness."""
+
+    time: float
+    attempt: int
+    restart: int
+    pid: int
+    step: int
+
+
+@dataclass
+class Session:
+    """What all drills of one call share: a folder, and in it every checkpoint of an uninterrupted run."""
+
+    folder: Path
+    reference: Path | None = None
+
+
+class Scene:
+    """One run of one drill."""
+
+    def __init__(self, session: Session, name: str, *, fast: bool = False) -> None:
+        self.session, self.name, self.fast = session, name, fast
+        self.folder = session.folder / f"{name}-{uuid.uuid4().hex[:6]}"
+        self.witness, self.temporary = self.folder / "witness", self.folder / "tmp"
+        self.commands = self.folder / "commands"
+        for folder in (self.folder, self.witness, self.temporary, self.commands):
+            folder.mkdir()
+        self.mark = uuid.uuid4().hex
+        self.marks = {MARK: self.mark, "DRILL_COMMANDS": str(self.commands)}
+        self.runs: list[Running] = []
+        self.env: dict[str, str] = {}
+        self._undo = contextlib.ExitStack()
+
+    # Beginning
+
+    def start(
+        self,
+        *,
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        program: str | None = None,
+        within: Sequence[str] = (),
+        **spec: Any,
+    ) -> Running:
+        """Start `ddp run` on the job; a second run in the same scene goes on in the same claims.
+
+        ``program``: a script in its place. ``within``: a command in front of it, which it replaces.
+        """
+        text = build_manifest(self.witness, [*ARGUMENTS, *arguments], env or {}, spec)
+        running = Running(self, text, [*within, sys.executable, *([program] if program else ["-P", "-c", _DDP])])
+        self.runs.append(running)
+        return running
+
+    def on_leaving(self, undo: Callable[[], object]) -> None:
+        """Have something done at the end, whatever happens."""
+        self._undo.callback(undo)
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment of everything that the drill starts."""
+        path = os.pathsep.join([str(ROOT), str(ROOT / "operator"), str(ROOT / "trainer")])
+        return os.environ | {"PYTHONPATH": path, "TMPDIR": str(self.temporary), **self.marks, **self.env}
+
+    def ask(self, **command: Any) -> float:
+        """Ask a driven run for something and wait until it is done; return the moment before."""
+        number = len(list(self.commands.iterdir()))
+        path, asked = self.commands / f"{number}.json", time.monotonic()
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(command))
+        temporary.rename(path)
+        self.until(path.with_suffix(".done").exists, f"an answer to {command}", alive=self.runs[-1])
+        return asked
+
+    # The witness
+
+    def steps(self, rank: int = 0) -> list[Step]:
+        """Return the steps that a rank has made so far."""
+        try:
+            lines = (self.witness / f"steps-{rank}").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        words = [line.split() for line in lines if len(line.split()) == 5]
+        return [Step(float(t), int(a), int(r), int(p), int(s)) for t, a, r, p, s in words]
+
+    def until(self, probe: Callable[[], Any], what: str, *, alive: Running | None = None) -> Any:
+        """Wait until ``probe()`` is true and return it; ``alive`` has to run meanwhile."""
+        deadline = time.monotonic() + PATIENCE
+        while not (found := probe()):
+            if alive is not None and alive.process.poll() is not None:
+                raise Perished(f"the run ended before {what}\n{alive.output}")
+            if time.monotonic() > deadline:
+                raise Perished(f"never: {what}\n{self.runs[-1].output if self.runs else ''}")
+            time.sleep(0.01)
+        return found
+
+    def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[Step]:
+        """Wait until a rank has made so many steps."""
+        return list(self.until(lambda: _reached(self.steps(rank), step), f"step {step} of rank {rank}", alive=run))
+
+    def recovery(self, struck: float, *, floor: str, waits: float = 0.0, note: str = "") -> Outcome:
+        """Return what rank 0 lost and how long it took until its first new step after ``struck`` (monotonic)."""
+        steps = self.steps()
+        before = [step for step in steps if step.time <= struck]
+        pids = {step.pid for step in before}
+        after = [step for step in steps if step.time > struck and step.pid not in pids]
+        old = [step for step in steps if step.pid in pids]
+        if not after:
+            raise Perished("no step was made after the fault")
+        lost = max(step.step for step in old) + 1 - after[0].step if old else 0
+        return Outcome(max(0, lost), after[0].time - struck, floor, waits, note)
+
+    # What must hold
+
+    def check_state(self, step: int = STEPS) -> None:
+        """Insist that the newest checkpoint is of this step, and bit by bit that of an uninterrupted run."""
+        assert self.session.reference is not None, "no reference was made"
+        mine = read_newest_state(self.folder / "ddp-runs" / "claims" / "drill", step)
+        (path,) = self.session.reference.glob(f"step-{step:09d}*.pt")
+        difference = compare(mine, load_state(path))
+        if difference:
+            raise Perished(f"the state of step {step} differs from an uninterrupted run's: {difference}")
+
+    def check_nothing_left(self) -> None:
+        """Insist that no process, listening port or temporary file is left."""
+        ports = {port for run in self.runs for port in run.ports}
+        deadline = time.monotonic() + 10
+        while (left := find_left(self.mark, ports)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if left:
+            raise Perished("left: " + "; ".join(left))
+        strays = [path for path in self.temporary.rglob("*") if not path.is_dir()]
+        strays += list((self.folder / "ddp-runs").rglob("*.tmp"))
+        strays += [path for path in (self.folder / "ddp-runs").glob("*/pods/*/runtime/*/*") if path.is_fifo()]
+        if strays:
+            raise Perished(f"temporary files are left: {', '.join(str(path) for path in strays[:5])}")
+
+    def close(self) -> None:
+        """Kill what is left, and undo what was done to the machine."""
+        for run in self.runs:
+            if run.process.poll() is None:
+                run.process.kill()
+            run.process.wait()
+        for pid in find_marked(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._undo.close()
+
+
+class Running:
+    """One `ddp run`."""
+
+    def __init__(self, scene: Scene, text: str, command: Sequence[str]) -> None:
+        self.scene, self.folder = scene, scene.folder
+        number = len(scene.runs)
+        (self.folder / f"job-{number}.yaml").write_text(text)
+        self._output = self.folder / f"output-{number}.txt"
+        runs = self.folder / "ddp-runs"
+        self._before = set(runs.iterdir()) if runs.exists() else set()
+        self.began = time.monotonic()
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "run", f"job-{number}.yaml", "--plain"],
+                cwd=self.folder,
+                env=scene.environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.ports: set[int] = set()
+
+    @property
+    def output(self) -> str:
+        """Everything it has printed, and the end of the pods' logs."""
+        words = self._output.read_text(errors="replace")
+        return words + "".join(f"\n--- {name} ---\n{text[-3000:]}" for name, text in self.logs().items())
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Its run folder, once there is one."""
+        runs = self.folder / "ddp-runs"
+        found = [p for p in runs.iterdir() if p not in self._before and p.name != "claims"] if runs.exists() else []
+        return found[0] if found else None
+
+    def logs(self) -> dict[str, str]:
+        """Return the pods' logs by name."""
+        folder = self.run_folder
+        found = sorted((folder / "logs").glob("*.log")) if folder else []
+        return {path.stem: path.read_text(errors="replace") for path in found}
+
+    def said(self, words: str) -> bool:
+        """Tell whether a pod has written this."""
+        return any(re.search(words, text) for text in self.logs().values())
+
+    def status(self) -> dict[str, Any]:
+        """Return the status as status.yaml has it."""
+        assert self.run_folder is not None
+        return dict(yaml.safe_load((self.run_folder / "status.yaml").read_text())["status"])
+
+    def note_ports(self) -> None:
+        """Remember which ports the pods listen on, to see later that nobody does."""
+        for pid in find_marked(self.scene.mark):
+            with contextlib.suppress(psutil.Error):
+                connections = psutil.Process(pid).net_connections("tcp")
+                self.ports |= {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+
+    def tree(self) -> Tree:
+        """Return who is who among its processes."""
+        self.note_ports()
+        return Tree.of(self.process.pid)
+
+    def end(self, code: int = 0) -> dict[str, Any]:
+        """Wait for the end, insist on the exit code, and return the status."""
+        try:
+            found = self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise Perished(f"the run does not end\n{self.output}") from None
+        if found != code:
+            raise Perished(f"the run ended with {found}, not {code}\n{self.output}")
+        return self.status()
+
+    def succeed(self, *, restarts: int | None = None, in_place: int | None = None) -> dict[str, Any]:
+        """Wait for success; ``restarts`` of the group and ``in_place`` ones must be as the policy says."""
+        status = self.end()
+        seen = status["restarts"]
+        if restarts is not None and seen["total"] != restarts:
+            raise Perished(f"{seen['total']} restarts of the group, not {restarts}\n{self.output}")
+        if in_place is not None and seen["inPlace"] != in_place:
+            raise Perished(f"{seen['inPlace']} restarts in place, not {in_place}\n{self.output}")
+        return status
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Processes of a run by pod: launchers, agents and workers; the store of pod 0."""
+
+    launchers: dict[int, int]
+    agents: dict[int, int]
+    workers: dict[int, int]
+
+    @classmethod
+    def of(cls, run: int) -> Tree:
+        """Look at the children of `ddp run`."""
+        launchers: dict[int, int] = {}
+        agents: dict[int, int] = {}
+        workers: dict[int, int] = {}
+        for child in psutil.Process(run).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words, env = child.cmdline(), child.environ()
+                index = env.get("JOB_COMPLETION_INDEX")
+                if index is None or not any(word.endswith("launcher.py") for word in words):
+                    continue
+                if "worker" in words:
+                    workers[int(index)] = child.pid
+                elif child.ppid() == run:
+                    launchers[int(index)] = child.pid
+        for index, pid in launchers.items():
+            # Of the launcher's children the agent is the one with the worker, or the oldest.
+            with contextlib.suppress(psutil.Error):
+                children = psutil.Process(pid).children()
+                having = [c.pid for c in children if workers.get(index) in {g.pid for g in c.children()}]
+                agents[index] = (having or [c.pid for c in children])[0]
+        return cls(launchers, agents, workers)
+
+    @property
+    def all(self) -> list[int]:
+        """Every process that is known here."""
+        return [*self.launchers.values(), *self.agents.values(), *self.workers.values()]
+
+
+def build_manifest(witness: Path, arguments: Sequence[str], env: Mapping[str, str], spec: Mapping[str, Any]) -> str:
+    """Return the YAML of the drills' job; ``spec`` replaces parts of it."""
+    names = {"DRILL_FOLDER": str(witness), "DRILL_PAUSE": str(PAUSE), "OMP_NUM_THREADS": "1", **env}
+    container = {
+        "name": "trainer",
+        "image": "example/torch",
+        "command": ["python", str(TRAINEE)],
+        "args": list(arguments),
+        "env": [{"name": name, "value": value} for name, value in names.items()],
+    }
+    body = {
+        "nodes": 2,
+        "recovery": RECOVERY,
+        "checkpoint": {"path": "/ckpt", "claimName": "drill", "graceSeconds": 20},
+        "template": {"spec": {"containers": [container]}},
+        **spec,
+    }
+    head = {"apiVersion": "ddp-operator.dev/v1alpha1", "kind": "DDPTrainingJob", "metadata": {"name": "drill"}}
+    return yaml.safe_dump({**head, "spec": body})
+
+
+def read_newest_state(folder: Path, step: int) -> Any:
+    """Return the newest checkpoint of a folder. Raises: Perished, where it is not of this step."""
+    manifests = [json.loads(path.read_text()) for path in folder.glob("step-*.json")]
+    if not manifests:
+        raise Perished("there is no checkpoint")
+    newest = max(manifests, key=lambda one: (one["step"], one["attempt"]))
+    if newest["step"] != step:
+        raise Perished(f"the last checkpoint is of step {newest['step']}, not {step}")
+    return load_state(folder / newest["file"])
+
+
+def load_state(path: Path) -> Any:
+    """Return a checkpoint's state."""
+    import torch
+
+    return torch.load(path, weights_only=True)
+
+
+def compare(mine: Any, other: Any, path: str = "state") -> str:
+    """Return where two states differ, bit by bit; empty where they do not."""
+    import torch
+
+    if isinstance(mine, torch.Tensor):
+        same = isinstance(other, torch.Tensor) and mine.dtype == other.dtype and torch.equal(mine, other)
+        return "" if same else path
+    if isinstance(mine, dict):
+        if not isinstance(other, dict) or mine.keys() != other.keys():
+            return path
+        return next((found for key in mine if (found := compare(mine[key], other[key], f"{path}.{key}"))), "")
+    if isinstance(mine, list | tuple):
+        if len(mine) != len(other):
+            return path
+        pairs = enumerate(zip(mine, other, strict=True))
+        return next((found for i, (a, b) in pairs if (found := compare(a, b, f"{path}[{i}]"))), "")
+    return "" if mine == other else path
+
+
+def find_marked(mark: str) -> list[int]:
+    """Return the living processes that inherited a drill's mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def describe_process(pid: int) -> str:
+    """Return a process in a few words."""
+    with contextlib.suppress(psutil.Error):
+        return f"{pid} {' '.join(psutil.Process(pid).cmdline())[:120]}"
+    return str(pid)
+
+
+def find_left(mark: str, ports: set[int]) -> list[str]:
+    """Return what is left of a drill: its processes, and whoever listens on its ports and is no stranger."""
+    left = find_marked(mark)
+    found = [describe_process(pid) for pid in left]
+    for one in psutil.net_connections("tcp") if ports else ():
+        # A dying process loses its environment before its sockets. With one, it is a stranger with our former port.
+        if one.status == psutil.CONN_LISTEN and one.laddr.port in ports and (one.pid is None or one.pid in left):
+            found.append(f"somebody who listens on {one.laddr.port}")
+    return found
+
+
+def kill(pids: Sequence[int] | Iterator[int], number: int = signal.SIGKILL) -> float:
+    """Send a signal to processes; return the moment before it."""
+    struck = time.monotonic()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return struck
+
+
+def _reached(steps: list[Step], count: int) -> list[Step]:
+    return steps if steps and steps[-1].step + 1 >= count else []

@@ -1,0 +1,159 @@
+"""An API server that goes away, or that makes objects anew: the operator's own process against the stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from ddp_operator.constants import EXIT_RETRYABLE, KIND
+from tests.drills.core import Outcome, Perished, drill
+from tests.drills.scene import PATIENCE, Scene
+from tests.integration.apiserver import free_ports
+from tests.integration.conftest import job_manifest
+from tests.integration.operator_process import OperatorProcess
+from tests.standin import StandIn, World
+from tests.standin.world import killed
+
+Json = dict[str, Any]
+NAME = "digits"
+
+
+class Stage:
+    """A stand-in API server, the operator beside it, and users."""
+
+    def __init__(self, server: StandIn, world: World, operator: OperatorProcess) -> None:
+        self.server, self.world, self.operator = server, world, operator
+
+    async def until(self, probe: Callable[[], Any], what: str) -> Any:
+        """Look into the storage, which is there also while the server is not, until something is so."""
+        deadline = time.monotonic() + PATIENCE
+        while not (found := await asyncio.to_thread(probe)):
+            if time.monotonic() > deadline or self.operator.process is None or self.operator.process.poll() is not None:
+                raise Perished(f"never: {what}; {self.status()}\n{self.operator.log[-4000:]}")
+            await asyncio.sleep(0.02)
+        return found
+
+    def status(self) -> Json:
+        """Return the job's status."""
+        found = self.server.get(KIND, NAME) or {}
+        return dict(found.get("status") or {})
+
+    def jobs(self) -> list[str]:
+        """Return the names of the Jobs that were ever made, in order."""
+        return [name for verb, name in self.server.writes_of("jobs") if verb == "create"]
+
+    async def train(self, job: str) -> None:
+        """Let both pods of a Job run."""
+        for index in (0, 1):
+            await self.until(lambda index=index: self.pod(job, index), f"pod {index} of {job}")
+            await self.world.run_pod(job, index)
+        await self.until(lambda: self.status().get("phase") == "Running", f"{job} running")
+
+    async def succeed(self, job: str) -> Json:
+        """Let both pods of a Job end well."""
+        for index in (0, 1):
+            await self.world.finish_pod(job, index)
+        await self.until(lambda: self.status().get("phase") == "Succeeded", "success")
+        return self.status()
+
+    def pod(self, job: str, index: int) -> Json | None:
+        """Return the living pod of an index."""
+        label = {"batch.kubernetes.io/job-name": job, "batch.kubernetes.io/job-completion-index": str(index)}
+        for pod in self.server.list("Pod"):
+            labels = pod["metadata"].get("labels") or {}
+            if label.items() <= labels.items() and "deletionTimestamp" not in pod["metadata"]:
+                return dict(pod)
+        return None
+
+
+@contextlib.asynccontextmanager
+async def stage(scene: Scene) -> AsyncIterator[Stage]:
+    """Start all three."""
+    with StandIn() as server:
+        kubeconfig = server.write_kubeconfig(scene.folder)
+        (port,) = free_ports(1)
+        env = {"DDP_OPERATOR_CALL_TIMEOUT": "2"} | scene.marks
+        with OperatorProcess(kubeconfig, scene.folder / "operator.log", port=port, env=env) as operator:
+            async with World(kubeconfig) as world:
+                yield Stage(server, world, operator)
+
+
+@drill("api-down", "no call to the API server gets through for 60 s; meanwhile a pod fails", trains=False)
+def api_down(scene: Scene) -> Outcome:
+    return asyncio.run(_api_down(scene, 6.0 if scene.fast else 60.0))
+
+
+async def _api_down(scene: Scene, seconds: float) -> Outcome:
+    async with stage(scene) as here:
+        await here.world.create(job_manifest(NAME))
+        await here.train(f"{NAME}-1")
+        pod = here.pod(f"{NAME}-1", 1)
+        assert pod is not None
+        since = time.monotonic()
+        here.server.faults.add("drop", times=1_000_000_000)
+        here.server.cut_watches()
+        here.server.change("Pod", pod["metadata"]["name"], lambda one: _fail(one))
+        await here.until(lambda: time.monotonic() - since > seconds, "the end of the outage")
+        if here.status()["attempt"] != 1:
+            raise Perished("something got through: this was no outage")
+        here.server.faults.clear()
+        back = time.monotonic()
+        await here.until(lambda: f"{NAME}-2" in here.jobs(), "the next attempt's Job")
+        taken = time.monotonic() - back
+        await here.train(f"{NAME}-2")
+        status = await here.succeed(f"{NAME}-2")
+        _check(here, status, ["digits-1", "digits-2"], attempt=2, counted=1)
+        if status["lastFailure"]["node"] != 1:
+            raise Perished(f"status does not blame pod 1: {status['lastFailure']}")
+    return Outcome(seconds=taken, note="recovery: from the server's return to the next attempt's Job")
+
+
+@drill("api-recreated", "the resource is deleted and made anew at once under its name", fast=True, trains=False)
+def recreate(scene: Scene) -> Outcome:
+    return asyncio.run(_recreate(scene))
+
+
+async def _recreate(scene: Scene) -> Outcome:
+    async with stage(scene) as here:
+        old = await here.world.create(job_manifest(NAME))
+        await here.train(f"{NAME}-1")
+        await here.world.delete(KIND, NAME)
+        since = time.monotonic()
+        await here.until(lambda: here.server.get(KIND, NAME) is None, "the deletion")
+        new = await here.world.create(job_manifest(NAME))
+        assert new["metadata"]["uid"] != old["metadata"]["uid"]
+
+        def made_anew() -> bool:
+            job = here.server.get("Job", f"{NAME}-1")
+            owners = job["metadata"]["ownerReferences"] if job else []
+            return any(owner["uid"] == new["metadata"]["uid"] for owner in owners)
+
+        await here.until(made_anew, "a Job of the new resource")
+        taken = time.monotonic() - since
+        await here.until(lambda: here.pod(f"{NAME}-1", 0) and here.pod(f"{NAME}-1", 1), "its pods")
+        await here.train(f"{NAME}-1")
+        status = await here.succeed(f"{NAME}-1")
+        _check(here, status, ["digits-1", "digits-1"], attempt=1, counted=0)
+        if "lastFailure" in status:
+            raise Perished(f"the new job bears marks of the old one: {status['lastFailure']}")
+    return Outcome(seconds=taken, note="recovery: from the deletion to the new Job")
+
+
+def _check(here: Stage, status: Mapping[str, Any], jobs: list[str], *, attempt: int, counted: int) -> None:
+    """Insist on the attempts that were made, each once, and on what is left: one of each child."""
+    if here.jobs() != jobs or status["attempt"] != attempt or status["restarts"]["counted"] != counted:
+        raise Perished(f"made {here.jobs()}, not {jobs}; {status}")
+    for kind in ("Service", "ConfigMap"):
+        if len(here.server.list(kind)) != 1:
+            raise Perished(f"left: {[one['metadata']['name'] for one in here.server.list(kind)]}")
+
+
+def _fail(pod: Json) -> None:
+    """Let a pod end as after a failed worker."""
+    ended = killed(pod)
+    for container in ended.get("containerStatuses", ()):
+        container["state"]["terminated"]["exitCode"] = EXIT_RETRYABLE
+    pod["status"].update(ended)

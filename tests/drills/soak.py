@@ -1,0 +1,239 @@
+"""`python -m tests.drills.soak`: very many jobs, and whether anything grows with their number.
+
+Short jobs one after another and many at once on the local cluster, in one process; then jobs on an API server (the
+stand-in) with the operator in a process of its own. After every so many jobs: resident memory, open files, threads,
+child processes, temporary files. Printed are the slopes for each 1,000 jobs. Nothing is asserted about them; a job that
+does not succeed, or a process that is left, ends with an error. The local jobs' workers find a stub of torchrun
+(``stub/sitecustomize.py``) unless ``--torch`` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ddp_operator import constants
+from ddp_operator.cluster import Key
+from ddp_operator.local.adapt import find_free_port
+from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.reconcile import Reconciler
+from ddp_operator.workqueue import WorkQueue
+from tests.drills.scene import MARK, PATIENCE, describe_process, find_marked
+from tests.integration.apiserver import free_ports
+from tests.integration.conftest import job_manifest
+from tests.integration.operator_process import OperatorProcess
+from tests.standin import StandIn, World
+
+STUB = Path(__file__).with_name("stub")
+WARM_UP = 0.25
+"""Share of the samples that is thrown away: imports, pools and caches fill."""
+ENDED = ("Succeeded", "Failed")
+
+
+@dataclass
+class Samples:
+    """What a process used, by the number of jobs that it had done."""
+
+    title: str
+    jobs: list[int] = field(default_factory=list)
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def take(self, jobs: int, process: psutil.Process, **more: float) -> None:
+        """Look at a process."""
+        found = {
+            "RSS, KiB": process.memory_info().rss / 1024,
+            "open files": float(process.num_fds()),
+            "threads": float(process.num_threads()),
+            "processes": float(len(process.children(recursive=True))),
+            **more,
+        }
+        self.jobs.append(jobs)
+        for name, value in found.items():
+            self.figures.setdefault(name, []).append(value)
+
+    def table(self) -> str:
+        """Return first, last and slope of each figure."""
+        kept = int(len(self.jobs) * WARM_UP)
+        lines = [f"{self.title}: {self.jobs[-1]} jobs, {len(self.jobs)} samples, the first {kept} not counted"]
+        for name, values in self.figures.items():
+            jobs, rest = self.jobs[kept:], values[kept:]
+            slope = statistics.linear_regression(jobs, rest).slope * 1000 if len(set(jobs)) > 1 else float("nan")
+            lines.append(f"  {name:15} {rest[0]:10.0f} -> {rest[-1]:10.0f}   {slope:+10.2f} for each 1,000 jobs")
+        return "\n".join(lines)
+
+
+class Farm(LocalCluster):
+    """A local cluster with many jobs, each reconciled when something of it changes."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        super().__init__(folder, folder / "claims", environ=environ, gpu_ids=())
+        self.queue: WorkQueue[Key] = WorkQueue(Reconciler(self).reconcile, workers=16)
+        self._waiting: dict[str, asyncio.Event] = {}
+
+    async def run_job(self, manifest: Mapping[str, Any]) -> None:
+        """Run a job to its end, delete it, and wait until nothing of it is left. Raises: AssertionError."""
+        name = manifest["metadata"]["name"]
+        changed = self._waiting[name] = asyncio.Event()
+        self.add(manifest)
+        key = Key("default", name)
+        while True:
+            resource = self.store.get(constants.KIND, key.namespace, name)
+            assert resource is not None
+            if (phase := (resource.get("status") or {}).get("phase")) in ENDED:
+                break
+            await self._next(changed, f"{name} to end; it is {phase}")
+        assert phase == "Succeeded", resource["status"]
+        await self.delete_resource(key, uid=resource["metadata"]["uid"])
+        while self.store.list("Pod", "default", {constants.LABEL_JOB_NAME: name}):
+            await self._next(changed, f"the end of {name}'s pods")
+        del self._waiting[name]
+
+    async def _next(self, changed: asyncio.Event, what: str) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await changed.wait()
+        except TimeoutError:
+            raise AssertionError(f"waited in vain for {what}") from None
+        changed.clear()
+
+    def _changed(self, item: Mapping[str, Any], gone: bool) -> None:
+        super()._changed(item, gone)
+        metadata = item["metadata"]
+        name = (metadata.get("labels") or {}).get(constants.LABEL_JOB_NAME, metadata["name"])
+        self.queue.add(Key(metadata.get("namespace", "default"), name))
+        if name in self._waiting:
+            self._waiting[name].set()
+
+
+def build_job(name: str, nodes: int) -> dict[str, Any]:
+    """Return a job that does next to nothing."""
+    container = {"name": "trainer", "image": "x", "command": ["python", "-c", "print('done')"]}
+    return {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "nodes": nodes,
+            "preflight": {"mode": "Off"},
+            "rendezvous": {"port": find_free_port()},
+            "template": {"spec": {"containers": [container]}},
+        },
+    }
+
+
+async def soak_local(folder: Path, in_sequence: int, at_once: int, *, real: bool) -> list[Samples]:
+    """Run jobs of two pods one after another, then several rounds of many jobs of one pod at once."""
+    mark, temporary = uuid.uuid4().hex, folder / "tmp"
+    temporary.mkdir()
+    environ = os.environ | {MARK: mark, "TMPDIR": str(temporary)}
+    if not real:
+        environ["PYTHONPATH"] = os.pathsep.join([str(STUB), environ.get("PYTHONPATH", "")])
+    farm = Farm(folder, environ)
+    farm.queue.start()
+    me = psutil.Process()
+
+    def look(samples: Samples, jobs: int) -> None:
+        gc.collect()
+        kept = sum(not path.is_dir() for path in temporary.rglob("*"))
+        samples.take(jobs, me, **{"temporary files": kept, "objects kept": len(farm.store.list("Pod"))})
+
+    found = []
+    try:
+        if in_sequence:
+            found.append(Samples("one after another"))
+            every = max(1, in_sequence // 40)
+            for number in range(in_sequence):
+                await farm.run_job(build_job(f"one-{number}", nodes=2))
+                if number % every == 0:
+                    look(found[-1], number + 1)
+        if at_once:
+            found.append(Samples(f"{at_once} at once"))
+            for turn in range(4):
+                await asyncio.gather(*(farm.run_job(build_job(f"many-{turn}-{n}", nodes=1)) for n in range(at_once)))
+                look(found[-1], (turn + 1) * at_once)
+    finally:
+        await farm.queue.stop()
+        await farm.close()
+    if left := find_marked(mark):
+        raise AssertionError("left running: " + "; ".join(map(describe_process, left)))
+    return found
+
+
+async def soak_operator(folder: Path, count: int) -> Samples:
+    """Let so many jobs live and be deleted on the stand-in, in 20 waves; look at the operator after each."""
+    samples, wave = Samples("operator, jobs created, run and deleted"), max(1, count // 20)
+    with StandIn() as server:
+        kubeconfig = server.write_kubeconfig(folder)
+        (port,) = free_ports(1)
+        with OperatorProcess(kubeconfig, folder / "operator.log", port=port) as operator:
+            assert operator.process is not None
+            process = psutil.Process(operator.process.pid)
+            async with World(kubeconfig) as world:
+                for first in range(0, count, wave):
+                    names = [f"job-{number}" for number in range(first, min(first + wave, count))]
+                    await asyncio.gather(*(_live(world, name) for name in names))
+                    await _until(lambda: not server.list("Job") and not server.list("Pod"), "garbage collection")
+                    samples.take(first + len(names), process)
+    return samples
+
+
+async def _live(world: World, name: str) -> None:
+    await world.create(job_manifest(name, nodes=1))
+    await _until(lambda: world.get("Job", f"{name}-1"), f"the Job of {name}")
+    await _until(lambda: world.list("Pod", f"batch.kubernetes.io/job-name={name}-1"), f"the pod of {name}")
+    await world.run_pod(f"{name}-1", 0)
+    await world.finish_pod(f"{name}-1", 0)
+
+    async def ended() -> bool:
+        resource = await world.get(constants.KIND, name)
+        return resource is not None and resource["status"].get("phase") == "Succeeded"
+
+    await _until(ended, f"the success of {name}")
+    await world.delete(constants.KIND, name)
+
+
+async def _until(probe: Any, what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        answer = probe()
+        if (await answer) if asyncio.iscoroutine(answer) else answer:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited in vain for {what}")
+        await asyncio.sleep(0.1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soak and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.drills.soak", description=__doc__)
+    parser.add_argument("--in-sequence", type=int, default=200, metavar="N", help="local jobs one after another; 200")
+    parser.add_argument("--at-once", type=int, default=50, metavar="N", help="local jobs at once, four times; 50")
+    parser.add_argument("--operator", type=int, default=1000, metavar="N", help="jobs on the API server; 1000")
+    parser.add_argument("--torch", action="store_true", help="with PyTorch's torchrun in every pod; takes its time")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="ddp-soak-") as name:
+        folder = Path(name)
+        if arguments.in_sequence or arguments.at_once:
+            local = soak_local(folder, arguments.in_sequence, arguments.at_once, real=arguments.torch)
+            for samples in asyncio.run(local):
+                print(samples.table(), flush=True)
+        if arguments.operator:
+            print(asyncio.run(soak_operator(folder, arguments.operator)).table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

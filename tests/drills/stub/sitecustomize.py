@@ -1,0 +1,107 @@
+"""Python finds this at its start: a stand-in for torchrun, so that the soak's jobs need not import PyTorch.
+
+It has as much of torch as the launcher touches, and starts one worker without meeting anybody. What soaks is ours: the
+launcher, its agent and store, the shim, the local cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+
+class TCPStore:
+    """Listens, so that the other pods find that the master is there."""
+
+    def __init__(self, host: str, port: int, *_: Any, **__: Any) -> None:
+        self._socket = socket.create_server(("127.0.0.1", port), backlog=64)
+
+
+class ChildFailedError(Exception):
+    """A worker failed."""
+
+
+class SignalException(Exception):
+    """The agent was told to stop."""
+
+    sigval = signal.SIGTERM
+
+
+class PContext:
+    def close(self, death_sig: Any = None, timeout: float = 30) -> None:
+        pass
+
+
+class DynamicRendezvousHandler:
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+
+class NodeDescGenerator:
+    def generate(self, local_addr: str | None = None) -> None:
+        pass
+
+
+class LocalElasticAgent:
+    """Starts one worker and waits for it."""
+
+    def _rendezvous(self) -> None:
+        pass
+
+    def _start_workers(self) -> None:
+        pass
+
+    def _restart_workers(self) -> None:
+        pass
+
+    def _monitor_workers(self) -> None:
+        pass
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run a worker; return its exit code."""
+        self._rendezvous()
+        rank = os.environ.get("JOB_COMPLETION_INDEX", "0")
+        ranks = {"RANK": rank, "LOCAL_RANK": "0", "WORLD_SIZE": os.environ.get("DDP_NODES", "1")}
+        worker = subprocess.Popen([word.replace("${local_rank}", "0") for word in command], env=os.environ | ranks)
+        self._start_workers()
+        return worker.wait()
+
+
+def parse_args(words: Sequence[str]) -> Sequence[str]:
+    """Return the worker's command line: what stands behind the flags."""
+    return list(words[words.index("--no-python") + 1 :])
+
+
+def run(command: Sequence[str]) -> None:
+    """Be torchrun."""
+    if LocalElasticAgent().run(command):
+        raise ChildFailedError
+
+
+def _module(name: str, **members: Any) -> None:
+    module = sys.modules[name] = types.ModuleType(name)
+    vars(module).update(members)
+    parent, _, last = name.rpartition(".")
+    if parent:
+        if parent not in sys.modules:
+            _module(parent)
+        setattr(sys.modules[parent], last, module)
+
+
+_module("torch")
+_module("torch.distributed", TCPStore=TCPStore)
+_module("torch.distributed.run", parse_args=parse_args, run=run)
+_module("torch.distributed.elastic.multiprocessing.errors", ChildFailedError=ChildFailedError)
+_module("torch.distributed.elastic.multiprocessing.api", PContext=PContext, SignalException=SignalException)
+_module("torch.distributed.elastic.agent.server.local_elastic_agent", LocalElasticAgent=LocalElasticAgent)
+_module(
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+    DynamicRendezvousHandler=DynamicRendezvousHandler,
+    _NodeDescGenerator=NodeDescGenerator,
+)

@@ -1,0 +1,86 @@
+"""The training script of the drills: the trainer, with a witness of every step and, where asked for, a fault.
+
+Runs inside a pod. ``DRILL_FOLDER`` holds ``steps-<rank>``, a line for each step that was made: time of the machine's
+monotonic clock, attempt, restart, pid, step (from 0). ``DRILL_PAUSE`` is a sleep after each step, seconds.
+``DRILL_FAULT`` is ``kind:rank:step:times``: what happens to that rank before that step, at most so often.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ddp_trainer.cli import main
+from ddp_trainer.engine import Engine
+
+FOLDER = Path(os.environ["DRILL_FOLDER"])
+PAUSE = float(os.environ.get("DRILL_PAUSE", "0"))
+RANK = int(os.environ.get("RANK", "0"))
+SLOW_SYNC = float(os.environ.get("DRILL_SLOW_SYNC", "0"))
+
+
+def take_turn(times: int) -> bool:
+    """Return whether the fault may still happen; every turn leaves a file."""
+    for number in range(times):
+        try:
+            (FOLDER / f"fault-{number}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return True
+    return False
+
+
+def strike(batch: Any, step: int) -> None:
+    """Break this rank where that is asked for."""
+    kind, rank, at, times = os.environ.get("DRILL_FAULT", "none:-1:-1:0").split(":")
+    if int(rank) != RANK or int(at) != step or not take_turn(int(times)):
+        return
+    (FOLDER / "struck").write_text(str(time.monotonic()))
+    if kind == "raise":
+        raise RuntimeError(f"broken on purpose at step {step}")
+    if kind == "nan":
+        batch.images.fill_(float("nan"))
+    if kind == "limit":
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    if kind in ("eat", "limit"):
+        hoard = []
+        while True:
+            hoard.append(bytearray(os.urandom(1 << 20)) * 64)
+
+
+def watch_steps() -> None:
+    """Let every step leave its line."""
+    inner = Engine.step
+    about = f"{os.environ.get('DDP_ATTEMPT', '1')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {os.getpid()}"
+
+    def step(self: Engine, batch: Any, number: int, lr: float) -> Any:
+        strike(batch, number)
+        result = inner(self, batch, number, lr)
+        with open(FOLDER / f"steps-{RANK}", "a") as file:
+            file.write(f"{time.monotonic():.4f} {about} {number}\n")
+        time.sleep(PAUSE)
+        return result
+
+    Engine.step = step  # type: ignore[method-assign]
+
+
+def slow_disk() -> None:
+    """Let every sync take so long, as on a disk that is overloaded."""
+    inner = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        time.sleep(SLOW_SYNC)
+        inner(descriptor)
+
+    os.fsync = fsync
+
+
+if __name__ == "__main__":
+    watch_steps()
+    if SLOW_SYNC:
+        slow_disk()
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The part of the drills and of the soak that every test run makes; `make drills` and `make soak` make the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.drills import __main__ as drills
+from tests.drills.core import Drill, NotHere, Outcome, Perished, Row, build_table
+from tests.drills.soak import Samples, soak_local
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+
+
+def test_the_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:
+    assert drills.main(["--fast", "--floors", "0"]) == 0, "".join(capsys.readouterr())
+    assert "DRILLS 2/2" in capsys.readouterr().out
+
+
+async def test_a_small_soak_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    sequence, at_once = await soak_local(tmp_path, in_sequence=2, at_once=4, real=False)
+    assert (sequence.jobs, at_once.jobs) == ([1, 2], [4, 8, 12, 16])
+    for samples in (sequence, at_once):
+        for name in ("processes", "temporary files", "objects kept"):
+            assert set(samples.figures[name]) == {0}
+
+
+def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def perish(scene: object) -> Outcome:
+        raise Perished("the state differs\nand more")
+
+    def lack(scene: object) -> Outcome:
+        raise NotHere("needs wings")
+
+    chosen = [Drill("good", "", lambda scene: Outcome(3, 4.0, "ranks"), trains=False)]
+    chosen += [Drill("bad", "", perish, trains=False), Drill("absent", "", lack, trains=False)]
+    assert drills.run_all(chosen, tmp_path, runs=2, fast=True, floors=0) == 1
+    told = capsys.readouterr()
+    assert "DRILLS 2/4" in told.out
+    assert "absent  0     -" in told.out
+    assert "not run here: needs wings" in told.out
+    assert "bad: Perished: the state differs" in told.err
+
+
+def test_the_table_holds_recoveries_against_their_floors() -> None:
+    drill = Drill("one", "", lambda scene: Outcome())
+    row = Row(drill, outcomes=[Outcome(2, 6.0, "ranks", waits=1.0), Outcome(5, 8.0, "ranks", waits=1.0)])
+    _, line, _, last = build_table([row], {"ranks": 4.0}).splitlines()
+    assert line.split() == ["one", "2", "2", "2-5", "7.0", "s", "5.0", "s", "1.40"]
+    assert last == "DRILLS 2/2"
+
+
+def test_a_slope_is_for_each_thousand_jobs() -> None:
+    samples = Samples("x")
+    for jobs in (100, 200, 300, 400):
+        samples.take(jobs, psutil.Process(), leak=jobs / 2)
+    assert "leak                   100 ->        200      +500.00 for each 1,000 jobs" in samples.table()
