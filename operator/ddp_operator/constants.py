@@ -20,6 +20,9 @@ LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddp-operator"
 LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+# On the operator's own pods, by the chart: a job's NetworkPolicy lets these read its metrics.
+LABEL_COMPONENT: Final = f"{GROUP}/component"
+COMPONENT_OPERATOR: Final = "operator"
 KUEUE_LABEL_PREFIX: Final = "kueue.x-k8s.io/"
 KUEUE_QUEUE_LABEL: Final = f"{KUEUE_LABEL_PREFIX}queue-name"
 # Written by the Job controller on every pod of an Indexed Job.

@@ -79,7 +79,10 @@ CASES: dict[str, dict[str, Any]] = {
     "volcano-with-network-policy": resource(
         "gang", nodes=2,
         scheduling={"gang": "Volcano", "queue": "train", "priorityClassName": "high", "placement": "Pack"},
-        networkPolicy={"enabled": True, "egressCidrs": ["10.0.0.0/8"]},
+        networkPolicy={
+            "enabled": True, "egressCidrs": ["10.0.0.0/8"],
+            "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+        },
     ),
     "coscheduling-spread": resource(
         "even", nodes=2,

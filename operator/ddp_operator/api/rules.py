@@ -178,6 +178,12 @@ RULES: tuple[Rule, ...] = (
         "has no effect without enabled: true; set that or remove it",
         field=".egressCidrs",
     ),
+    Rule(
+        "spec.networkPolicy",
+        "!has(self.metricsFrom) || self.enabled",
+        "has no effect without enabled: true; set that or remove it",
+        field=".metricsFrom",
+    ),
     _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
     _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait for ever"),
     _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),

@@ -191,13 +191,21 @@ class NetworkPolicy(_Fields, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         Meta(
-            description="True: pods talk only to pods of the same job, to DNS and to egressCidrs, and only their "
-            "metrics can be read from elsewhere in the cluster."
+            description="True: pods talk only to pods of the same job, to DNS and to egressCidrs, and only the "
+            "operator and metricsFrom reach them from elsewhere, at their metrics' port."
         ),
     ] = False
     egress_cidrs: Annotated[
         tuple[str, ...], Meta(description="Addresses that the pods may reach as well, such as 10.0.0.0/8.")
     ] = ()
+    metrics_from: Annotated[
+        tuple[dict[str, Any], ...] | None,
+        Meta(
+            description="Who besides the operator may read the pods' metrics, as `from` of a NetworkPolicy has it "
+            "(namespaceSelector, podSelector, ipBlock). Unset: pods labelled app.kubernetes.io/name=prometheus in any "
+            "namespace. []: nobody."
+        ),
+    ] = None
 
 
 class Spec(_Fields, frozen=True, kw_only=True):

@@ -1,13 +1,16 @@
-"""The NetworkPolicy of a job: its pods talk to each other and to DNS, and the cluster may read their metrics."""
+"""The NetworkPolicy of a job: its pods talk to each other and to DNS, and who is named may read their metrics."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Final
 
-from ddp_operator import names
+from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 
 _DNS: Final = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+_PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
+"""What the usual charts and the Prometheus operator call its pods."""
 
 
 def build_network_policy_spec(job: DDPTrainingJob) -> dict[str, Any]:
@@ -16,6 +19,8 @@ def build_network_policy_spec(job: DDPTrainingJob) -> dict[str, Any]:
     def pods() -> dict[str, Any]:
         return {"matchLabels": names.child_labels(job.name)}
 
+    readers = job.spec.network_policy.metrics_from
+    operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
     egress: list[dict[str, Any]] = [
         {"to": [{"podSelector": pods()}]},
         {"ports": [dict(port) for port in _DNS]},  # to anywhere: a node's own resolver is no pod
@@ -27,11 +32,14 @@ def build_network_policy_spec(job: DDPTrainingJob) -> dict[str, Any]:
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [
             {"from": [{"podSelector": pods()}]},
-            # The operator, and whichever Prometheus the cluster has.
             {
-                "from": [{"namespaceSelector": {}}],
+                "from": [operator, *copy.deepcopy([_labelled(_PROMETHEUS)] if readers is None else list(readers))],
                 "ports": [{"port": job.spec.metrics.port, "protocol": "TCP"}],
             },
         ],
         "egress": egress,
     }
+
+
+def _labelled(labels: dict[str, str]) -> dict[str, Any]:
+    return {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(labels)}}

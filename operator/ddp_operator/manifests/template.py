@@ -20,6 +20,7 @@ from ddp_operator.manifests.quantities import count_gpus, cpu_limit
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, split_user_command
 
 _POD = "spec.template.spec"
+_PEERS = ("namespaceSelector", "podSelector", "ipBlock")
 _NATIVE_SIDECAR = "move it to initContainers with restartPolicy: Always (a native sidecar)"
 
 
@@ -255,6 +256,13 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         except ValueError as error:
             words = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
             yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", words, cidr)
+    for index, peer in enumerate(spec.network_policy.metrics_from or ()):
+        if not peer or peer.keys() - _PEERS:
+            words = (
+                "must have namespaceSelector, podSelector or ipBlock, and nothing else; write it as in a "
+                "NetworkPolicy's `from`"
+            )
+            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", words, peer)
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:

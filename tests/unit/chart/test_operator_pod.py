@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.constants import LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PORT_NAMES
+from ddp_operator.constants import (
+    COMPONENT_OPERATOR,
+    LABEL_COMPONENT,
+    LABEL_JOB_NAME,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+    PORT_NAMES,
+)
 from ddp_operator.kube.checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.offline import check_manifest
@@ -208,6 +215,8 @@ class TestSelectors:
             the(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
             the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
         ]
+        # The last one is that by which the NetworkPolicies of jobs let the operator in.
+        selectors.append({LABEL_COMPONENT: COMPONENT_OPERATOR})
         assert all(selector.items() <= labels.items() for selector in selectors)
         (test,) = of_kind(objects, "Pod")
         assert not any(selector.items() <= test["metadata"]["labels"].items() for selector in selectors)

@@ -76,6 +76,8 @@ ROWS = [
     Row("queue of another scheduler", "crd", job(scheduling={"queue": "q"}), "spec.scheduling.queue: Invalid value: is Volcano's; set gang: Volcano, or remove it: Kueue goes by the label kueue.x-k8s.io/queue-name"),
     Row("networks without a policy", "crd", job(networkPolicy={"egressCidrs": ["10.0.0.0/8"]}), "spec.networkPolicy.egressCidrs: Invalid value: has no effect without enabled: true; set that or remove it"),
     Row("network that is none", "operator", job(networkPolicy={"enabled": True, "egressCidrs": ["ten/8"]}), "spec.networkPolicy.egressCidrs[0]: Invalid value: \"ten/8\": is not a network ('ten/8' does not appear to be an IPv4 or IPv6 network); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"),
+    Row("a reader without a policy", "crd", job(networkPolicy={"metricsFrom": []}), "spec.networkPolicy.metricsFrom: Invalid value: has no effect without enabled: true; set that or remove it"),
+    Row("reader that is none", "operator", job(networkPolicy={"enabled": True, "metricsFrom": [{"namespace": "monitoring"}]}), "spec.networkPolicy.metricsFrom[0]: Invalid value: must have namespaceSelector, podSelector or ipBlock, and nothing else; write it as in a NetworkPolicy's `from`"),
     Row("duplicate key", "crd", yaml.safe_dump(resource()) + "kind: Job\n", 'line 15: key "kind" is given twice; remove one'),
     Row("not YAML", "crd", "kind: [DDPTrainingJob\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'; mend the file there"),
     Row("two jobs in one file", "crd", yaml.safe_dump_all([resource("a"), resource("b")]), "kind: the file holds 2 objects of kind DDPTrainingJob (found: DDPTrainingJob); give exactly one"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import names
+from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.kube.checks import GANG_PERMISSIONS
 from ddp_operator.kube.resources import kind_of, path
@@ -16,6 +16,7 @@ from tests.builders import child_job, job, template
 
 from .test_machine import run
 
+OPERATOR = {constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR}
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
 
 
@@ -118,6 +119,11 @@ class TestRefusals:
     def test_a_policy_that_would_hold_nobody(self) -> None:
         assert "hostNetwork" in refusal(networkPolicy={"enabled": True}, template=template(hostNetwork=True))
 
+    @pytest.mark.parametrize("peer", [{}, {"namespace": "monitoring"}, {"podSelector": {}, "ports": []}])
+    def test_a_reader_that_is_none(self, peer: dict[str, Any]) -> None:
+        words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, peer]})
+        assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: must have namespaceSelector,")
+
     @pytest.mark.parametrize("cidr", ["10.0.0.0/33", "10.0.0.1/8", "example.com", ""])
     def test_a_network_that_is_none(self, cidr: str) -> None:
         words = refusal(networkPolicy={"enabled": True, "egressCidrs": ["10.0.0.0/8", cidr]})
@@ -146,6 +152,17 @@ class TestNetworkPolicy:
         peers, metrics = spec["ingress"]
         assert peers == {"from": own}
         assert metrics["ports"] == [{"port": 9400, "protocol": "TCP"}]
+
+    def test_metrics_are_read_by_the_operator_and_by_prometheus_unless_told_otherwise(self) -> None:
+        def readers(**more: Any) -> list[Any]:
+            return list(self.policy(**more)["spec"]["ingress"][1]["from"])
+
+        operator, prometheus = readers()
+        assert operator == {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}
+        assert prometheus["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
+        assert readers(metricsFrom=[]) == [operator]
+        own = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+        assert readers(metricsFrom=own) == [operator, *own]
 
     def test_networks_are_added(self) -> None:
         egress = self.policy(egressCidrs=["10.0.0.0/8", "2001:db8::/32"])["spec"]["egress"]

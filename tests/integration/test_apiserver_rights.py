@@ -1,0 +1,217 @@
+"""What must be refused is tried at a real API server: by the operator's account, by users, and by admission."""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import json
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from ddp_operator.offline import check_manifest
+
+from .apiserver import ControlPlane
+from .conftest import ROOT, job_manifest
+from .test_apiserver_operator import namespace
+
+__all__ = ["namespace"]  # a fixture
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
+
+OURS = "/apis/ddp-operator.dev/v1alpha1"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+HOME = "ddp-operator"
+SAMPLES = sorted((ROOT / "deploy/samples").glob("*.yaml"))
+# One container with a shell in it is all that a stolen account would need.
+SHELL = {"containers": [{"name": "shell", "image": "shell:1"}]}
+REFUSED: list[tuple[str, str, Any]] = [
+    # What is secret.
+    ("GET", "/api/v1/secrets", None),
+    ("GET", f"/api/v1/namespaces/{HOME}/secrets/any", None),
+    ("POST", "/api/v1/namespaces/default/secrets", {"metadata": {"name": "any"}}),
+    ("POST", f"/api/v1/namespaces/{HOME}/serviceaccounts/ddp-operator/token", {"spec": {}}),
+    ("POST", f"/api/v1/namespaces/{HOME}/serviceaccounts", {"metadata": {"name": "any"}}),
+    # Pods of its own, and what runs in others.
+    ("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "any"}, "spec": SHELL}),
+    ("POST", "/api/v1/namespaces/default/pods/any/exec?command=id", None),
+    ("POST", "/api/v1/namespaces/default/pods/any/attach", None),
+    ("POST", "/api/v1/namespaces/default/pods/any/portforward", None),
+    ("GET", "/api/v1/namespaces/default/pods/any/log", None),
+    ("GET", "/api/v1/namespaces/default/pods/any/proxy/", None),
+    ("PATCH", "/api/v1/namespaces/default/pods/any", {"metadata": {"labels": {"a": "b"}}}),
+    ("POST", "/apis/apps/v1/namespaces/default/daemonsets", {"metadata": {"name": "any"}}),
+    ("PATCH", f"/apis/apps/v1/namespaces/{HOME}/deployments/ddp-operator", {"spec": {"replicas": 9}}),
+    # Objects of others.
+    ("PATCH", "/api/v1/namespaces/default/services/any", {"spec": {"selector": {"a": "b"}}}),
+    ("DELETE", "/api/v1/namespaces/default/services/any", None),
+    ("PATCH", "/api/v1/namespaces/default/configmaps/any", {"data": {"a": "b"}}),
+    ("DELETE", "/api/v1/namespaces/default/configmaps/any", None),
+    ("PATCH", "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/any", {"spec": {}}),
+    ("DELETE", "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/any", None),
+    ("GET", "/api/v1/namespaces/default/persistentvolumeclaims", None),
+    ("DELETE", "/api/v1/namespaces/default/events/any", None),
+    ("PATCH", "/apis/batch/v1/namespaces/default/jobs/any/status", {"status": {}}),
+    # What the user asked for is the user's.
+    ("POST", f"{OURS}/namespaces/default/ddptrainingjobs", job_manifest("any")),
+    ("PATCH", f"{OURS}/namespaces/default/ddptrainingjobs/any", {"spec": {"nodes": 9}}),
+    ("PATCH", f"{OURS}/namespaces/default/ddptrainingjobs/any/scale", {"spec": {"replicas": 9}}),
+    # The cluster.
+    ("GET", "/api/v1/namespaces", None),
+    ("DELETE", "/api/v1/namespaces/any", None),
+    ("GET", "/api/v1/nodes", None),
+    ("PATCH", "/api/v1/nodes/node-0", {"spec": {"unschedulable": True}}),
+    ("DELETE", "/api/v1/nodes/node-0", None),
+    ("GET", "/api/v1/nodes/node-0/proxy/pods", None),
+    ("DELETE", "/api/v1/persistentvolumes/any", None),
+    ("PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/ddptrainingjobs.ddp-operator.dev", {"spec": {}}),
+    ("POST", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations", {"metadata": {"name": "any"}}),
+    # More rights.
+    ("PATCH", f"{RBAC}/clusterroles/ddp-operator", {"rules": []}),
+    ("POST", f"{RBAC}/clusterrolebindings", {"metadata": {"name": "any"}, "roleRef": {}}),
+    ("POST", f"{RBAC}/namespaces/default/rolebindings", {"metadata": {"name": "any"}, "roleRef": {}}),
+    # Leases but its own namespace's.
+    ("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/any", None),
+    ("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{HOME}/leases/any", None),
+]  # fmt: skip
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@contextmanager
+def asking(kubeconfig: Path) -> Iterator[Ask]:
+    """Give a function that asks the API server as this user: as a dry run, so that what is allowed does no harm."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    (cluster,), (user,) = config["clusters"], config["users"]
+    context = ssl.create_default_context(cafile=str(kubeconfig.parent / cluster["cluster"]["certificate-authority"]))
+    headers = {"Accept": "application/json"}
+    if "tokenFile" in user["user"]:
+        token = (kubeconfig.parent / user["user"]["tokenFile"]).read_text().strip()
+        headers["Authorization"] = f"Bearer {token}"
+    else:
+        files = (user["user"]["client-certificate"], user["user"]["client-key"])
+        context.load_cert_chain(*(str(kubeconfig.parent / name) for name in files))
+    address = urlsplit(cluster["cluster"]["server"])
+    connection = http.client.HTTPSConnection(str(address.hostname), address.port, context=context, timeout=30)
+
+    def ask(method: str, path: str, body: Any = None, **more: str) -> tuple[int, Any]:
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        question = path + ("&" if "?" in path else "?") + "dryRun=All"
+        text = None if body is None else json.dumps(body)
+        connection.request(method, question, text, {**headers, "Content-Type": kind, **more})
+        answer = connection.getresponse()
+        read = answer.read()
+        try:
+            return answer.status, json.loads(read)
+        except ValueError:
+            return answer.status, read
+
+    with closing(connection):
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def admin(plane: ControlPlane) -> Iterator[Ask]:
+    with asking(plane.admin) as ask:
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def operator(plane: ControlPlane) -> Iterator[Ask]:
+    with asking(plane.account(HOME, "ddp-operator")) as ask:
+        yield ask
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REFUSED, ids=[f"{method} {path}" for method, path, _ in REFUSED])
+def test_the_operators_account_may_not(operator: Ask, admin: Ask, method: str, path: str, body: Any) -> None:
+    status, answer = operator(method, path, body)
+    assert (status, answer["reason"]) == (403, "Forbidden"), answer
+    assert f"system:serviceaccount:{HOME}:ddp-operator" in answer["message"]
+    # It is the right that lacks: nobody's path is refused just for being mistyped.
+    assert admin(method, path, body)[0] != 403
+
+
+def test_the_operators_account_may_not_be_somebody_else(operator: Ask, admin: Ask) -> None:
+    for ask, wanted in ((operator, 403), (admin, 200)):
+        status, answer = ask(
+            "GET", "/api/v1/nodes", **{"Impersonate-User": "root", "Impersonate-Group": "system:masters"}
+        )
+        assert status == wanted, answer
+
+
+@pytest.mark.parametrize(
+    ("role", "verb", "resource", "allowed"),
+    [
+        ("view", "list", "ddptrainingjobs", True),
+        ("view", "create", "ddptrainingjobs", False),
+        ("view", "patch", "ddptrainingjobs/scale", False),
+        ("edit", "create", "ddptrainingjobs", True),
+        ("edit", "patch", "ddptrainingjobs/scale", True),
+        # Who could write a status could forge one: where a job is, what it has cost, why it failed.
+        ("edit", "update", "ddptrainingjobs/status", False),
+        ("admin", "patch", "ddptrainingjobs/status", False),
+    ],
+)
+def test_users_may_do_what_their_role_says(
+    plane: ControlPlane, namespace: str, role: str, verb: str, resource: str, allowed: bool
+) -> None:
+    if not plane.has_controllers:
+        pytest.skip("no kube-controller-manager, which adds the chart's roles to view, edit and admin")
+    user = f"user-{role}"
+    plane.kubectl("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-n", namespace)
+    main, _, sub = resource.partition("/")
+    words = ["auth", "can-i", verb, f"{main}.ddp-operator.dev", *([f"--subresource={sub}"] if sub else [])]
+    for where, wanted in ((namespace, allowed), ("kube-system", False)):
+        said = plane.kubectl(*words, "-n", where, f"--as={user}", check=False).stdout.strip()
+        assert said == ("yes" if wanted else "no"), where
+
+
+@pytest.fixture(scope="module", params=["baseline", "restricted"])
+def standard(plane: ControlPlane, request: pytest.FixtureRequest) -> str:
+    """A namespace that enforces a standard; its name is that of the standard."""
+    name = str(request.param)
+    label = f"pod-security.kubernetes.io/enforce={name}"
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"pods-{name}"}}
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+    plane.kubectl("label", "--overwrite", "namespace", f"pods-{name}", label)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    plane.kubectl("apply", "-n", f"pods-{name}", "-f", "-", stdin=yaml.safe_dump(account))
+    return name
+
+
+class TestPodSecurity:
+    """The API server's own admission, with the namespace's label `enforce`."""
+
+    def admitted(self, admin: Ask, standard: str, manifest: dict[str, Any]) -> tuple[int, Any]:
+        """Ask for a pod of the job as the Job controller would."""
+        (job,) = (child for child in check_manifest(yaml.safe_dump(manifest)).children if child["kind"] == "Job")
+        template = copy.deepcopy(dict(job["spec"]["template"]))
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod-0"}, "spec": template["spec"]}
+        return admin("POST", f"/api/v1/namespaces/pods-{standard}/pods", pod)
+
+    @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+    def test_pods_of_every_sample(self, admin: Ask, standard: str, path: Path) -> None:
+        (manifest,) = (found for found in yaml.safe_load_all(path.read_text()) if found["kind"] == "DDPTrainingJob")
+        manifest["metadata"].pop("namespace", None)
+        status, answer = self.admitted(admin, standard, manifest)
+        if standard == "restricted" and manifest["spec"].get("securityProfile") != "Restricted":
+            # So it is really enforced; and the profile is all that it takes.
+            assert status == 403
+            assert 'violates PodSecurity "restricted' in answer["message"]
+            manifest["spec"]["securityProfile"] = "Restricted"
+            status, answer = self.admitted(admin, standard, manifest)
+        assert status == 201, answer
+        # The API server's own admission has mounted no token into it.
+        assert not [volume for volume in answer["spec"].get("volumes", []) if "projected" in volume]
+
+    def test_what_a_template_asks_for_is_the_namespaces_to_refuse(self, admin: Ask, standard: str) -> None:
+        manifest = job_manifest()
+        manifest["spec"]["template"]["spec"]["hostNetwork"] = True
+        status, answer = self.admitted(admin, standard, manifest)
+        assert status == 403
+        assert "host namespaces" in answer["message"]

@@ -1,0 +1,169 @@
+"""The NetworkPolicies of jobs and of the operator, enforced by the kernel between pods that are network namespaces.
+
+No network plug-in is needed: the policies as rendered are translated into the kernel's own filter rules, and real
+connections are tried. What this does not show is that a certain cluster's plug-in enforces policies at all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.offline import check_manifest
+from tests.unit.chart.rendering import render, the
+
+from . import pod_network
+from .conftest import job_manifest
+from .pod_network import Pod, build_ruleset
+
+RENDEZVOUS, METRICS, GLOO, API, STORAGE = 29400, 9400, 40123, 443, 2049
+TCP = (RENDEZVOUS, METRICS, GLOO, API, STORAGE, 8080, 53)
+UDP = (53,)
+NAMESPACES = {
+    name: {"kubernetes.io/metadata.name": name}
+    for name in ("team", "other", "monitoring", "ddp-operator", "kube-system")
+}
+UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--fork", "--kill-child")
+
+Probe = tuple[str, str, str, int]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _possible() -> None:
+    """Skip, with the reason, where this machine lets nobody make a network."""
+    lacking = [name for name in ("unshare", "ip", "nft") if shutil.which(name) is None]
+    if lacking:
+        pytest.skip(f"not found: {', '.join(lacking)}")
+    tried = subprocess.run([*UNSHARE, "nft", "add", "table", "inet", "a"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
+
+
+@cache
+def labels_of_training(name: str) -> dict[str, str]:
+    (job,) = (child for child in children(job_manifest(name)) if child["kind"] == "Job")
+    return dict(job["spec"]["template"]["metadata"]["labels"])
+
+
+def children(manifest: dict[str, Any]) -> tuple[Any, ...]:
+    manifest["metadata"]["namespace"] = "team"
+    return check_manifest(yaml.safe_dump(manifest)).children
+
+
+def pods() -> dict[str, Pod]:
+    """Everybody who may want something of a training pod."""
+    operator = the(render({"networkPolicy": {"enabled": True}}, namespace="ddp-operator"), "Deployment")
+    train = labels_of_training("train")
+    prometheus = {"app.kubernetes.io/name": "prometheus"}
+    made = [
+        Pod("train-0", "10.1.0.1", "team", train),
+        Pod("train-1", "10.1.0.2", "team", train),
+        Pod("other-job", "10.1.0.3", "team", labels_of_training("other")),
+        Pod("neighbour", "10.1.0.4", "team", {"app": "shell"}),
+        # Labels say nothing beyond their namespace.
+        Pod("impostor", "10.1.0.5", "other", train),
+        Pod("prometheus", "10.1.0.6", "monitoring", prometheus),
+        Pod("grafana", "10.1.0.7", "monitoring", {"app.kubernetes.io/name": "grafana"}),
+        Pod("operator", "10.1.0.8", "ddp-operator", operator["spec"]["template"]["metadata"]["labels"], {"http": 8080}),
+        Pod("dns", "10.1.0.9", "kube-system", {"k8s-app": "kube-dns"}),
+        Pod("apiserver", "172.16.0.1"),
+        Pod("storage", "192.168.7.7"),
+    ]
+    return {pod.name: pod for pod in made}
+
+
+def policies(**network_policy: Any) -> list[dict[str, Any]]:
+    """The policy of the job `train`, and the chart's for the operator."""
+    manifest = job_manifest("train", networkPolicy={"enabled": True, **network_policy})
+    (job,) = (child for child in children(manifest) if child["kind"] == "NetworkPolicy")
+    operator = the(render({"networkPolicy": {"enabled": True}}, namespace="ddp-operator"), "NetworkPolicy")
+    return [dict(job), operator]
+
+
+def probe(ruleset: str, probes: list[Probe]) -> dict[Probe, bool]:
+    """Try every probe (source, destination, protocol, port) in a network with these rules."""
+    known = pods()
+    order = list(known)
+    request = {
+        "addresses": [pod.address for pod in known.values()],
+        "ports": {"tcp": TCP, "udp": UDP},
+        "ruleset": ruleset,
+        "probes": [(order.index(source), known[to].address, kind, port) for source, to, kind, port in probes],
+    }
+    done = subprocess.run(
+        [*UNSHARE, sys.executable, Path(pod_network.__file__)],
+        input=json.dumps(request), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(probes, json.loads(done.stdout), strict=True))
+
+
+def tcp(source: str, *to: str, ports: tuple[int, ...]) -> list[Probe]:
+    return [(source, destination, "tcp", port) for destination in to for port in ports]
+
+
+OPEN = [
+    # Ranks talk to each other on whatever port gloo or NCCL choose.
+    *tcp("train-0", "train-1", ports=(RENDEZVOUS, METRICS, GLOO)),
+    *tcp("train-1", "train-0", ports=(RENDEZVOUS, METRICS, GLOO)),
+    ("train-0", "dns", "udp", 53),
+    *tcp("train-0", "dns", ports=(53,)),
+    *tcp("operator", "train-0", ports=(METRICS,)),
+    *tcp("operator", "apiserver", ports=(API,)),
+    ("operator", "dns", "udp", 53),
+    *tcp("prometheus", "operator", ports=(8080,)),
+]
+CLOSED = [
+    # The rendezvous has no password: nobody else may come near it.
+    *(
+        found
+        for who in ("other-job", "neighbour", "impostor", "prometheus", "grafana", "operator", "apiserver")
+        for found in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))
+    ),
+    *(
+        found
+        for who in ("other-job", "neighbour", "impostor", "grafana")
+        for found in tcp(who, "train-0", ports=(METRICS,))
+    ),
+    # What runs in a training pod gets nowhere else.
+    *tcp("train-0", "other-job", "neighbour", "impostor", "prometheus", "operator", ports=(METRICS, GLOO, 8080)),
+    *tcp("train-0", "apiserver", ports=(API,)),
+    *tcp("train-0", "storage", ports=(STORAGE,)),
+    # And the operator's pod neither.
+    *tcp("operator", "neighbour", "storage", "prometheus", ports=(GLOO, STORAGE, 8080)),
+    *tcp("neighbour", "operator", ports=(GLOO, METRICS)),
+]
+BY_PROMETHEUS = tcp("prometheus", "train-0", ports=(METRICS,))
+TO_STORAGE = tcp("train-0", "storage", ports=(STORAGE,))
+
+
+def test_without_a_policy_everybody_reaches_everybody() -> None:
+    """Else the refusals below would show nothing."""
+    asked = [*OPEN, *CLOSED, *BY_PROMETHEUS, *TO_STORAGE]
+    assert [found for found, through in probe("", asked).items() if not through] == []
+
+
+def test_pods_of_a_job_are_apart_from_all_that_it_does_not_need() -> None:
+    ruleset = build_ruleset(policies(), list(pods().values()), NAMESPACES)
+    through = probe(ruleset, [*OPEN, *CLOSED, *BY_PROMETHEUS])
+    assert [found for found in (*OPEN, *BY_PROMETHEUS) if not through[found]] == []
+    assert [found for found in CLOSED if through[found]] == []
+
+
+def test_readers_of_the_metrics_and_networks_are_those_that_are_named() -> None:
+    grafana = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "grafana"}}, "namespaceSelector": {}}
+    named = policies(metricsFrom=[grafana], egressCidrs=["192.168.7.0/24"])
+    reads = tcp("grafana", "train-0", ports=(METRICS,))
+    open_now = [*OPEN, *TO_STORAGE, *reads]
+    closed_now = [*BY_PROMETHEUS, *(found for found in CLOSED if found not in open_now)]
+    through = probe(build_ruleset(named, list(pods().values()), NAMESPACES), [*open_now, *closed_now])
+    assert [found for found in open_now if not through[found]] == []
+    assert [found for found in closed_now if through[found]] == []

@@ -1,0 +1,76 @@
+"""The operator's role is the calls that it makes, no more and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_operator.constants import KIND
+from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
+from ddp_operator.kube.resources import plural
+from tests.standin import StandIn, World
+
+from .conftest import Start, job_manifest
+from .test_operator_recovery import quick_to_stop
+
+
+def named(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
+    """Return verb and resource of every permission."""
+    return {
+        (verb, f"{plural(kind)}/{sub}" if sub else plural(kind))
+        for what, verbs in permissions.items()
+        for kind, _, sub in [what.partition("/")]
+        for verb in verbs
+    }
+
+
+async def test_every_permission_is_used_and_no_other_call_is_made(
+    server: StandIn, world: World, start: Start, tmp_path: Path
+) -> None:
+    """A life with everything in it: lost answers, a lost node, another attempt, a suspension, the end of its time."""
+
+    def used() -> set[tuple[str, str]]:
+        return {(verb, resource) for verb, resource, _ in server.calls_of("operator")}
+
+    async def until_used(verb: str, resource: str) -> None:
+        await world.until(lambda: (verb, resource) in used(), f"{verb} {resource}")
+
+    # An answer that is lost puts the operator's own object in its way, and it reads it. First comes a dry run.
+    for resource, nth in (("services", 2), ("configmaps", 1), ("networkpolicies", 2), ("jobs", 2)):
+        server.faults.add("lost answer", verb="create", resource=resource, name="", nth=nth)
+    # After a deletion that meets a conflict it looks whether the object is still there.
+    for resource, nth in (("pods", 2), ("jobs", 1), (plural(KIND), 1)):  # the first pod is deleted by the test
+        server.faults.add(409, verb="delete", resource=resource, nth=nth)
+    running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
+
+    job_controller, server.controllers.job_controller = server.controllers.job_controller, None
+    await world.create(job_manifest("stuck"))
+    await until_used("list", "events")
+    server.controllers.job_controller = job_controller
+
+    recovery = {"forceDeleteAfterSeconds": 0}
+    await world.create(
+        job_manifest(
+            networkPolicy={"enabled": True}, recovery=recovery, template=quick_to_stop(), ttlSecondsAfterFinished=0
+        )
+    )
+    for index in (0, 1):
+        await world.run_pod("digits-1", index, node=f"node-{index}")
+    await world.phase("digits", "Running")
+    server.controllers.ends_pods = False
+    await world.delete("Pod", (await world.pod("digits-1", 1))["metadata"]["name"])
+    await world.child_job("digits-2")
+    server.controllers.ends_pods = True
+    await world.patch(KIND, "digits", {"spec": {"suspend": True}})
+    await world.phase("digits", "Suspended")
+    await world.patch(KIND, "digits", {"spec": {"suspend": False}})
+    for index in (0, 1):
+        await world.run_pod("digits-2", index)
+    for index in (0, 1):
+        await world.finish_pod("digits-2", index)
+    await world.gone(KIND, "digits")
+    running.stop()
+
+    wanted = named(PERMISSIONS) | named(HOME_PERMISSIONS)
+    assert used() - wanted == set(), "calls that the role does not allow"
+    assert wanted - used() == set(), "permissions that nothing needs"
