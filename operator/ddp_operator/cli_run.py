@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--procs", type=_positive, metavar="N", help="worker processes a pod, for spec.procPerNode")
     parser.add_argument("--cpu", action="store_true", help="ask for no GPU; one worker a pod unless --procs says more")
     parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
-    parser.add_argument("--name", metavar="NAME", help="name of the run folder, for the job's name")
+    parser.add_argument("--name", type=_folder, metavar="NAME", help="name of the run folder, for the job's name")
     parser.add_argument(
         "--metrics-port",
         type=_port,
@@ -97,6 +98,12 @@ def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
 def _positive(text: str) -> int:
     number = int(text) if text.isascii() and text.isdigit() else 0
     return number if number >= 1 else _complain(f"{text!r} is no number above 0")
+
+
+def _folder(text: str) -> str:
+    # It stays below --runs-dir, and is not taken for an option by what is typed after it.
+    fits = re.fullmatch(r"\w[\w.-]*", text)
+    return text if fits else _complain(f"{text!r} is no name of letters, digits, _, . and -")
 
 
 def _port(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -20,6 +21,16 @@ if os.environ["DDP_ATTEMPT"] == "1":
         raise RuntimeError("broken on purpose")
     time.sleep(600)  # as a rank does whose peer has left a collective
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "in attempt", os.environ["DDP_ATTEMPT"])
+"""
+# What a shell, a format string or another parser of flags would make something of.
+HOSTILE = [
+    "$(touch pwned)", "`touch pwned`", "; touch pwned", "|| touch pwned", "$HOME", "%(a)s {b} %s", "two words", "'\"\\",
+    "line\nbreak", "--nnodes=9", "--", "", "../../pwned", "é…\u202e",
+]  # fmt: skip
+SAYS_WHAT_IT_GOT = """
+import json, os, pathlib, sys
+got = sys.argv[1:], {name: os.environ[name] for name in os.environ if name.startswith("HOSTILE_")}
+pathlib.Path("got-" + os.environ["RANK"]).write_text(json.dumps(got))
 """
 SAVE_ON_SIGTERM = """
 import os, pathlib, signal, sys, time
@@ -59,6 +70,17 @@ def test_a_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) 
     assert "toy: Succeeded" in run.output
     assert "2 attempts, 1 restart" in run.output
     assert "broken on purpose" in (run.run_folder / "events.log").read_text()
+
+
+def test_arguments_and_variables_arrive_as_they_are_written(tmp_path: Path) -> None:
+    write(tmp_path, SAYS_WHAT_IT_GOT)
+    env = {f"HOSTILE_{number}": text for number, text in enumerate(HOSTILE)}
+    with DdpRun(tmp_path, manifest(["python", "train.py", *HOSTILE], nodes=1, procPerNode=2, env=env)) as run:
+        assert run.wait() == 0, run.output
+        for rank in (0, 1):
+            assert json.loads((tmp_path / f"got-{rank}").read_text()) == [HOSTILE, env]
+    assert not list(tmp_path.rglob("*pwned*"))
+    assert not list(tmp_path.parent.glob("pwned*"))
 
 
 def test_a_missing_script_fails_at_once_and_says_which(tmp_path: Path) -> None:

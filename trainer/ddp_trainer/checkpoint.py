@@ -139,11 +139,14 @@ class Checkpointer:
         for path in self.folder.glob("step-*.json"):
             try:
                 manifest = json.loads(path.read_text())
+                name = str(manifest["file"])
+                if name != path.with_suffix(".pt").name:  # it is read, and one day deleted: never what lies elsewhere
+                    raise ValueError(f"its file {name} is not beside it")
                 found.append(
                     Saved(
                         int(manifest["step"]),
                         manifest["accuracy"],
-                        self.folder / manifest["file"],
+                        self.folder / name,
                         path,
                         manifest["sha256"],
                         int(manifest["bytes"]),

@@ -124,7 +124,15 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "words", [["--nodes", "0"], ["--procs", "-1"], ["--nodes", "x"], ["--metrics-port", "80"], ["--metrics-port", "x"]]
+    "words",
+    [
+        ["--nodes", "0"],
+        ["--procs", "-1"],
+        ["--nodes", "x"],
+        ["--metrics-port", "80"],
+        ["--metrics-port", "x"],
+        *(["--name", name] for name in ("../up", "/tmp/x", "a/b", "..", ".hidden", "", "-x", "a\nb")),
+    ],
 )
 def test_bad_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

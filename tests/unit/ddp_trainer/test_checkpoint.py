@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import pickle
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -75,6 +77,47 @@ def test_a_saved_checkpoint_is_reported(tmp_path: Path) -> None:
     one.wait()
     assert [step for step, _ in reported] == [3]
     assert reported[0][1] > 0
+
+
+class Poison:
+    """What would make a file, if it were unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_code_in_a_checkpoint_is_not_run_though_its_checksum_is_right(tmp_path: Path) -> None:
+    one = checkpointer(tmp_path / "saved")
+    save(one, 1)
+    (saved,) = one.list()
+    torch.save({"weights": Poison(tmp_path / "pwned")}, saved.data)
+    content = saved.data.read_bytes()
+    manifest = json.loads(saved.manifest.read_text())
+    manifest |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    saved.manifest.write_text(json.dumps(manifest))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        newest(one)
+    assert not (tmp_path / "pwned").exists()
+    torch.load(saved.data, weights_only=False)  # so it would have
+    assert (tmp_path / "pwned").exists()
+
+
+def test_a_manifest_names_no_file_outside_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = checkpointer(tmp_path / "saved", keep=1)
+    save(one, 1)
+    (saved,) = one.list()
+    others = tmp_path / "others.pt"
+    others.write_bytes(saved.data.read_bytes())
+    for name in ("../others.pt", str(others), "..", ""):
+        saved.manifest.write_text(json.dumps(json.loads(saved.manifest.read_text()) | {"file": name}))
+        assert one.list() == []
+        assert "is not beside it" in capsys.readouterr().err
+    save(one, 2)
+    save(one, 3)
+    assert others.exists()
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove", "garbage"])
