@@ -88,6 +88,62 @@ class TestDashboards:
             assert all(target["datasource"]["uid"] == "$datasource" for target in panel["targets"])
             assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
+    @pytest.mark.parametrize(
+        ("name", "shown"),
+        [
+            ("fleet", {"Jobs by phase": "timeseries", "GPUs in use": "stat", "Goodput": "timeseries",
+                       "Failures by category": "timeseries", "Jobs": "table"}),
+            ("job", {"Samples a second": "timeseries", "Loss": "timeseries", "Validation accuracy": "timeseries",
+                     "A mean step": "timeseries", "Own work a step, by rank": "heatmap", "Checkpoint": "timeseries"}),
+            ("operator", {"Leaders": "stat", "Time of a reconcile": "timeseries", "Errors by cause": "timeseries"}),
+        ],
+    )  # fmt: skip
+    def test_what_each_is_looked_at_for_is_on_it(self, name: str, shown: dict[str, str]) -> None:
+        path = MONITORING / "dashboards" / f"{name}.json"
+        found = {panel["title"]: panel["type"] for panel in panels(path)}
+        assert shown.items() <= found.items()
+
+    def test_restarts_are_annotations_of_the_job(self) -> None:
+        annotations = json.loads((MONITORING / "dashboards" / "job.json").read_text())["annotations"]["list"]
+        assert [found["name"] for found in annotations] == ["Restart in place", "New attempt"]
+        assert all(found["enable"] for found in annotations)
+
+    @pytest.mark.prometheus
+    def test_queries_about_restarts_and_goodput_say_what_happened(self, tmp_path: Path) -> None:
+        """A job whose attempt 1 restarts in place at 5 min and dies at 10; attempt 2 goes on from step 480."""
+        labels = 'namespace="a", ddp_job="j"'
+        one, two = f'{labels}, ddp_attempt="1"', f'{labels}, ddp_attempt="2"'
+        series = {
+            # A step a second, half of which is the step itself; the last 120 steps of attempt 1 are taken once more.
+            f"ddp_step{{{one}}}": "0+60x10", f"ddp_step{{{two}}}": "_x12 480+60x10",
+            f"ddp_step_seconds_sum{{{one}}}": "0+30x10", f"ddp_step_seconds_sum{{{two}}}": "_x12 0+30x10",
+            f"ddp_step_seconds_count{{{one}}}": "0+60x10", f"ddp_step_seconds_count{{{two}}}": "_x12 0+60x10",
+            f'ddp_launcher_in_place_restarts_total{{{one}, pod="0"}}': "0x4 1x5",
+            f'ddp_launcher_in_place_restarts_total{{{two}, pod="0"}}': "_x12 0x10",
+        }  # fmt: skip
+        board = json.loads((MONITORING / "dashboards" / "job.json").read_text())
+        restarted, attempted = (found["expr"] for found in board["annotations"]["list"])
+        fleet = json.loads((MONITORING / "dashboards" / "fleet.json").read_text())["panels"]
+        (goodput,) = (p["targets"][0]["expr"] for p in fleet if p["title"] == "Goodput" and p["type"] == "timeseries")
+
+        def case(expr: str, minute: int, value: float | None) -> dict[str, Any]:
+            filled = expr.replace("$namespace", ".*").replace("$ddp_job", ".*").replace("$__range", "22m")
+            expected = [] if value is None else [{"labels": "{}", "value": value}]
+            return {"expr": f"sum({filled})", "eval_time": f"{minute}m", "exp_samples": expected}
+
+        cases = [
+            *(case(f"count({restarted})", minute, value) for minute, value in ((4, None), (5, 1), (7, None))),
+            *(case(f"count({attempted})", minute, value) for minute, value in ((11, None), (12, 1), (14, None))),
+            # 1,080 steps of half a second within 22 minutes.
+            case(f"round({goodput}, 0.01)", 22, 0.41),
+        ]  # fmt: skip
+        test = {"interval": "1m", "promql_expr_test": cases}
+        test["input_series"] = [{"series": name, "values": values} for name, values in series.items()]
+        path = tmp_path / "test.yaml"
+        path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+        ran = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
     def test_variables_choose_namespace_and_job(self) -> None:
         variables = {
             path.stem: [found["name"] for found in json.loads(path.read_text())["templating"]["list"]]

@@ -22,6 +22,10 @@ def build_fleet() -> dashboard.Dashboard:
                 show_number("Jobs that wait", q.FLEET_WAITING, about="Jobs whose pods wait for their peers."),
                 show_number("Ranks", q.FLEET_RANKS, about="Worker processes."),
                 show_number("GPUs in use", q.FLEET_GPUS, about="Ranks that hold device memory; one rank has one GPU."),
+                show_number(
+                    "Goodput", q.FLEET_GOODPUT, unit="percentunit",
+                    about="Share of the time shown that took jobs forward, mean of all (docs/metrics.md).",
+                ),
                 show_number("Samples a second", q.FLEET_SAMPLES, about="Of all jobs together."),
             ]),
             ("Jobs", 10, [
@@ -51,6 +55,10 @@ def build_fleet() -> dashboard.Dashboard:
                 show_course("Ended jobs", q.FLEET_FINISHED, stacked=True, about="Within the time that is shown."),
             ]),
             ("Losses", 8, [
+                show_course(
+                    "Goodput", q.FLEET_GOODPUT_BY_JOB, unit="percentunit", highest=1,
+                    about="Steps that were kept, against the time shown: what was taken twice is lost.",
+                ),
                 show_course(
                     "Share of time in steps", q.FLEET_TIME_IN_STEPS, unit="percentunit", highest=1,
                     about="The rest goes into start-up, waiting for pods, validation and checkpoints.",

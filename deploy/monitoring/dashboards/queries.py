@@ -51,6 +51,23 @@ FLEET_RATES = Query(f"max by ({JOB}) ({in_fleet('ddp_global_samples_per_second')
 FLEET_TIME_IN_STEPS = Query(
     f"avg by ({JOB}) (rate({in_fleet('ddp_step_seconds_sum')}{RATE}))", "{{namespace}}/{{ddp_job}}"
 )
+# docs/metrics.md: steps that were kept * mean step time / wall time, here of the time that is shown. What was taken
+# twice does not count, because the farthest step does not move meanwhile.
+_STEPS_KEPT = (
+    f"(max by ({JOB}) (max_over_time({in_fleet('ddp_step')}[$__range]))"
+    f" - min by ({JOB}) (min_over_time({in_fleet('ddp_step')}[$__range])))"
+)
+_MEAN_STEP = (
+    f"(sum by ({JOB}) (increase({in_fleet('ddp_step_seconds_sum')}[$__range]))"
+    f" / sum by ({JOB}) (increase({in_fleet('ddp_step_seconds_count')}[$__range])))"
+)
+_SEEN_AT = f"timestamp(max by ({JOB}) ({in_fleet('ddp_step')}))[$__range:]"
+_GOODPUT = (
+    f"clamp_max({_STEPS_KEPT} * on ({JOB}) {_MEAN_STEP}"
+    f" / on ({JOB}) (max_over_time({_SEEN_AT}) - min_over_time({_SEEN_AT}) > 0), 1)"
+)
+FLEET_GOODPUT = Query(f"avg({_GOODPUT})")
+FLEET_GOODPUT_BY_JOB = Query(_GOODPUT, "{{namespace}}/{{ddp_job}}")
 FLEET_RESTARTS = Query(
     f"sum by ({JOB}) (increase({in_fleet('ddp_launcher_in_place_restarts_total')}[$__range]))"
     f" + on ({JOB}) count by ({JOB}) (count by ({JOB}, ddp_attempt) "
