@@ -17,6 +17,7 @@ from tests.integration.apiserver import ControlPlane
 from tests.integration.running_operator import RunningOperator
 
 from .rendering import CHART, CI_FILES, ROOT, of_kind, read_values, render
+from .test_kustomize import INSTALLABLE, build
 
 pytestmark = pytest.mark.apiserver
 
@@ -142,6 +143,38 @@ def test_server_takes_every_object(plane: ControlPlane, name: str) -> None:
         stdin=yaml.safe_dump_all(wanted),
     )  # fmt: skip
     assert len(said.stdout.splitlines()) == len(wanted)
+    assert "Warning" not in said.stderr
+
+
+@pytest.fixture(scope="module")
+def monitoring(plane: ControlPlane) -> None:
+    """The Prometheus operator's kinds, as far as that the server takes them."""
+    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
+        plural = f"{kind.lower()}s"
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        manifest = {
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+            "spec": {
+                "group": "monitoring.coreos.com", "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
+                "versions": [
+                    {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+                ],
+            },
+        }  # fmt: skip
+        plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+        plane.kubectl("wait", "--for=condition=Established", f"crd/{plural}.monitoring.coreos.com")
+
+
+@pytest.mark.parametrize("folder", INSTALLABLE)
+def test_server_takes_every_overlay(plane: ControlPlane, monitoring: None, folder: str) -> None:
+    """As its own comment says to apply it, but as a dry run; in a namespace that lets no unrestricted pod in."""
+    plane.kubectl("create", "namespace", NAMESPACE, check=False)
+    said = plane.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", str(ROOT / "deploy" / folder)
+    )
+    assert len(said.stdout.splitlines()) == len(build(folder))
     assert "Warning" not in said.stderr
 
 

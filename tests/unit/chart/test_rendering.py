@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import subprocess
@@ -23,6 +24,7 @@ from ddp_operator.offline import check_manifest
 
 from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render, render_texts
 
+KEPT_VALUES = sorted((ROOT / "tests/golden/chart/values").glob("*.yaml"))
 KUBERNETES = ("1.31", "1.36")
 ci_files = pytest.mark.parametrize("path", CI_FILES, ids=lambda path: path.stem.removesuffix("-values"))
 
@@ -167,6 +169,27 @@ class TestSchema:
     def test_comments_become_types_and_keywords(self) -> None:
         schema = build_schema(read_documented('# @section S\n\n# of a\n# @schema {"minimum": 1}\na: 1\n'))
         assert schema["properties"]["a"] == {"description": "of a", "type": "integer", "default": 1, "minimum": 1}
+
+
+class TestOlderValues:
+    """`helm upgrade --reuse-values` gives the new chart an older release's values, and no default of its own."""
+
+    def test_those_of_this_version_are_kept(self, golden: Callable[[str, str], None]) -> None:
+        """A released version's file is never written again."""
+        golden(f"chart/values/{__version__}.yaml", yaml.safe_dump(read_values(CHART / "values.yaml"), sort_keys=False))
+
+    @pytest.mark.parametrize("path", KEPT_VALUES, ids=lambda path: path.stem)
+    def test_the_chart_renders_with_them(self, path: Path) -> None:
+        old = read_values(path)
+        values = copy.deepcopy(old)
+        for known in read_documented():
+            place, above = values, old
+            for name in known.path[:-1]:
+                place, above = place.setdefault(name, {}), above.get(name) or {}
+            if known.path[-1] not in above:
+                place[known.path[-1]] = None  # takes the default away
+        kinds = {found["kind"] for found in render(values)}
+        assert {"Deployment", "ClusterRole", "CustomResourceDefinition", "ServiceAccount"} <= kinds
 
 
 class TestGenerated:
