@@ -165,8 +165,10 @@ def build_table(jobs: Jobs) -> Any:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, expand=False)
-    for head in ("NAME", "PHASE", "NODES", "PROGRESS", "", ""):
+    for head in ("NAME", "PHASE", "NODES", "PROGRESS", ""):
         table.add_column(head, no_wrap=True, overflow="ellipsis")
+    # On a narrow terminal Rich takes the room from columns that may wrap: from the figures here, not from the names.
+    table.add_column("")
     for (_, name), job in sorted(jobs.items()):
         view = view_of(job)
         shown = view.progress.percent if view.progress else None
@@ -183,7 +185,7 @@ def build_table(jobs: Jobs) -> Any:
             f"{nodes.get('ready', 0)}/{wanted}",
             ProgressBar(total=100.0, completed=percent, width=24),
             f"{percent:.1f}%",
-            Text("  ".join(filter(None, [view.reason, *rest]))),
+            Text("  ".join(filter(None, [view.reason, *rest])), no_wrap=True, overflow="ellipsis"),
         )
     return table if jobs else Text("no jobs")
 

@@ -103,6 +103,17 @@ class TestScreens:
         assert "epoch 2/5" in first
         assert "100.0%" in second
 
+    def test_a_narrow_terminal_cuts_the_figures_and_not_the_names(self) -> None:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=80, force_terminal=False)
+        console.print(build_table({("ml", "a-long-name"): job("a-long-name", **RUNNING)}))
+        assert isinstance(console.file, io.StringIO)
+        _, row = console.file.getvalue().splitlines()
+        assert row.startswith("a-long-name  Running")
+        assert "40.0%" in row
+        assert row.rstrip().endswith("…")
+
     def test_no_terminal_means_plain_lines(self) -> None:
         assert isinstance(choose_screen(io.StringIO()), PlainScreen)
 
