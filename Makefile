@@ -93,6 +93,10 @@ typecheck: install ## mypy, strict
 imports: install ## the layers of docs/architecture.md, as .importlinter has them
 	@$(BIN)/lint-imports
 
+.PHONY: security
+security: install ## look for known mistakes and holes: bandit, checkov, pip-audit (installed apart, the first time)
+	@.ci/security $(PY)
+
 .PHONY: house
 house: install ## the rules that no linter knows: layout, large files, machine paths
 	@$(PY) -m pytest -q tests/unit/test_house.py
@@ -111,6 +115,11 @@ fmt: install ## let ruff format and fix what it can (FILES=… for some only)
 .PHONY: generate
 generate: install ## write the generated files again (CRD, reference pages)
 	@$(PY) .ci/generate.py
+
+.PHONY: pictures
+pictures: install ## take the README's picture of a report anew, of a real run (needs Chromium)
+	@$(BIN)/ddp run deploy/samples/checkpoint.yaml --runs-dir build/pictures --name report --quiet -- --epochs 60
+	@$(PY) -m docs.pictures report "$$(ls -td build/pictures/report-* | head -1)"
 
 .PHONY: release-check
 release-check: install ## build wheel and sdist, check them, install the wheel in an empty environment

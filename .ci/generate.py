@@ -19,6 +19,7 @@ GENERATED = {
     "docs/cli.md": "ddp_operator.cli_reference",
     "docs/metrics.md": "ddp_trainer.metrics_doc",
     "docs/operator-metrics.md": "ddp_operator.telemetry",
+    "docs/images/watch.svg": "docs.pictures watch",
     "charts/files/crd.yaml": "ddp_operator.api.crd",
     "deploy/manifests/crd.yaml": "ddp_operator.api.crd",
     "charts/files/rules.yaml": "charts.tooling.rules served",
@@ -53,6 +54,16 @@ def write(module: str) -> str:
 
 def main(argv: list[str]) -> int:
     """Return 1 if ``--check`` found a difference."""
+    if "--check" in argv:
+        return 1 if compare(check=True) else 0
+    # Some generators read what others write: again, until nothing changes.
+    while compare(check=False):
+        pass
+    return 0
+
+
+def compare(*, check: bool) -> int:
+    """Return how many files differ from what their generators print; without ``check`` write those."""
     differ = 0
     modules = sorted(set(GENERATED.values()))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -62,8 +73,9 @@ def main(argv: list[str]) -> int:
         present = path.read_text(encoding="utf-8") if path.exists() else ""
         if wanted == present:
             print(f"{name}: as generated")
-        elif "--check" in argv:
-            differ += 1
+            continue
+        differ += 1
+        if check:
             diff = difflib.unified_diff(present.splitlines(True), wanted.splitlines(True), name, f"python -m {module}")
             sys.stdout.writelines(diff)
             print(f"{name}: differs from what {module} writes: run `make generate`")
@@ -71,7 +83,7 @@ def main(argv: list[str]) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted, encoding="utf-8")
             print(f"{name}: written")
-    return 1 if differ else 0
+    return differ
 
 
 if __name__ == "__main__":

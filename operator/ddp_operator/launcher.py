@@ -380,7 +380,7 @@ def _run_python(kind: str, target: str, args: list[str]) -> None:
         if unsafe:
             sys.path[0] = ""
         sys.argv[0] = "-c"
-        exec(compile(target, "<string>", "exec"), main.__dict__)  # noqa: S102
+        exec(compile(target, "<string>", "exec"), main.__dict__)  # noqa: S102 # nosec B102
     elif os.path.isdir(target) or (not target.endswith(".py") and _is_archive(target)):
         sys.path[:1] = [os.path.abspath(target), *([] if unsafe else sys.path[:1])]
         importlib.import_module("runpy")._run_module_as_main("__main__", False)
@@ -397,7 +397,7 @@ def _run_python(kind: str, target: str, args: list[str]) -> None:
             sys.stderr.write(f"{sys.executable}: can't open file {target!r}: [Errno {error.errno}] {error.strerror}\n")
             raise SystemExit(2) from error
         vars(main).update(__file__=target, __cached__=None, __loader__=SourceFileLoader("__main__", target))
-        exec(compile(source, target, "exec"), main.__dict__)  # noqa: S102
+        exec(compile(source, target, "exec"), main.__dict__)  # noqa: S102 # nosec B102
     del launcher  # alive until here, so that its globals are too
 
 

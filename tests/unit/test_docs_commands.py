@@ -1,0 +1,201 @@
+"""Every line of every command block in the documentation is parsed as the program that it calls would parse it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from ddp_trainer.benchmark.cli import build_parser as build_bench_parser
+from ddp_trainer.cli import build_parser as build_trainer_parser
+from ddp_trainer.errors import UserError
+
+from .chart.rendering import render
+from .test_dockerfiles import parse as parse_dockerfile
+from .test_docs import PAGES, ROOT, fenced, targets
+
+# What stands in a block and is typed by nobody: formulas, messages, what a program writes.
+NOT_TYPED = {
+    "docs/benchmark.md": r"ring all-reduce|parameter server",
+    "docs/checkpoints.md": r"ddp_trainer: error:",
+    "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =",
+    "docs/pod-contract.md": r"python3 /opt/ddp-operator/launcher.py run <|[{\"]",
+}
+KUBECTL: dict[str, set[str]] = {
+    "apply": {"-f", "-k", "--server-side", "-n"},
+    "get": {"-n", "-o", "-w", "-l", "-A"},
+    "describe": {"-n"},
+    "logs": {"-n", "-l", "-f", "--tail", "--prefix", "--previous", "--all-pods", "-c"},
+    "scale": {"-n", "--replicas"},
+    "delete": {"-n", "-f", "-l"},
+    "explain": {"--recursive"},
+    "rollout": {"-n", "--timeout"},
+    "run": {"-n", "--rm", "-it", "--image"},
+    "exec": {"-n", "-it", "-c"},
+    "label": {"-n", "--overwrite"},
+}
+HELM = {"install": "--install", "upgrade": "--install", "test": "", "uninstall": ""}
+IS_VALUE = {"-n", "-f", "-k", "-l", "-o", "-c", "--namespace", "--set", "--timeout", "--tail", "--replicas", "--image"}
+
+Check = Callable[[list[str]], Any]
+
+
+def block_lines(text: str) -> list[str]:
+    """Return the lines of all blocks that are not of another language, comments and prompts apart."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^    (?:\s*)(\S.*)$", outside, flags=re.MULTILINE)
+    for language in ("sh", "bash", "console"):
+        lines += [line for block in fenced(text, language) for line in block.splitlines()]
+    return [line.strip().removeprefix("$ ") for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def flags_of(words: list[str]) -> tuple[list[str], set[str]]:
+    """Return what is no flag, and the flags without their values."""
+    plain, flags = [], set()
+    rest = iter(words[: words.index("--")] if "--" in words else words)
+    for word in rest:
+        name, _, value = word.partition("=")
+        if not word.startswith("-"):
+            plain.append(word)
+            continue
+        flags.add(name)
+        if name in IS_VALUE and not value:
+            next(rest)
+    return plain, flags
+
+
+def check_ddp(words: list[str]) -> None:
+    from ddp_operator.cli import build_parser
+
+    ours = words[: words.index("--")] if "--" in words else words
+    build_parser(ours[0])[0].parse_args([word for word in ours if word != ">" and not word.endswith(".yaml>")])
+
+
+def check_make(words: list[str]) -> None:
+    assert {word for word in words if "=" not in word} <= targets(), words
+
+
+def check_kubectl(words: list[str]) -> None:
+    plain, flags = flags_of(words)
+    assert plain[0] in KUBECTL, f"kubectl {plain[0]}: not known here"
+    assert flags <= KUBECTL[plain[0]], flags - KUBECTL[plain[0]]
+    kinds = {"ddp", "ddptrainingjobs", "pods", "lease", "deployment", "nodes", "events", "jobs", "job", "pod", "crd"}
+    if plain[0] in ("get", "describe", "scale", "delete") and len(plain) > 1:
+        assert plain[1].partition("/")[0] in kinds, plain[1]
+
+
+def check_helm(words: list[str]) -> None:
+    """Render the chart with the values that the line gives."""
+    plain, flags = flags_of(words)
+    assert plain[0] in HELM
+    allowed = {"-n", "--namespace", "--create-namespace", "--set", "-f", "--wait", "--timeout", HELM[plain[0]]}
+    assert flags <= allowed, flags - allowed
+    if plain[0] not in ("install", "upgrade"):
+        return
+    assert (ROOT / plain[2] / "Chart.yaml").is_file(), plain[2]
+    values: dict[str, Any] = {}
+    for flag, value in itertools.pairwise(words):
+        if flag == "-f":
+            values |= yaml.safe_load((ROOT / value).read_text())
+        if flag == "--set":
+            path, _, text = value.partition("=")
+            *above, last = path.split(".")
+            place = values
+            for name in above:
+                place = place.setdefault(name, {})
+            place[last] = text[1:-1].split(",") if text.startswith("{") else yaml.safe_load(text)
+    assert render(values, name=plain[1])
+
+
+def check_torchrun(words: list[str]) -> None:
+    if "ddp_trainer" in words:
+        build_trainer_parser().parse_args(words[words.index("ddp_trainer") + 1 :])
+    else:
+        assert words == ["--nproc-per-node=2", "train.py"], words
+
+
+def check_python(words: list[str]) -> None:
+    assert words[0] == "-m", words
+    if words[1] == "ddp_trainer.benchmark":
+        build_bench_parser().parse_args(words[2:])
+    else:
+        # That the module exists is seen by test_docs.py; ours take nothing.
+        assert words[1] in ("ddp_operator", "tests.bench.trainer_speed"), words
+        assert words[2:] == []
+
+
+def check_docker(words: list[str]) -> None:
+    plain, flags = flags_of([word for word in words if word != "."])
+    assert plain[0] in ("build", "push")
+    assert flags <= {"-t", "-f", "--build-arg"}
+
+
+CHECKS: dict[str, Check] = {
+    "ddp": check_ddp, "make": check_make, "kubectl": check_kubectl, "helm": check_helm, "torchrun": check_torchrun,
+    "python": check_python, "python3": check_python, "docker": check_docker,
+    ".venv/bin/pre-commit": lambda words: words == ["install"], "source": lambda words: words,
+}  # fmt: skip
+
+
+def check(line: str) -> None:
+    """Fail where a line would be refused by its program."""
+    words = shlex.split(line, comments=True)
+    while words and re.fullmatch(r"[A-Z]+=\S*", words[0]):
+        words = words[1:]
+    if ">" in words:
+        words = words[: words.index(">")]
+    assert words[0] in CHECKS, f"{line}: no check knows {words[0]}"
+    CHECKS[words[0]](words[1:])
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_line_of_a_block_can_be_typed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = str(path.relative_to(ROOT))
+    text = path.read_text(encoding="utf-8")
+    if name == "docs/cli.md":
+        text = re.sub(r"^    ddp .*\[.*$", "", text, flags=re.MULTILINE)  # usage lines, generated from the parsers
+    if name == "docs/metrics.md":  # its example is run by the exporter's test
+        text = re.sub(r"^    import torch\n(?:(?:    .*)?\n)+", "", text, flags=re.MULTILINE)
+    not_typed = re.compile(NOT_TYPED.get(name, "(?!)"))
+    for line in block_lines(text):
+        if not_typed.match(line):
+            continue
+        try:
+            check(line)
+        except SystemExit:
+            raise AssertionError(f"{line}: {capsys.readouterr().err}") from None
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_blocks_of_other_languages_are_read_by_a_test(path: Path) -> None:
+    """YAML and Python by test_docs.py; `text` is what a program prints."""
+    languages = set(re.findall(r"^```(\w*)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)) - {""}
+    assert languages <= {"yaml", "python", "sh", "bash", "console", "json", "mermaid", "text", "dockerfile"}
+    for block in fenced(path.read_text(encoding="utf-8"), "json"):
+        json.loads(block)
+    for block in fenced(path.read_text(encoding="utf-8"), "dockerfile"):
+        instructions = parse_dockerfile(block)
+        assert instructions[0][0] == "FROM"
+        assert {kind for kind, _ in instructions} <= {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "ARG", "LABEL"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ddp run job.yaml --nodez 2", "ddp trian", "make everything", "kubectl aply -f x", "kubectl get ddp --sorted",
+        "kubectl get dpd", "helm install ddp-operator charts/ --set replica=2", "helm install ddp-operator chart/",
+        "helm install x charts/ --set watch.namespaces={a}", "torchrun -m ddp_trainer --presett x",
+        "python -m ddp_trainer.benchmark --systems", "curl https://example.com | sh",
+    ],
+)  # fmt: skip
+def test_a_line_that_would_fail_is_found(line: str) -> None:
+    with pytest.raises((AssertionError, SystemExit, UserError, helm_python.HelmValuesError)):
+        check(line)
