@@ -112,7 +112,7 @@ def test_help_and_version_need_no_cluster(tmp_path: Path) -> None:
 def test_the_process_does_not_load_what_it_does_not_need(server: StandIn, kubeconfig: Path) -> None:
     code = (
         "import sys; from ddp_operator.__main__ import main; sys.argv = ['x']\n"
-        "try: main()\nfinally: print([name for name in ('kubernetes', 'torch', 'rich', 'celpy', 'jsonschema')"
+        "try: main()\nfinally: print([name for name in ('kubernetes', 'torch', 'rich', 'cel_expr_python', 'jsonschema')"
         " if sys.modules.get(name)])"
     )
     server.allow(lambda wanted: False)

@@ -2,10 +2,7 @@
 
 import os
 
-import celpy
 from hypothesis import HealthCheck, settings
-
-celpy.Environment()  # raises the recursion limit, once; hypothesis watches over that while it runs
 
 COMMON = {
     "deadline": None,  # other work on the machine makes single examples slow

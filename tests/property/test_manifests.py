@@ -4,10 +4,9 @@ import copy
 import functools
 from typing import Any
 
-import celpy
 import jsonschema
 import yaml
-from celpy.adapter import json_to_cel
+from cel_expr_python import cel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,8 +99,7 @@ def walk(value: Any, schema: dict[str, Any]) -> Any:
 
 @functools.cache
 def program(text: str) -> Any:
-    environment = celpy.Environment()
-    return environment.program(environment.compile(text))
+    return cel.NewEnv(variables={"self": cel.Type.DYN}).compile(text)
 
 
 def holds(schema: dict[str, Any], value: Any) -> bool:
@@ -110,7 +108,7 @@ def holds(schema: dict[str, Any], value: Any) -> bool:
     elif isinstance(value, float):
         value = int(value)
     texts = [rule["rule"] for rule in schema.get("x-kubernetes-validations", []) if "oldSelf" not in rule["rule"]]
-    return all(program(text).evaluate({"self": json_to_cel(value)}) for text in texts)
+    return all(program(text).eval(data={"self": value}).value() is True for text in texts)
 
 
 def taken(raw: Any) -> bool:

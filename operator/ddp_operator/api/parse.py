@@ -80,7 +80,7 @@ def parse_manifest(text: str) -> Manifest:
     job = parse_resource(raw)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
     resource = dict(raw) | {"spec": _with_defaults(spec, build_schema(Spec))}
-    from ddp_operator.api.cel import check_rules  # needs cel-python, which the operator's image does not carry
+    from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not carry
 
     errors = check_rules(resource)
     if errors:

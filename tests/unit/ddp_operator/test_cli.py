@@ -158,7 +158,7 @@ def test_what_an_api_server_wrote_into_a_copied_manifest_is_dropped() -> None:
 @pytest.mark.parametrize("words", [["list"], ["why", "x"], ["render", "job.yaml"], ["run", "job.yaml"]])
 def test_without_its_extra_a_command_says_which_one_it_needs(words: list[str]) -> None:
     write()
-    hidden = ("prometheus_client", "celpy", "kubernetes", "rich")
+    hidden = ("prometheus_client", "cel_expr_python", "kubernetes", "rich")
     code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
     code += "; from ddp_operator.cli import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
