@@ -1,13 +1,14 @@
 """Draws plot.png from metrics.csv: loss, throughput, validation accuracy. A program of its own, for two reasons.
 
-Matplotlib takes a second to import: `ddp run` starts this before the run ends, at the lowest priority, and it waits on
-its standard input for the word to draw. And a plot that fails must not fail the run.
+Matplotlib takes a second to import and as long for its first picture: `ddp run` starts this before the run ends, at the
+lowest priority; it draws what there is, for practice, and waits on its standard input for the word to draw in earnest. And a plot that fails must not fail the run.
 
     python -m ddp_operator.local.plot <run folder>
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from itertools import pairwise
@@ -53,13 +54,19 @@ def main(path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
+    folder = RunFolder(Path(path))
+    temporary = folder.plot.with_suffix(".tmp")
+
+    def save(target: Any) -> None:
+        figure = Figure(figsize=(8, 8), layout="constrained")
+        draw(folder, figure)
+        figure.savefig(target, dpi=100, format="png")
+
+    if folder.metrics.exists():
+        save(io.BytesIO())
     if sys.stdin.read(1) == "":
         return
-    folder = RunFolder(Path(path))
-    figure = Figure(figsize=(8, 8), layout="constrained")
-    draw(folder, figure)
-    temporary = folder.plot.with_suffix(".tmp")
-    figure.savefig(temporary, dpi=100, format="png")
+    save(temporary)
     os.replace(temporary, folder.plot)
 
 

@@ -14,7 +14,7 @@ from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.processes import die_with_parent
 
 _EARLY_PERCENT: Final = 80.0
-_EARLY_SECONDS: Final = 15
+_EARLY_SECONDS: Final = 60
 _PATIENCE_SECONDS: Final = 30.0
 
 
