@@ -22,6 +22,8 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 endif
 ARGS ?=
 JOBS ?= 3
+# `install` leaves compiling to the first import. Forbidden to keep that, every process would compile PyTorch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## this list
