@@ -1,7 +1,8 @@
 """Draws plot.png from metrics.csv: loss, throughput, validation accuracy. A program of its own, for two reasons.
 
 Matplotlib takes a second to import and as long for its first picture: `ddp run` starts this before the run ends, at the
-lowest priority; it draws what there is, for practice, and waits on its standard input for the word to draw in earnest. And a plot that fails must not fail the run.
+lowest priority; it draws what there is, for practice, and waits on its standard input for the word to draw in earnest.
+And a plot that fails must not fail the run.
 
     python -m ddp_operator.local.plot <run folder>
 """
