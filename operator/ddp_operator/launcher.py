@@ -85,8 +85,11 @@ _AGENT_PID = "DDP_AGENT_PID"
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _STOPPING = "stopping"  # a file of the runtime directory
 _LOCAL_POD = "DDP_LOCAL_POD"  # set in every process of a pod under `ddp run`
+_OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
+_LOG_PREFIX = "DDP_LOG_PREFIX"  # the user's own: 0 leaves the lines of a pod with several ranks as they are
 _SECONDS_AFTER_GRACE = 5.0
 _SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for needs no more after a signal
+_SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
 _LINGER_SECONDS = 3.0
 _SECONDS_WITHOUT_STORE = 5.0
 _FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
@@ -1232,6 +1235,8 @@ LOG_GROUPS = {
 METRIC_LAST_STEP = "ddp_last_step_timestamp_seconds"
 METRIC_PROGRESS = "ddp_progress_ratio"
 _LINE_LIMIT = 4096
+_LONGEST_LINE = 1 << 16  # what is longer is shown in pieces
+_LINE_SECONDS = 1.0
 _LINES_A_CHUNK = 200  # of a script that writes faster than anyone reads, the last lines of each chunk are looked at
 _MATCH_SECONDS = 0.1
 _SLOW_MATCHES = 3
@@ -1327,10 +1332,38 @@ class LogProgress:
         return bool(found)
 
 
-def read_output(pod: Pod, sources: dict[int, int], done: int) -> None:
+class Lines:
+    """One rank's output as whole lines, each with the rank in front: a pod with several ranks has one log."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._since = 0.0
+
+    def feed(self, chunk: bytes, rank: int, now: float) -> bytes:
+        """Take in output; return what to write. A line that has no end yet waits for it, at most a second."""
+        if chunk and not self._rest:
+            self._since = now
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if self._rest and (len(self._rest) > _LONGEST_LINE or now - self._since > _LINE_SECONDS):
+            whole.append(self._rest)
+            self._rest = b""
+        elif whole:
+            self._since = now
+        front = b"[rank%d]: " % rank
+        # torch marks the lines of an uncaught exception itself.
+        return b"".join((line if line.startswith(front) else front + line) + b"\n" for line in whole)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a line has no end yet."""
+        return bool(self._rest)
+
+
+def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = False) -> None:
     """Copy what the ranks write to this pod's log, and keep a page of what the patterns find in it.
 
-    ``sources`` maps local ranks to their pipes. Ends when ``done`` is closed and the pipes are empty.
+    ``sources`` maps local ranks to their pipes; ``marked``: each line gets its rank in front. Ends when ``done`` is
+    closed and the pipes are empty.
     """
 
     def give_up(number: int, frame: Any) -> None:
@@ -1344,6 +1377,8 @@ def read_output(pod: Pod, sources: dict[int, int], done: int) -> None:
         except ValueError as error:
             log(f"metrics.logPatterns: {text!r} {error}")
     ranks = {descriptor: (rank, LogProgress(patterns)) for rank, descriptor in sources.items()}
+    lines = {descriptor: Lines() for descriptor in ranks} if marked else {}
+    processes: dict[int, Any] = {}
     changed: set[int] = set()
     written = 0.0
     ending = False
@@ -1356,14 +1391,23 @@ def read_output(pod: Pod, sources: dict[int, int], done: int) -> None:
                 continue
             chunk = os.read(descriptor, 65536)
             heard = heard or bool(chunk)
-            _write_all(1, chunk)
-            if ranks[descriptor][1].feed(chunk, time.time()):
+            rank = ranks[descriptor][0]
+            about = read_json(os.path.join(pod.runtime, "workers", f"{rank}.json"))
+            if processes.setdefault(descriptor, about.get("pid")) != about.get("pid"):
+                processes[descriptor] = about.get("pid")
+                ranks[descriptor] = (rank, LogProgress(patterns))  # counters begin anew with a process
+            _write_all(1, lines[descriptor].feed(chunk, _global_rank(pod, rank), time.monotonic()) if marked else chunk)
+            if patterns and ranks[descriptor][1].feed(chunk, time.time()):
                 changed.add(descriptor)
         over = ending and not heard
+        for descriptor, some in lines.items():
+            if some.waits:
+                rank = _global_rank(pod, ranks[descriptor][0])
+                _write_all(1, some.feed(b"\n" if over else b"", rank, time.monotonic()))
         if changed and (over or time.monotonic() - written > 0.5):
             written = time.monotonic()
             for descriptor in changed:
-                _write_log_page(pod.runtime, *ranks[descriptor])
+                _write_log_page(pod, *ranks[descriptor])
             changed.clear()
         if over:
             return
@@ -1374,12 +1418,17 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _write_log_page(runtime: str, local_rank: int, progress: LogProgress) -> None:
-    rank = read_json(os.path.join(runtime, "workers", f"{local_rank}.json")).get("rank")
-    path = os.path.join(runtime, "metrics", f"{local_rank}.log")
+def _global_rank(pod: Pod, local_rank: int) -> int:
+    """Return the rank that a worker has, or that it would have if ranks went by the pods' order."""
+    rank = read_json(os.path.join(pod.runtime, "workers", f"{local_rank}.json")).get("rank")
+    return rank if isinstance(rank, int) else pod.node * pod.nproc + local_rank
+
+
+def _write_log_page(pod: Pod, local_rank: int, progress: LogProgress) -> None:
+    path = os.path.join(pod.runtime, "metrics", f"{local_rank}.log")
     try:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(progress.page(rank if isinstance(rank, int) else local_rank))
+            file.write(progress.page(_global_rank(pod, local_rank)))
         os.replace(f"{path}.tmp", path)
     except OSError:
         pass  # a full disk must not end the log
@@ -1698,7 +1747,7 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
             signal.signal(number, lambda received, frame: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
-        if self.pod.log_patterns:
+        if self.pod.log_patterns or self._marks_lines:
             self._start_reader()
         self._start_agent()
         self._serve_metrics()
@@ -1720,6 +1769,12 @@ class Launcher:
     @property
     def _meets_others(self) -> bool:
         return self.pod.nodes > 1 or self.pod.elastic
+
+    @property
+    def _marks_lines(self) -> bool:
+        """Whether the lines of the pod's log get their rank in front; torchrun's own ways to do so win."""
+        others = any(flag.startswith(_OUTPUT_FLAGS) for flag in self._flags)
+        return self.pod.nproc > 1 and not others and os.environ.get(_LOG_PREFIX) != "0"
 
     @property
     def _static(self) -> bool:
@@ -1804,7 +1859,7 @@ class Launcher:
                     signal.signal(number, signal.SIG_IGN)
                 os.close(self._reader_guard)
                 die_with(launcher)
-                read_output(self.pod, sources, done)
+                read_output(self.pod, sources, done, marked=self._marks_lines)
             except BaseException as error:
                 log(describe(error)["traceback"])
             finally:
@@ -1902,7 +1957,8 @@ class Launcher:
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = now
-        return self._alone_since is not None and now - self._alone_since > _SECONDS_WITHOUT_WORKERS
+        limit = _SECONDS_TO_LEAVE if self.pod.elastic else _SECONDS_WITHOUT_WORKERS
+        return self._alone_since is not None and now - self._alone_since > limit
 
     def _obey(self, number: int) -> None:
         if number == signal.SIGUSR1:

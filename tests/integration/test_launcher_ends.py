@@ -63,7 +63,7 @@ def test_sigkill_of_the_launcher_leaves_no_process(pods: PodsFactory, tmp_path: 
     job.start()
     job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
     processes = descendants(job)
-    assert len(processes) == 3  # the agent and its workers
+    assert len(processes) == 4  # the agent, its workers, and what marks their lines
     job.signal(0, signal.SIGKILL)
     until_gone(job, processes)
 
@@ -174,8 +174,8 @@ def test_a_shell_command_runs_in_every_rank_and_its_code_decides(pods: PodsFacto
     (ended,) = pods(
         "sh", "-c", 'echo "shell rank $RANK"; sleep 1; exit $((RANK * 126))', nodes=1, nproc=2, max_restarts=3
     ).run()
-    assert "shell rank 0" in ended.log
-    assert "shell rank 1" in ended.log
+    assert "[rank0]: shell rank 0" in ended.log
+    assert "[rank1]: shell rank 1" in ended.log
     assert ended.code == 81  # 126 is among the codes that no retry can help
     assert ended.message["exitCode"] == 126
     assert ended.message["restarts"] == 0

@@ -107,8 +107,8 @@ def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> No
 def test_static_rendezvous_with_two_workers_a_pod(pods: PodsFactory) -> None:
     first, second = pods("python", "-u", "train.py", backend="static", nproc=2).run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
-    assert "rank 1 of 4 on node 0: sum 10.0" in first.log
-    assert "rank 2 of 4 on node 1: sum 10.0" in second.log
+    assert "[rank1]: rank 1 of 4 on node 0: sum 10.0" in first.log
+    assert "[rank2]: rank 2 of 4 on node 1: sum 10.0" in second.log
 
 
 def test_of_two_local_ranks_the_one_that_raised_is_reported(pods: PodsFactory) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -47,6 +49,20 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 pathlib.Path("ready-" + os.environ["RANK"]).touch()
 time.sleep(600)
+"""
+
+
+STEPS = """
+import os, time
+saved = "step-" + os.environ["RANK"]
+step = int(open(saved).read()) if os.path.exists(saved) else 0
+while True:
+    time.sleep(0.1)
+    step += 1
+    with open(saved + ".tmp", "w") as file:
+        file.write(str(step))
+    os.replace(saved + ".tmp", saved)
+    print("step", step, flush=True)
 """
 
 
@@ -134,3 +150,21 @@ def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -
         while find_pods(marks) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert find_pods(marks) == []
+
+
+def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path: Path) -> None:
+    write(tmp_path, STEPS)
+    patterns = {"logPatterns": [r"step (?P<step>\d+)"]}
+    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], metrics=patterns, recovery={}))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ddp")), "drill", "job.yaml", "--kill", "1", "--output", "json"],
+        cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["killed"].startswith("rank 1 (process ")
+    assert said["rung"] == "process"
+    assert said["recoverySeconds"] > 0
+    # Every step is saved: none is lost but one that was made and not seen on the page.
+    assert said["stepsLost"] == 0
+    assert said["resumedFrom"] >= said["stepBefore"] >= 3

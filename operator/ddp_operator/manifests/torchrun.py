@@ -19,6 +19,9 @@ DEFAULT_INTERPRETER: Final = "python3"
 # An agent that misses this many heartbeats is dead; a pod that takes its place is let in only afterwards.
 _HEARTBEAT_SECONDS: Final = 2
 _HEARTBEATS_MISSED: Final = 5
+# The others of an elastic job wait for no less when a pod dies without a word. Each beat rewrites the state of all.
+_ELASTIC_HEARTBEAT_SECONDS: Final = 1
+_FEW_NODES: Final = 64
 # Under an elastic size: how long a complete rendezvous waits for more nodes (torchrun's default is 30).
 _LAST_CALL_SECONDS: Final = 3
 
@@ -136,12 +139,13 @@ def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
     if plan.backend == "static":
         conf = [f"timeout={plan.join_timeout_seconds}"]
     else:
+        few = elastic and plan.max_nodes is not None and plan.max_nodes <= _FEW_NODES
         # The store has a process of its own on pod 0, so that no agent hosts it; a lone pod's agent hosts its own.
         conf = [
             f"is_host={int(size == '1')}",
             f"join_timeout={plan.join_timeout_seconds}",
             f"last_call_timeout={_LAST_CALL_SECONDS}",
-            f"keep_alive_interval={_HEARTBEAT_SECONDS}",
+            f"keep_alive_interval={_ELASTIC_HEARTBEAT_SECONDS if few else _HEARTBEAT_SECONDS}",
             f"keep_alive_max_attempt={_HEARTBEATS_MISSED}",
         ]
     return [

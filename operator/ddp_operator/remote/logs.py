@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timestamps", action="store_true", help="begin each line with the kubelet's time")
     add_cluster_arguments(parser)
     parser.epilog = (
-        "A pod with several ranks writes one log: a line that says its rank ([rank3]:, or torchrun --tee 3) is shown "
-        "with it, others with the ranks of the pod."
+        "A pod with several ranks writes one log, in which each line says its rank; where one does not "
+        "(DDP_LOG_PREFIX=0), it is shown with the ranks of the pod."
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddp_operator import constants, launcher
-from ddp_operator.launcher import LOG_GROUPS, LogProgress, compile_log_pattern
+from ddp_operator.launcher import LOG_GROUPS, Lines, LogProgress, compile_log_pattern
 from ddp_operator.progress import build_progress, parse_page
 
 NOW = 1_700_000_000.0
@@ -113,6 +114,82 @@ def test_a_catastrophic_pattern_is_given_up_and_the_others_go_on(capsys: pytest.
         seen.feed(b"a" * 64 + b"!\nstep %d\n" % step, NOW)
     assert values(seen)["ddp_step"] == 4
     assert "'(?P<loss>(a+)+)$' takes too long to match and is not used any more" in capsys.readouterr().err
+
+
+def test_lines_of_several_ranks_say_whose_they_are() -> None:
+    lines = Lines()
+    assert lines.feed(b"step 1\nste", 3, 0.0) == b"[rank3]: step 1\n"
+    assert lines.waits
+    assert lines.feed(b"p 2\n\n", 3, 0.5) == b"[rank3]: step 2\n[rank3]: \n"
+    assert lines.feed(b"[rank3]: Traceback\n", 3, 0.6) == b"[rank3]: Traceback\n"  # torch's own mark
+    assert not lines.waits
+
+
+def test_a_line_without_an_end_is_shown_after_a_second_or_when_it_is_long() -> None:
+    lines = Lines()
+    assert lines.feed(b"password? ", 0, 10.0) == b""
+    assert lines.feed(b"", 0, 10.9) == b""
+    assert lines.feed(b"", 0, 11.1) == b"[rank0]: password? \n"
+    assert lines.feed(b"\r10%", 0, 12.0) == b""
+    assert lines.feed(b"\r20%\n", 0, 12.5) == b"[rank0]: \r10%\r20%\n"
+    assert len(lines.feed(b"x" * 70_000, 0, 13.0)) == 70_000 + len("[rank0]: \n")
+
+
+def test_the_reader_marks_the_lines_of_each_rank(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    os.mkdir(os.path.join(folder, "workers"))
+    launcher.write_json(os.path.join(folder, "workers", "1.json"), {"rank": 7})
+    pod = launcher.Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, nproc=2)
+    pipes = [os.pipe() for _ in range(4)]
+    (first, first_end), (second, second_end), (done, done_end), (log, log_end) = pipes
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        launcher.read_output(pod, {0: first, 1: second}, done, marked=True)
+        os._exit(0)
+    os.write(first_end, b"one\ntwo")
+    os.write(second_end, b"three\n")
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    said = os.read(log, 4096).splitlines()
+    assert sorted(said) == [b"[rank6]: one", b"[rank6]: two", b"[rank7]: three"]
+    for descriptor in (first, first_end, second, second_end, done, log, log_end):
+        os.close(descriptor)
+
+
+def test_counters_begin_anew_with_a_process(tmp_path: Path) -> None:
+    """Whoever looks for a restart, as `ddp drill` does, sees it by that."""
+    folder = str(tmp_path)
+    for name in ("metrics", "workers"):
+        os.mkdir(os.path.join(folder, name))
+    about, log_page = os.path.join(folder, "workers", "0.json"), os.path.join(folder, "metrics", "0.log")
+    launcher.write_json(about, {"rank": 0, "pid": 1})
+    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)",), 1)
+    (source, source_end), (done, done_end), (log, log_end) = os.pipe(), os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        launcher.read_output(pod, {0: source}, done)
+        os._exit(0)
+    os.write(source_end, b"".join(b"step %d\n" % step for step in range(1, 40)))
+    deadline = time.monotonic() + 60
+    while not os.path.exists(log_page):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    launcher.write_json(about, {"rank": 0, "pid": 2})
+    os.write(source_end, b"step 30\nstep 31\n")
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    with open(log_page, encoding="utf-8") as file:
+        page = file.read()
+    assert 'ddp_step{rank="0"} 31.0\n' in page
+    assert 'ddp_steps_total{rank="0"} 2.0\n' in page
+    for descriptor in (source, source_end, done, log, log_end):
+        os.close(descriptor)
 
 
 def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> None:

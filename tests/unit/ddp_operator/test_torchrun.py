@@ -155,6 +155,9 @@ def test_argv_of_a_lone_pod_an_elastic_job_and_a_static_rendezvous() -> None:
     elastic = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=4), SCRIPT)
     assert elastic[0] == "--nnodes=1:4"
     assert "is_host=0" in elastic[4]
+    assert "keep_alive_interval=1," in elastic[4]  # the others wait for a dead pod's heartbeats to end
+    many = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=500), SCRIPT)
+    assert "keep_alive_interval=2," in many[4]
     static = build_torchrun_args(replace(PLAN, backend="static", max_restarts=0), SCRIPT)
     assert static[2:5] == ["--rdzv-backend=static", "--rdzv-id=uid-1", "--rdzv-conf=timeout=600"]
 
