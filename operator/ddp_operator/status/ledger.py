@@ -168,15 +168,19 @@ def succeed(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> De
     facts = [
         Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"all {nodes} pods have joined"),
-        Fact(c.SUCCEEDED, "True", *_success(job, nodes)),
+        Fact(c.SUCCEEDED, "True", *_success(job, pods, nodes)),
         Fact(c.FAILED, "False", c.FINISHED),
     ]
     return _end(job, job.status, "Succeeded", facts, pods, now)
 
 
-def _success(job: DDPTrainingJob, nodes: int) -> tuple[str, str]:
+def _success(job: DDPTrainingJob, pods: tuple[PodView, ...], nodes: int) -> tuple[str, str]:
     if job.spec.success_policy == "RankZero":
         return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough by spec.successPolicy"
+    done = sum(pod.phase == "Succeeded" for pod in c.newest_by_index(pods).values())
+    late = nodes - done
+    if job.spec.elastic is not None and any(pod.alive for pod in pods):
+        return c.ALL_NODES_SUCCEEDED, f"{done} pods succeeded; {late} more came when training was over"
     return c.ALL_NODES_SUCCEEDED, f"all {nodes} pods succeeded"
 
 

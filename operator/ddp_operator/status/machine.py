@@ -7,7 +7,7 @@ reads.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -38,6 +38,8 @@ _RECHECK_REFUSAL = 30.0
 _FIRST_STEP = timedelta(minutes=2)
 # So many failures in a row without a step beyond what was reached before: more would be a waste.
 _CRASH_LOOP = 3
+# How long pods that have trained together may end one after another.
+_LATE_COMERS = timedelta(seconds=30)
 # How long the nodes that failed are avoided although no other can take a pod; an autoscaler may bring one.
 _NODE_PATIENCE = timedelta(seconds=60)
 
@@ -63,7 +65,7 @@ def decide(
         return ledger.start(job, observation, now)
     attempt_job = observation.job(status.attempt)
     pods = observation.pods_of(status.attempt)
-    if (attempt_job is not None and attempt_job.complete) or _is_enough(job, pods):
+    if (attempt_job is not None and attempt_job.complete) or _is_enough(job, pods, now):
         return ledger.succeed(job, pods, now)
     lost_now = lost.lost_pods(job, observation, now)
     if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
@@ -100,9 +102,27 @@ def decide(
     return _follow(job, observation, attempt_job, pods, now, refusal, progress_interval)
 
 
-def _is_enough(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> bool:
-    """Tell whether rank 0's pod has succeeded where that is success. The others may fail when it leaves them."""
-    return job.spec.success_policy == "RankZero" and any(pod.index == 0 and pod.phase == "Succeeded" for pod in pods)
+def _is_enough(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> bool:
+    """Tell whether the pods that have succeeded are all that it takes; the others may fail when they are left alone."""
+    if job.spec.success_policy == "RankZero":
+        return any(pod.index == 0 and pod.phase == "Succeeded" for pod in pods)
+    over = _late_comers_over(job, pods)
+    return over is not None and now >= over
+
+
+def _late_comers_over(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> datetime | None:
+    """Return when an elastic job has succeeded although some of its pods still run; None: it has to wait for them.
+
+    Pods that train together end together, pod 0 among them. One that runs on came when training was over, and would
+    wait for pod 0 until rendezvous.joinTimeoutSeconds.
+    """
+    newest = c.newest_by_index(pods)
+    zero = newest.get(0)
+    if job.spec.elastic is None or zero is None or zero.phase != "Succeeded" or zero.termination is None:
+        return None
+    if zero.termination.time is None or any(pod.phase == "Failed" for pod in newest.values()):
+        return None
+    return datetime.fromtimestamp(zero.termination.time, UTC) + _LATE_COMERS
 
 
 def is_finished(status: Status) -> bool:
@@ -246,6 +266,9 @@ def _follow(
     for deadline in (deadlines.active(job, now), deadlines.pending(job, pods, now)):
         if deadline is not None and not job.spec.suspend:
             waits.append(max(0.1, (deadline - now).total_seconds()))
+    over = _late_comers_over(job, pods)
+    if over is not None:
+        waits.append(max(0.1, (over - now).total_seconds()))
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None:
         waits.append(max(_SOON, (blocked[0] + _NODE_PATIENCE - now).total_seconds()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
 from ddp_operator.status.termination import format_time
-from tests.builders import NOW, child_job, child_pod, job, page
+from tests.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.memory import World
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
@@ -101,6 +102,38 @@ class TestLoss:
         before = run(child_pod(0), child_pod(1), child_pod(2), text=TRAINING).status
         decision = run(child_pod(0), status=before, text=TRAINING)
         assert decision.status.phase == "Restarting"
+
+
+class TestLateComers:
+    """Pods that came when the others had trained to the end would wait for pod 0 until joinTimeoutSeconds."""
+
+    def over(self, *pods: Any, seconds: float, **spec: Any) -> Decision:
+        typed = job(status=STARTED, **{"nodes": 3, "elastic": ELASTIC, **spec})
+        return decide(typed, observe_children(typed, (JOB,), pods), NOW + timedelta(seconds=seconds))
+
+    @pytest.mark.parametrize("late", [child_pod(2), child_pod(2, "Pending")])
+    def test_hold_nothing_up(self, late: Any) -> None:
+        pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), late)
+        waiting = self.over(*pods, seconds=10)
+        assert waiting.status.phase in ("Running", "Pending")
+        assert waiting.requeue_after is not None
+        assert waiting.requeue_after <= 20
+        ended = self.over(*pods, seconds=30)
+        assert ended.status.phase == "Succeeded"
+        found = c.find(ended.status.conditions, c.SUCCEEDED)
+        assert found is not None
+        assert found.message == "2 pods succeeded; 1 more came when training was over"
+
+    def test_are_none_while_pod_0_trains(self) -> None:
+        assert self.over(child_pod(0), child_pod(1, "Succeeded"), child_pod(2), seconds=900).status.phase == "Running"
+
+    def test_are_none_in_a_job_of_fixed_size(self) -> None:
+        pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), child_pod(2))
+        assert self.over(*pods, seconds=900, elastic=None).status.phase == "Running"
+
+    def test_are_not_looked_at_where_one_that_trained_has_failed(self) -> None:
+        pods = (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=82, message=last_words("OOM")), child_pod(2))
+        assert self.over(*pods, seconds=900).status.phase == "Restarting"
 
 
 def test_torchrun_gets_the_bounds_and_the_pods_the_size_that_is_asked_for() -> None:
