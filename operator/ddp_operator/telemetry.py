@@ -53,6 +53,7 @@ class _Nodes(msgspec.Struct):
 
 class _Status(msgspec.Struct):
     phase: str | None = None
+    goodput: str | None = None
     nodes: _Nodes = msgspec.field(default_factory=_Nodes)
     conditions: list[_Condition] = msgspec.field(default_factory=list)
 
@@ -82,6 +83,7 @@ class Fleet(Collector):
         phases: Count[tuple[str, str]] = Count()
         waiting: Count[tuple[str, str]] = Count()
         nodes: Count[tuple[str, str]] = Count()
+        goodputs: dict[str, list[float]] = {}
         for body in self._bodies():
             try:
                 found = _DECODER.decode(body)
@@ -92,6 +94,8 @@ class Fleet(Collector):
             if status.phase in ("Running", "Pending", "Restarting"):
                 nodes[namespace, "desired"] += status.nodes.desired
                 nodes[namespace, "ready"] += status.nodes.ready
+                if status.goodput is not None:
+                    goodputs.setdefault(namespace, []).append(_share(status.goodput))
                 for condition in status.conditions:
                     if (condition.type, condition.status) == (c.SCHEDULED, "False"):
                         waiting[namespace, _reason(condition.reason)] += 1
@@ -109,6 +113,23 @@ class Fleet(Collector):
             for labels, count in sorted(counts.items()):
                 family.add_metric(labels, count)
             yield family
+        family = GaugeMetricFamily(
+            "ddp_operator_goodput_ratio",
+            "Goodput (metrics.md) of jobs that are not over and have made steps: their mean, and the lowest.",
+            labels=("namespace", "of"),
+        )
+        for namespace, shares in sorted(goodputs.items()):
+            family.add_metric((namespace, "mean"), sum(shares) / len(shares))
+            family.add_metric((namespace, "lowest"), min(shares))
+        yield family
+
+
+def _share(text: str) -> float:
+    """Return a goodput; one that another version has written in another form is none."""
+    try:
+        return min(1.0, max(0.0, float(text)))
+    except ValueError:
+        return 0.0
 
 
 def _reason(reason: str) -> str:
@@ -218,7 +239,11 @@ class Metrics:
 SAMPLE_RESOURCE: Final = msgspec.json.encode(
     {
         "metadata": {"namespace": "team"},
-        "status": {"phase": "Running", "conditions": [{"type": c.SCHEDULED, "status": "False", "reason": ""}]},
+        "status": {
+            "phase": "Running",
+            "goodput": "0.5",
+            "conditions": [{"type": c.SCHEDULED, "status": "False", "reason": ""}],
+        },
     }
 )
 """A resource that has a sample in every series."""

@@ -60,6 +60,10 @@ def build_fleet() -> dashboard.Dashboard:
                     about="Steps that were kept, against the time shown: what was taken twice is lost.",
                 ),
                 show_course(
+                    "Goodput since the start", q.FLEET_GOODPUT, unit="percentunit", highest=1,
+                    about="As the status says it of jobs that are not over, start-up and waiting included.",
+                ),
+                show_course(
                     "Share of time in steps", q.FLEET_TIME_IN_STEPS, unit="percentunit", highest=1,
                     about="The rest goes into start-up, waiting for pods, validation and checkpoints.",
                 ),

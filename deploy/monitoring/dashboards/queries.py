@@ -76,6 +76,10 @@ FLEET_RESTARTS = Query(
 )
 FLEET_JOBS_BY_PHASE = Query(f"sum by (phase) ({in_fleet('ddp_operator_jobs')})", "{{phase}}")
 FLEET_WAITING_WHY = Query(f"sum by (reason) ({in_fleet('ddp_operator_waiting_jobs')})", "{{reason}}")
+FLEET_GOODPUT = tuple(
+    Query(f"{fold}({in_fleet('ddp_operator_goodput_ratio', f', of={chr(34)}{which}{chr(34)}')})", legend)
+    for fold, which, legend in (("avg", "mean", "mean of the namespaces"), ("min", "lowest", "lowest job"))
+)
 FLEET_FAILURES = Query("sum by (category) (increase(ddp_operator_failures_total[$__range]))", "{{category}}")
 FLEET_RESTARTS_BY_RUNG = Query("sum by (rung) (increase(ddp_operator_restarts_total[$__range]))", "{{rung}}")
 FLEET_FINISHED = Query("sum by (result) (increase(ddp_operator_finished_jobs_total[$__range]))", "{{result}}")

@@ -123,6 +123,21 @@ class TestFleet:
         assert self.value("ddp_operator_nodes", bodies, namespace="a", state="desired") == 12
         assert self.value("ddp_operator_nodes", bodies, namespace="a", state="ready") == 3
 
+    def test_goodput_is_told_for_the_jobs_of_a_namespace_together(self) -> None:
+        def job(namespace: str, phase: str, goodput: str | None) -> bytes:
+            status = {"phase": phase} | ({} if goodput is None else {"goodput": goodput})
+            return msgspec.json.encode({"metadata": {"namespace": namespace}, "status": status})
+
+        bodies = [
+            job("a", "Running", "0.9"), job("a", "Restarting", "0.3"), job("a", "Running", None),
+            job("a", "Succeeded", "0.1"), job("b", "Running", "nan"), job("c", "Pending", None),
+        ]  # fmt: skip
+        name = "ddp_operator_goodput_ratio"
+        assert self.value(name, bodies, namespace="a", of="mean") == pytest.approx(0.6)
+        assert self.value(name, bodies, namespace="a", of="lowest") == pytest.approx(0.3)
+        assert self.value(name, bodies, namespace="b", of="mean") == 0
+        assert self.value(name, bodies, namespace="c", of="mean") is None
+
     def test_every_reason_of_scheduled_is_known(self) -> None:
         text = Path(c.__file__).read_text(encoding="utf-8")
         block = text[text.index("# Scheduled\n") : text.index("SCHEDULED_REASONS")]

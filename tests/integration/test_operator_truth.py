@@ -1,0 +1,100 @@
+"""Real Kopf against the stand-in, and real pages of two pods: stalls, stragglers and goodput reach the status."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ddp_operator import constants
+from ddp_operator.status import ranks
+from tests.builders import page
+from tests.standin import World
+
+from .conftest import Start, job_manifest
+
+ADDRESSES = ("127.0.0.1", "127.0.0.2")
+
+
+class Pages:
+    """What the two pods say of themselves; rank 1 needs three times as long for its own part of a step."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.age = 0.0
+        self.step = 0
+
+    def text(self, rank: int) -> str:
+        """Return a pod's page; unless it is stuck, every look finds it ten steps further."""
+        self.looks += 1
+        if self.age == 0:
+            self.step = 10 * self.looks
+        behind = self.step - rank if self.age else self.step
+        values: dict[str, Any] = {
+            constants.METRIC_GLOBAL_STEP: behind,
+            constants.METRIC_STEPS: behind,
+            constants.METRIC_STEP_SECONDS: behind * 0.001,
+            constants.METRIC_COMPUTE_SECONDS: behind * (0.003 if rank else 0.001),
+            constants.METRIC_DATA_SECONDS: 0,
+            constants.METRIC_HEARTBEAT_AGE: self.age,
+        }
+        return page(phase="Running", **values).replace('rank="0"', f'rank="{rank}"')
+
+
+@asynccontextmanager
+async def serve(pages: Pages) -> AsyncIterator[int]:
+    """Answer on one port of both pods' addresses."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=pages.text(ADDRESSES.index(str(request.url.host))))
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, ADDRESSES[0], 0).start()
+        port = int(runner.addresses[0][1])
+        await web.TCPSite(runner, ADDRESSES[1], port).start()
+        yield port
+    finally:
+        await runner.cleanup()
+
+
+def progressing(found: Any) -> tuple[str, str, str]:
+    for item in found.get("status", {}).get("conditions", ()):
+        if item["type"] == "Progressing":
+            return item["status"], item["reason"], item["message"]
+    return "", "", ""
+
+
+async def test_a_slow_rank_goodput_and_a_stall_are_in_status_and_on_the_operators_page(
+    world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "WINDOW", 0.2)
+    running, pages = start(progress_interval=0.1), Pages()
+    async with serve(pages) as port:
+        await world.create(job_manifest(metrics={"port": port}, watchdog={"stallSeconds": 300}))
+        for index, address in enumerate(ADDRESSES):
+            await world.run_pod("digits-1", index, ip=address)
+        told = await world.resource("digits", lambda found: found.get("status", {}).get("stragglers"), "a straggler")
+        (slow,) = told["status"]["stragglers"]
+        assert (slow["rank"], slow["cause"]) == (1, "compute")
+        assert 0 < float(told["status"]["goodput"]) <= 1
+        assert progressing(told)[:2] == ("True", "Training")
+        async with aiohttp.ClientSession() as session, session.get(f"{running.url}/metrics") as answer:
+            text = await answer.text()
+        assert 'ddp_operator_goodput_ratio{namespace="default",of="lowest"}' in text
+
+        pages.age = 120.0
+        stalled = await world.resource("digits", lambda found: progressing(found)[1] == "Stalled", "Stalled")
+        assert progressing(stalled)[2].endswith(f"ranks 1 are behind step {pages.step}")
+        assert stalled["status"]["phase"] == "Running"
+        pages.age = 0.0
+        await world.resource("digits", lambda found: progressing(found)[1] == "Training", "training again")
+    events = [event["reason"] for event in await world.list("Event")]
+    assert events.count("Stalled") == 1
