@@ -42,6 +42,12 @@ class Snapshot:
     policies: tuple[Object, ...] = ()
 
 
+def controller_of(item: Object) -> Mapping[str, Any]:
+    """Return the owner reference of the object's controller, empty where it has none."""
+    references = (item.get("metadata") or {}).get("ownerReferences") or []
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """A line for ``kubectl describe``: said once for each transition, never repeated by a later pass."""
@@ -109,6 +115,13 @@ class Cluster(Protocol):
         """Delete a child and, in the background, what it owns. Gone already or another UID by now is no error."""
         ...
 
+    async def discard(self, manifest: Object) -> None:
+        """Delete an object by its name where it has the same controlling owner as ``manifest``; none is no error.
+
+        For objects that are not observed.
+        """
+        ...
+
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: there is no such node. Raises: Refused where it may not be read."""
         ...
@@ -130,7 +143,9 @@ class Cluster(Protocol):
         ...
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
-        """Return what others have posted about an object (the Job controller, the kubelet): some 50 Events at most.
+        """Return what others have posted about an object: the Job controller, the kubelet, Kueue about its Workload.
+
+        Some 50 Events at most, which may be some seconds old.
 
         Raises: Refused where they may not be read.
         """

@@ -17,12 +17,22 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants
+from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest, explain_refusal
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
-from ddp_operator.cluster import AlreadyExists, ChildKind, Cluster, ClusterError, Conflict, Key, Refused, Snapshot
+from ddp_operator.cluster import (
+    AlreadyExists,
+    ChildKind,
+    Cluster,
+    ClusterError,
+    Conflict,
+    Key,
+    Refused,
+    Snapshot,
+    controller_of,
+)
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status import conditions as c
@@ -182,6 +192,8 @@ class Reconciler:
         for child in build_children(job, attempt=action.attempt, nodes=action.nodes):
             if (child["kind"], child["metadata"]["name"]) in present:
                 continue
+            if child["kind"] == constants.POD_GROUP and action.attempt > 1:
+                await self._cluster.discard(_former(child, job, action.attempt))
             try:
                 await self._cluster.create(child)
             except Refused as error:
@@ -329,18 +341,18 @@ def _refusal(error: Refused) -> Refusal:
     return Refusal("InvalidSpec" if error.reason == "Invalid" else "Forbidden", explain_refusal(error.message))
 
 
-def _owner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    references = (raw.get("metadata") or {}).get("ownerReferences") or []
-    return next((reference for reference in references if reference.get("controller")), {})
-
-
 def _owned(job: DDPTrainingJob, raw: Mapping[str, Any]) -> bool:
-    return _owner(raw).get("uid") == job.uid
+    return controller_of(raw).get("uid") == job.uid
+
+
+def _former(group: Mapping[str, Any], job: DDPTrainingJob, attempt: int) -> dict[str, Any]:
+    """Return the PodGroup of the attempt before, which has no pods any more and may still hold room in a queue."""
+    return {**group, "metadata": group["metadata"] | {"name": names.job_name(job.name, attempt - 1)}}
 
 
 def _foreign(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | None:
     """Return a refusal where an object is neither ours nor left by a deleted resource of the same name."""
-    owner = _owner(raw)
+    owner = controller_of(raw)
     group = str(owner.get("apiVersion")).partition("/")[0]
     same_name = (group, owner.get("kind"), owner.get("name")) == (constants.GROUP, constants.KIND, job.name)
     if same_name or _owned(job, raw):

@@ -289,6 +289,17 @@ async def test_a_name_that_is_taken_is_refused_with_the_object_that_has_it(world
     assert not caught.value.existing["metadata"].get("ownerReferences")
 
 
+async def test_what_is_not_observed_is_discarded_by_its_name_and_owner(world: World) -> None:
+    owner = await world.add_resource(KEY.name)
+    await world.cluster.create(service())  # somebody else's
+    await world.cluster.create(config_map(owner))
+    await world.cluster.discard(service(owner))
+    await world.cluster.discard(config_map(owner))
+    await world.cluster.discard(config_map(owner))  # gone already
+    left = await world.until(KEY, lambda seen: not seen.config_maps, "the end of the own one")
+    assert [found["metadata"]["name"] for found in left.services] == ["train"]
+
+
 async def test_a_dry_run_finds_a_taken_name_too(world: World) -> None:
     owner = await world.add_resource(KEY.name)
     await world.cluster.create(service())

@@ -122,6 +122,30 @@ async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words
     assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0 of 2 pods are placed)"
 
 
+async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
+    server: StandIn, world: World, start: Start
+) -> None:
+    start()
+    manifest = job_manifest(suspend=False)
+    manifest["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
+    await world.create(manifest)
+    await world.child_job("digits-1")
+    await world.patch("Job", "digits-1", {"spec": {"suspend": True}})  # as Kueue's webhook would
+    words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
+    about = {"kind": "Workload", "name": "job-digits-1-0a1b2", "namespace": "default", "uid": "w"}
+    await world.create(
+        {
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": "w.1", "namespace": "default"},
+            "involvedObject": about, "type": "Warning", "reason": "Pending", "message": words,
+            "lastTimestamp": "2026-11-20T12:00:00Z",
+        }
+    )  # fmt: skip
+    told = await world.resource("digits", lambda found: "insufficient" in str(found.get("status")), "Kueue's words")
+    (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
+    assert scheduled["reason"] == "QuotaPending"
+    assert scheduled["message"].startswith(f"Job digits-1 waits until queue gpu admits it: {words}; ")
+
+
 def quick_to_stop() -> dict[str, Any]:
     container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
     return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}

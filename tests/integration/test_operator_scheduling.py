@@ -48,6 +48,10 @@ async def test_every_attempt_has_its_group(server: StandIn, world: World, start:
     await world.child_job("digits-1")
     (group,) = server.list("PodGroup")
     assert (group["metadata"]["name"], group["spec"]) == ("digits-1", {"minMember": 2, "queue": "train"})
+    await world.patch(KIND, "digits", {"spec": {"nodes": 3}})
+    await world.child_job("digits-2")
+    (group,) = server.list("PodGroup")  # that of the attempt before would hold room that nobody needs
+    assert (group["metadata"]["name"], group["spec"]["minMember"]) == ("digits-2", 3)
     await world.delete(KIND, "digits")
     await world.until(lambda: not server.list("PodGroup"), "the group goes with the job")
 

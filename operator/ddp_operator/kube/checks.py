@@ -30,8 +30,8 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
 """Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""
 
 GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
-    "coscheduling": {"PodGroup.scheduling.x-k8s.io": ("get", "create")},
-    "volcano": {"PodGroup.scheduling.volcano.sh": ("get", "create")},
+    "coscheduling": {"PodGroup.scheduling.x-k8s.io": ("get", "create", "delete")},
+    "volcano": {"PodGroup.scheduling.volcano.sh": ("get", "create", "delete")},
 }
 """What ``spec.scheduling.gang`` needs on top, where a cluster has such a scheduler. Not asked for at the start: without
 them only the jobs that ask for it are refused."""

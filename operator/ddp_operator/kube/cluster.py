@@ -6,8 +6,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ddp_operator.cluster import AlreadyExists, ChildKind, ClusterError, Conflict, Event, Key, Object, Refused, Snapshot
+from ddp_operator.cluster import (
+    AlreadyExists,
+    ChildKind,
+    ClusterError,
+    Conflict,
+    Event,
+    Key,
+    Object,
+    Refused,
+    Snapshot,
+    controller_of,
+)
 from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
+from ddp_operator.kube.asking import EventReader
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.events import EventPoster
@@ -17,7 +29,6 @@ from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, trimmed
 
 FIELD_MANAGER: Final = MANAGED_BY
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-EVENT_LIMIT: Final = 50
 INVALID: Final = frozenset({400, 413, 422})
 
 
@@ -36,6 +47,7 @@ class KubeCluster:
         self._store = store
         self._on_change = on_change
         self._poster = EventPoster(client)
+        self._reader = EventReader(client)
         self._scraper = Scraper()
 
     async def close(self) -> None:
@@ -120,6 +132,21 @@ class KubeCluster:
         """Delete a child if it still is the one of this UID."""
         await self._delete(kind, namespace, name, uid)
 
+    async def discard(self, manifest: Object) -> None:
+        """Look whose the object of that name is; delete it if it is ours."""
+        kind, meta = kind_of(manifest), manifest["metadata"]
+        try:
+            found = await self._client.request("GET", path(kind, meta["namespace"], meta["name"]), kind=plural(kind))
+        except ApiError as exc:
+            if exc.status == 404:
+                return
+            raise ClusterError(str(exc)) from exc
+        if (
+            controller_of(found).get("uid") == controller_of(manifest).get("uid")
+            and "deletionTimestamp" not in found["metadata"]
+        ):
+            await self._delete(kind, meta["namespace"], meta["name"], found["metadata"]["uid"])
+
     async def node(self, name: str) -> Object | None:
         """Read a node: seldom, where a pod on it does not end."""
         try:
@@ -199,17 +226,7 @@ class KubeCluster:
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
         """List the Events about one object: only for one that does not get on."""
-        meta = item["metadata"]
-        params = {"fieldSelector": f"involvedObject.uid={meta['uid']}", "limit": str(EVENT_LIMIT)}
-        try:
-            answer = await self._client.request(
-                "GET", path("Event", meta["namespace"]), params=params, kind=plural("Event")
-            )
-        except ApiError as exc:
-            if exc.status == 403:
-                raise Refused(exc.message, reason="Forbidden") from exc
-            raise ClusterError(str(exc)) from exc
-        return tuple(answer.get("items") or ())
+        return await self._reader.about(item)
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Hand an event to the poster, which works in the background."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import constants
-from ddp_operator.cluster import AlreadyExists, ChildKind, Conflict, Event, Key, Refused, Snapshot
+from ddp_operator.cluster import AlreadyExists, ChildKind, Conflict, Event, Key, Refused, Snapshot, controller_of
 from ddp_operator.local import fields, gpus, pods
 from ddp_operator.local.environment import MissingReference, build_environment
 from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job, is_controlled_by
@@ -114,6 +114,13 @@ class LocalCluster:
         item = self.store.get(kind, namespace, name)
         if item is not None and item["metadata"]["uid"] == uid:
             self.store.delete(item, grace_seconds=grace_of(item))
+            self._settle()
+
+    async def discard(self, manifest: Object) -> None:
+        """Delete the object of that name if its owner is the same."""
+        item = self.store.get(*place_of(manifest))
+        if item is not None and controller_of(item).get("uid") == controller_of(manifest).get("uid"):
+            self.store.delete(item)
             self._settle()
 
     async def node(self, name: str) -> Object | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,10 +13,13 @@ import msgspec
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
+from ddp_operator.cluster import controller_of
 from ddp_operator.progress import Page, RankSample
 from ddp_operator.status.termination import Termination, parse_termination, parse_time
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+# The kubelet says the same about a try and about the pause before the next one, but for this beginning.
+_BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 
 _MAX_WORDS = 512
 
@@ -155,11 +159,11 @@ def observe_children(
     nodes: Mapping[str, NodeView] | None = None,
 ) -> Observation:
     """Return the observation. Jobs of another owner (a deleted resource of the same name) are left out."""
-    own_jobs = tuple(view_job(raw) for raw in jobs if _owner(raw).get("uid") == job.uid)
+    own_jobs = tuple(view_job(raw) for raw in jobs if controller_of(raw).get("uid") == job.uid)
     uids = {view.uid for view in own_jobs}
     own_pods, strays = [], []
     for raw in pods:
-        owner = _owner(raw)
+        owner = controller_of(raw)
         if owner.get("uid") in uids:
             own_pods.append(view_pod(raw))
         elif owner.get("kind") == "Job" and names.is_job_name(str(owner.get("name")), job.name):
@@ -253,7 +257,7 @@ def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[s
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason") or "")
         if reason in _PULL_REASONS:
-            return "ImagePull", str(waiting.get("message") or reason)
+            return "ImagePull", _BACK_OFF.sub("", str(waiting.get("message") or reason))
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             return reason, str(waiting.get("message") or "")
     return "", ""
@@ -299,11 +303,6 @@ def _end(terminated: Mapping[str, Any]) -> Termination:
         str(terminated.get("message") or ""),
         parse_time(terminated.get("finishedAt")),
     )
-
-
-def _owner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    references = (raw.get("metadata") or {}).get("ownerReferences") or []
-    return next((reference for reference in references if reference.get("controller")), {})
 
 
 def _labels(raw: Mapping[str, Any]) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """The condition Scheduled: which pods wait for what, in the words of who makes them wait.
 
-The scheduler and the kubelet write theirs into a pod's status. The Job controller, when it may not create a pod, and
-the kubelet, when it cannot mount a volume, only post Events: those are asked for where an object does not get on.
+The scheduler and the kubelet write theirs into a pod's status. The Job controller, when it may not create a pod, the
+kubelet, when it cannot mount a volume, and Kueue only post Events: those are asked for where an object does not get on.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from ddp_operator.api.status import LastFailure
 from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.observation import Observation, PodView, Trouble
+from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
 from ddp_operator.status.termination import format_time, parse_time
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)
-_LEAST, _MOST = 10.0, 120.0
+_LEAST, _MOST = 10.0, 300.0
 _MAX_ASKED = 3
 _MAX_WORDS = 1024
 _TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling")
+_QUEUE_EVENT = "Pending"  # Kueue's, about a Workload that it cannot admit; older versions post it as Normal
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
+# What kubelets before 1.32 say between two tries to pull an image.
+_PAUSE = "Back-off pulling image "
 
 
 def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int) -> Fact:
@@ -40,19 +43,24 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     if waiting:
         pod, reason, message = waiting[0]
         others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
+        before = c.find(job.status.conditions, c.SCHEDULED)
+        if message.startswith(_PAUSE) and before and before.reason == reason and pod.name in before.message:
+            return Fact(c.SCHEDULED, "False", reason, before.message)  # it says no more than that it waits
         return Fact(c.SCHEDULED, "False", reason, f"{pod.name}{others}: {message}")
     scheduled = [pod for pod in current.values() if pod.scheduled or not pod.alive]
     if len(scheduled) >= nodes:
         return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed")
     placed = f"{len(scheduled)} of {nodes} pods are placed"
     attempt_job = observation.job(attempt)
-    if attempt_job is not None and job.queued and attempt_job.suspended and not job.spec.suspend:
+    if attempt_job is not None and _waits_in_queue(job, attempt_job):
         queue = job.labels.get(KUEUE_QUEUE_LABEL)
         where = f"queue {queue}" if queue else "Kueue"
-        words = f"Job {attempt_job.name} waits until {where} admits it; {placed}"
+        said = observation.troubles.get(attempt_job.uid)
+        because = f": {said.message}" if said is not None and said.reason == _QUEUE_EVENT else ""
+        words = f"Job {attempt_job.name} waits until {where} admits it{because}; {placed}"
         return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, words)
     trouble = observation.troubles.get(attempt_job.uid) if attempt_job else None
-    if trouble is not None and attempt_job is not None:
+    if trouble is not None and attempt_job is not None and trouble.reason != _QUEUE_EVENT:
         # Each try has a name of its own: the same words again are no news.
         words = re.sub(rf"{re.escape(attempt_job.name)}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", trouble.message)
         return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{words} ({placed})")
@@ -73,12 +81,16 @@ def next_question(job: DDPTrainingJob, observation: Observation, now: datetime) 
     waited = now - min(since)
     if waited < _PATIENCE:
         return max(1.0, (_PATIENCE - waited).total_seconds())
-    return min(_MOST, max(_LEAST, waited.total_seconds() / 4))
+    return min(_MOST, max(_LEAST, waited.total_seconds() / 2))
 
 
 def view_trouble(events: Iterable[Mapping[str, Any]]) -> Trouble | None:
     """Return the latest warning that says why an object does not get on."""
-    warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _TELLING]
+    warnings = [
+        event
+        for event in events
+        if (event.get("type") == "Warning" and event.get("reason") in _TELLING) or event.get("reason") == _QUEUE_EVENT
+    ]
     if not warnings:
         return None
     latest = max(warnings, key=_said_at)
@@ -131,8 +143,10 @@ def _why(pod: PodView, observation: Observation) -> tuple[str, str] | None:
 def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, datetime]]:
     attempt = job.status.attempt
     attempt_job, began = observation.job(attempt), parse_time(job.status.attempt_time)
-    if attempt_job is None or attempt_job.finished or attempt_job.suspended or attempt_job.deleting:
+    if attempt_job is None or attempt_job.finished or attempt_job.deleting:
         return []
+    if attempt_job.suspended:
+        return [(attempt_job.uid, began)] if began is not None and _waits_in_queue(job, attempt_job) else []
     pods = c.newest_by_index(observation.pods_of(attempt))
     found = []
     if began is not None and len(pods) < job.status.attempt_nodes and not observation.former_alive(attempt):
@@ -142,3 +156,7 @@ def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, da
         if pod.alive and pod.phase == "Pending" and pod.scheduled and not pod.waiting_reason and created:
             found.append((pod.uid, created))
     return found
+
+
+def _waits_in_queue(job: DDPTrainingJob, attempt_job: JobView) -> bool:
+    return job.queued and attempt_job.suspended and not job.spec.suspend

@@ -4,9 +4,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import Condition, Status
 from ddp_operator.cluster import Refused
 from ddp_operator.status.observation import Observation, Trouble, observe_children
 from ddp_operator.status.termination import format_time
@@ -54,6 +55,35 @@ class TestWords:
     def test_queue_that_has_not_admitted_the_job(self) -> None:
         said = say(jobs=[child_job(suspend=True)], labels=QUEUED)
         assert said == ("QuotaPending", "Job train-1 waits until queue gpu admits it; 0 of 2 pods are placed")
+
+    def test_why_the_queue_does_not_admit_it_in_kueues_words(self) -> None:
+        words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
+        told = {"job-1": Trouble("Pending", words)}
+        said = say(jobs=[child_job(suspend=True)], labels=QUEUED, troubles=told)
+        waits = "Job train-1 waits until queue gpu admits it"
+        assert said == ("QuotaPending", f"{waits}: {words}; 0 of 2 pods are placed")
+        # Once it is admitted the queue's words are of the past.
+        assert say(labels=QUEUED, troubles=told) == ("WaitingForPods", "0 of 2 pods are placed")
+
+    def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
+        cause = "failed to pull and unpack image: not found"
+
+        def pod(reason: str, message: str) -> Any:
+            waiting = {"name": "trainer", "state": {"waiting": {"reason": reason, "message": message}}}
+            return child_pod(0, "Pending", status={"containerStatuses": [waiting]})
+
+        first = say(pod("ErrImagePull", cause))
+        assert first == ("ImagePull", f"train-1-0-abcde: {cause}")
+        assert say(pod("ImagePullBackOff", f'Back-off pulling image "x:1": ErrImagePull: {cause}')) == first
+        # Kubelets before 1.32 say no more than that they wait: what was said before stands.
+        bare = pod("ImagePullBackOff", 'Back-off pulling image "x:1"')
+        typed, seen = see(bare)
+        said = Condition(
+            type="Scheduled", status="False", reason=first[0], message=first[1], last_transition_time=format_time(NOW)
+        )
+        status = msgspec.structs.replace(typed.status, conditions=(said,))
+        assert describe_scheduling(replace(typed, status=status), seen, 1, 2).message == first[1]
+        assert say(bare) == ("ImagePull", 'train-1-0-abcde: Back-off pulling image "x:1"')
 
     def test_suspension_by_the_user_is_no_waiting_in_a_queue(self) -> None:
         assert say(jobs=[child_job(suspend=True)], labels=QUEUED, suspend=True)[0] == "WaitingForPods"
@@ -117,7 +147,14 @@ class TestAsking:
     def test_is_neither_a_storm_nor_forgotten(self, seconds: float) -> None:
         wanted = next_question(*see(), NOW + timedelta(seconds=seconds))
         assert wanted is not None
-        assert 1 <= wanted <= 120
+        assert 1 <= wanted <= 300
+
+    def test_about_a_job_that_waits_in_a_queue(self) -> None:
+        queued = see(jobs=[child_job(suspend=True)], labels=QUEUED)
+        assert in_doubt(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
+        assert in_doubt(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
+        stopped = see(jobs=[child_job(suspend=True)], labels=QUEUED, suspend=True)
+        assert in_doubt(*stopped, NOW + timedelta(seconds=9)) == ()
 
     def test_about_a_pod_that_is_placed_and_does_not_start(self) -> None:
         assert in_doubt(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)

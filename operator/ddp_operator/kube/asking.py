@@ -1,0 +1,95 @@
+"""Reading what others have posted as Events, for objects that do not get on.
+
+An API server reads all Events of a namespace to find those about one object. A thousand Jobs whose pods are forbidden
+would have it do so a thousand times, and most of the operator's time at rest would be theirs. So what the Job
+controller and Kueue say is read for all Jobs of a namespace together, and the answer is good for some seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ddp_operator.cluster import ClusterError, Object, Refused
+from ddp_operator.constants import KUEUE_LABEL_PREFIX
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.errors import ApiError
+from ddp_operator.kube.resources import path, plural
+
+LIMIT: Final = 50
+"""Events about one object."""
+PAGE: Final = 500
+PAGES: Final = 20
+AGE: Final = 5.0
+ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
+ABOUT_WORKLOADS: Final = "involvedObject.kind=Workload,reason=Pending"
+
+_READ: Final = ("type", "reason", "message", "lastTimestamp", "eventTime", "series")
+
+
+class EventReader:
+    """Answers what was said about an object. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._known: dict[tuple[str, str], tuple[float, dict[str, list[Object]]]] = {}
+        self._lock = asyncio.Lock()
+
+    async def about(self, item: Object) -> tuple[Object, ...]:
+        """Return the Events about a Job or a pod. Raises: ClusterError, Refused."""
+        meta = item["metadata"]
+        namespace, uid = meta["namespace"], meta["uid"]
+        if item["kind"] != "Job":
+            return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, 1))
+        found = [*(await self._shared(namespace, ABOUT_JOBS, "uid")).get(uid, ())]
+        labels = meta.get("labels") or {}
+        if item["spec"].get("suspend") and any(name.startswith(KUEUE_LABEL_PREFIX) for name in labels):
+            # Kueue names a Job's Workload after it: job-NAME-HASH.
+            workload = re.compile(rf"job-{re.escape(meta['name'])}-[0-9a-f]{{5}}")
+            for name, events in (await self._shared(namespace, ABOUT_WORKLOADS, "name")).items():
+                if workload.fullmatch(name):
+                    found += events
+        return tuple(found[-LIMIT:])
+
+    async def _shared(self, namespace: str, selector: str, by: str) -> dict[str, list[Object]]:
+        """Return Events of a namespace by a field of what they are about; read anew where the answer is too old."""
+        async with self._lock:
+            now = self._clock()
+            for place in [place for place, (asked, _) in self._known.items() if now - asked >= AGE]:
+                del self._known[place]
+            if (namespace, selector) not in self._known:
+                found: dict[str, list[Object]] = {}
+                for event in await self._list(namespace, selector, PAGE, PAGES):
+                    about = str((event.get("involvedObject") or {}).get(by) or "")
+                    found.setdefault(about, []).append(_trimmed(event))
+                self._known[namespace, selector] = now, found
+            return self._known[namespace, selector][1]
+
+    async def _list(self, namespace: str, selector: str, limit: int, pages: int) -> list[Object]:
+        params = {"fieldSelector": selector, "limit": str(limit)}
+        found: list[Object] = []
+        for _ in range(pages):
+            try:
+                answer: dict[str, Any] = await self._client.request(
+                    "GET", path("Event", namespace), params=params, kind=plural("Event")
+                )
+            except ApiError as exc:
+                if exc.status == 403:
+                    raise Refused(exc.message, reason="Forbidden") from exc
+                raise ClusterError(str(exc)) from exc
+            found += answer.get("items") or ()
+            more = (answer.get("metadata") or {}).get("continue")
+            if not more:
+                break
+            params["continue"] = str(more)
+        return found
+
+
+def _trimmed(event: Object) -> Object:
+    """Return what is read of an Event; a thousand of them are kept for some seconds."""
+    created = (event.get("metadata") or {}).get("creationTimestamp")
+    return {name: event[name] for name in _READ if name in event} | {"metadata": {"creationTimestamp": created}}

@@ -1,0 +1,119 @@
+"""What others have posted: a list for all Jobs of a namespace, one for each pod."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import ClusterError, Refused
+from ddp_operator.kube.asking import AGE, EventReader
+from ddp_operator.kube.errors import ApiError
+
+
+def event(number: int, kind: str, name: str, reason: str) -> dict[str, Any]:
+    about = {"kind": kind, "name": name, "uid": f"uid-{name}"}
+    return {
+        "metadata": {"name": f"event-{number}", "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": ["much"]},
+        "involvedObject": about, "type": "Warning", "reason": reason, "message": f"{reason} of {name}",
+    }  # fmt: skip
+
+
+class Server:
+    """Answers lists of Events, two a page."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self.events = list(events)
+        self.asked: list[str] = []
+        self.error: ApiError | None = None
+
+    async def request(self, verb: str, path: str, *, params: dict[str, str], kind: str) -> dict[str, Any]:
+        assert (verb, path, kind) == ("GET", "/api/v1/namespaces/team/events", "events")
+        self.asked.append(params["fieldSelector"])
+        if self.error is not None:
+            raise self.error
+        wanted = dict(part.split("=") for part in params["fieldSelector"].split(","))
+        found = [
+            one
+            for one in self.events
+            if all(
+                (one["involvedObject"] if name.startswith("involvedObject.") else one)[name.rpartition(".")[2]] == value
+                for name, value in wanted.items()
+            )
+        ]
+        first = int(params.get("continue", "0"))
+        more = {"continue": str(first + 2)} if first + 2 < len(found) else {}
+        return {"items": found[first : first + 2], "metadata": more}
+
+
+def job(name: str, **changes: Any) -> dict[str, Any]:
+    meta = {"namespace": "team", "name": name, "uid": f"uid-{name}", "labels": changes.pop("labels", {})}
+    return {"kind": "Job", "metadata": meta, "spec": changes}
+
+
+def pod(name: str) -> dict[str, Any]:
+    return {"kind": "Pod", "metadata": {"namespace": "team", "name": name, "uid": f"uid-{name}"}}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def messages(events: Any) -> list[str]:
+    return [one["message"] for one in events]
+
+
+async def test_a_thousand_jobs_are_one_list() -> None:
+    server = Server(*(event(n, "Job", f"job-{n}", "FailedCreate") for n in range(5)))
+    clock = Clock()
+    reader = EventReader(server, clock=clock)  # type: ignore[arg-type]
+    for number in range(5):
+        assert messages(await reader.about(job(f"job-{number}"))) == [f"FailedCreate of job-{number}"]
+    assert len(server.asked) == 3  # pages of one list
+    clock.now += AGE
+    server.events.clear()
+    assert await reader.about(job("job-0")) == ()
+    assert len(server.asked) == 4
+
+
+async def test_a_pods_events_are_its_own_question() -> None:
+    server = Server(event(1, "Pod", "a", "FailedMount"), event(2, "Pod", "b", "FailedMount"))
+    reader = EventReader(server)  # type: ignore[arg-type]
+    assert messages(await reader.about(pod("b"))) == ["FailedMount of b"]
+    assert server.asked == ["involvedObject.uid=uid-b"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "labels", "suspend", "told"),
+    [
+        ("job-train-1-0a1b2", {"kueue.x-k8s.io/queue-name": "q"}, True, True),
+        ("job-train-1-2-0a1b2", {"kueue.x-k8s.io/queue-name": "q"}, True, False),  # another job's second attempt
+        ("job-train-1-0a1b2", {}, True, False),
+        ("job-train-1-0a1b2", {"kueue.x-k8s.io/queue-name": "q"}, False, False),
+    ],
+)
+async def test_kueue_speaks_of_the_workload_of_a_suspended_job(
+    workload: str, labels: dict[str, str], suspend: bool, told: bool
+) -> None:
+    server = Server(event(1, "Workload", workload, "Pending"))
+    reader = EventReader(server)  # type: ignore[arg-type]
+    found = await reader.about(job("train-1", labels=labels, suspend=suspend))
+    assert messages(found) == ([f"Pending of {workload}"] if told else [])
+
+
+@pytest.mark.parametrize(("status", "raised"), [(403, Refused), (500, ClusterError)])
+async def test_a_refusal_is_told_apart_from_a_fault_and_neither_is_remembered(
+    status: int, raised: type[Exception]
+) -> None:
+    server = Server(event(1, "Job", "x", "FailedCreate"))
+    server.error = ApiError(status, {"message": "no"})
+    reader = EventReader(server)  # type: ignore[arg-type]
+    with pytest.raises(raised, match=re.escape("no")):
+        await reader.about(job("x"))
+    server.error = None
+    assert len(await reader.about(job("x"))) == 1
