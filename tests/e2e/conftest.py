@@ -6,6 +6,10 @@ What a cluster needs beside the kubeconfig is said by environment variables:
   and run ``python -m ddp_operator`` from this checkout; it must be able to reach pod addresses for progress).
 - ``DDP_E2E_IMAGE``: the trainer's image; default: the samples' own.
 - ``DDP_E2E_POD``: a YAML file merged into every pod's spec and its trainer container (a node selector, a mount).
+- ``DDP_E2E_CHECKPOINTS``: a volume that all nodes share, as in a pod's ``volumes`` without its name, such as
+  ``{hostPath: {path: /shared}}``; without it the tests that resume from a checkpoint are skipped.
+- ``DDP_E2E_NODE_STOP``, ``DDP_E2E_NODE_START``: commands that switch a node off and on; its name is added to them
+  (``docker stop``). Without them no node is lost.
 """
 
 from __future__ import annotations

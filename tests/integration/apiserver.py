@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,25 @@ def free_ports(count: int) -> list[int]:
 
 
 class ControlPlane(Stoppable):
-    """Starts on entering, ends on leaving. Without ``controllers`` it is etcd and the API server alone."""
+    """Starts on entering, ends on leaving. Without ``controllers`` it is etcd and the API server alone.
 
-    def __init__(self, folder: Path, *, controllers: bool = True) -> None:
+    ``gates``: feature gates of all components that are switched on, and ``api``: API groups and versions beside the
+    usual ones. ``cpus``: of each node.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        controllers: bool = True,
+        gates: Sequence[str] = (),
+        api: Sequence[str] = (),
+        cpus: int = 256,
+    ) -> None:
         self._folder = folder
+        self._gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
+        self._api = [f"--runtime-config={','.join(f'{name}=true' for name in api)}"] if api else []
+        self._cpus = cpus
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._etcd, self._peer, self._port, self._kcm, self._scheduler = free_ports(5)
         self.has_controllers = controllers and find_binary("kube-controller-manager") is not None
@@ -179,6 +195,8 @@ class ControlPlane(Stoppable):
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={pki / 'sa.pub'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",
+            *self._gates,
+            *self._api,
         )
         self._wait("the API server", "get", "--raw", "/readyz")
 
@@ -201,6 +219,7 @@ class ControlPlane(Stoppable):
                 "--kube-api-burst=1000",
                 # The nodes here have no kubelet that says it is alive.
                 "--node-monitor-grace-period=1h",
+                *self._gates,
             )
             self._wait("the service account of the default namespace", "get", "serviceaccount", "default")
         if self.has_scheduler:
@@ -213,11 +232,13 @@ class ControlPlane(Stoppable):
                 f"--secure-port={self._scheduler}",
                 "--bind-address=127.0.0.1",
                 "--leader-elect=false",
+                *self._gates,
             )
 
     def _add_nodes(self) -> None:
         """Add nodes with room for everything, and nothing on them."""
-        room = {"cpu": "256", "memory": "4Ti", "pods": "500", "nvidia.com/gpu": "64", "ephemeral-storage": "4Ti"}
+        room = {"memory": "4Ti", "pods": "500", "nvidia.com/gpu": "64", "ephemeral-storage": "4Ti"}
+        room["cpu"] = str(self._cpus)
         for name in NODES:
             labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
             node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}

@@ -110,6 +110,45 @@ async def test_a_failed_attempt_is_followed_by_another(world: World, start: Star
     assert (failure["attempt"], failure["node"], failure["message"]) == (1, 1, "boom")
 
 
+async def note_ends(world: World, ends: dict[str, tuple[str, str]]) -> None:
+    """Note in which phase, and for which reason, each pod was seen that does not run any more."""
+    async for pod in world.watch("Pod"):
+        status = pod["status"]
+        if status.get("phase") not in ("Pending", "Running"):
+            ends[pod["metadata"]["name"]] = status["phase"], status.get("reason", "")
+
+
+async def test_pods_of_a_dead_node_are_declared_failed_so_that_the_job_controller_lets_them_go(
+    plane: ControlPlane, namespace: str, start: StartProcess
+) -> None:
+    """Nobody ends these pods but the operator: a pod that is only deleted would stay for ever, by its finalizer."""
+    start()
+    async with World(plane.admin, namespace) as users:
+        pod = {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}
+        await users.create(
+            job_manifest(
+                recovery={"forceDeleteAfterSeconds": 0},
+                template={"spec": pod | {"terminationGracePeriodSeconds": 1}},
+                scheduling={"schedulerName": "nobody"},  # so that the test alone says where they are
+            )
+        )
+        lost = [await users.run_pod("digits-1", index, node="node-that-is-gone") for index in (0, 1)]
+        await users.phase("digits", "Running")
+        ends: dict[str, tuple[str, str]] = {}
+        watching = asyncio.create_task(note_ends(users, ends))
+        await users.delete("Pod", lost[1]["metadata"]["name"])
+        names = {found["metadata"]["name"] for found in lost}
+        for name in names:
+            await users.gone("Pod", name)
+        after = await users.resource("digits", lambda found: found["status"].get("attempt") == 2)
+        await users.until(lambda: names <= set(ends), "news of the lost pods' ends")
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    assert {ends[name] for name in names} == {("Failed", "NodeLost")}
+    assert after["status"]["failedNodes"] == ["node-that-is-gone"]
+    assert after["status"]["restarts"]["counted"] == 0
+
+
 async def test_deleting_the_resource_removes_every_child(
     plane: ControlPlane, namespace: str, world: World, start: StartProcess
 ) -> None:

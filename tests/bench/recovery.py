@@ -1,0 +1,118 @@
+"""How long training stands still after a worker was killed, held against the least that it can take.
+
+The least is taken by hand in the same run, in turn with the recoveries: from the start of two Python processes until
+they have imported torch, met over gloo, loaded the checkpoint and made a step. Nothing restarts a killed worker in
+less, since the other workers' processes have to be started anew with it. Prints medians and their ratio, and asserts
+nothing:
+
+    python -m tests.bench.recovery [--rounds 5] [--megabytes 50]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.bench.figures import ratio, table
+from tests.integration.launcher_pods import Pods, free_port
+
+NODES: Final = 2
+PATIENCE: Final = 120.0
+TRAIN = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+state = torch.load("checkpoint.pt", weights_only=True)
+print(f"pid {os.getpid()} has loaded {state['weights'].numel()} numbers", flush=True)
+while True:
+    dist.all_reduce(torch.ones(1))
+    print(f"rank {rank} pid {os.getpid()} step at {time.time():.4f}", flush=True)
+    time.sleep(0.2)
+"""
+STEP = re.compile(r"rank 1 pid (\d+) step at ([\d.]+)")
+
+
+def by_hand(folder: Path) -> float:
+    """Start the workers as they are, without anything around them; return seconds to the first step."""
+    port, log = free_port(), folder / "by-hand"
+    begun, workers = time.time(), []
+    with log.open("wb") as output:
+        for rank in range(NODES):
+            env = {"RANK": rank, "WORLD_SIZE": NODES, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-u", "train.py"], cwd=folder, stdout=output, stderr=subprocess.STDOUT,
+                    env=os.environ | {name: str(value) for name, value in env.items()} | {"OMP_NUM_THREADS": "1"},
+                )
+            )  # fmt: skip
+    try:
+        return first_step(log, {0})[1] - begun
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
+def killed(job: Pods, folder: Path, known: set[int]) -> float:
+    """Kill the second pod's worker; return seconds until its successor has made a step."""
+    log = folder / "log-1"
+    pid, _ = first_step(log, known)
+    known.add(pid)
+    time.sleep(0.5)
+    begun = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return first_step(log, known)[1] - begun
+
+
+def first_step(log: Path, known: set[int]) -> tuple[int, float]:
+    """Wait for a step by a process that is not known yet; return the process, and when it was made."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for found in STEP.finditer(log.read_text(errors="replace") if log.exists() else ""):
+            if int(found[1]) not in known:
+                return int(found[1]), float(found[2])
+        time.sleep(0.02)
+    raise TimeoutError(f"no step: {log.read_text(errors='replace')[-2000:]}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=50, help="the checkpoint's size")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
+        folder = Path(name)
+        (folder / "train.py").write_text(TRAIN)
+        save = f"import torch; torch.save({{'weights': torch.zeros({options.megabytes} * 250000)}}, 'checkpoint.pt')"
+        subprocess.run([sys.executable, "-c", save], cwd=folder, check=True)
+        job = Pods(folder, ["train.py"], nodes=NODES, max_restarts=options.rounds)
+        ends.callback(job.stop)
+        job.start()
+        known: set[int] = set()
+        first_step(folder / "log-1", known)
+        floor, ours = [], []
+        for _ in range(options.rounds):
+            floor.append(by_hand(folder))
+            ours.append(killed(job, folder, known))
+    rows = {"by hand: start, imports, rendezvous, checkpoint": floor, "a killed worker, restarted in place": ours}
+    print(table("seconds until the next step", rows))
+    print(ratio("a killed worker over by hand (target: at most 1.3)", ours, floor))
+
+
+if __name__ == "__main__":
+    main()

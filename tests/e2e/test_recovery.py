@@ -1,0 +1,251 @@
+"""What a user sees when pods and nodes of a running job go away, and when its size changes: on real kubelets.
+
+The training script keeps nothing but its step, saves it after every one, and never ends: what it prints says where it
+took up again. The seconds that are printed are from the deed to the first new step; no test depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .conftest import Cluster, adapt
+from .test_cluster import DIGITS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+TRAIN = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+asked = []
+signal.signal(signal.SIGTERM, lambda *about: asked.append(1))
+dist.init_process_group("gloo", timeout=timedelta(seconds=200))
+rank, world = dist.get_rank(), dist.get_world_size()
+saved = os.environ["DDP_CHECKPOINT_DIR"] + "/" + os.environ["DDP_JOB_NAME"]
+step = torch.tensor([int(open(saved).read()) if rank == 0 and os.path.exists(saved) else 0])
+dist.broadcast(step, 0)
+step = int(step)
+print(f"attempt {os.environ['DDP_ATTEMPT']} world {world} begins at step {step}", flush=True)
+while True:
+    time.sleep(0.1)
+    stop = torch.tensor([float(bool(asked))])
+    dist.all_reduce(stop)
+    step += 1
+    if rank == 0:
+        with open(saved + ".tmp", "w") as file:
+            file.write(str(step))
+        os.rename(saved + ".tmp", saved)
+        print(f"step {step} world {world} time {time.time():.2f}", flush=True)
+    if stop:
+        dist.barrier()
+        sys.exit(85)
+"""
+BEGINS = re.compile(r"attempt (\d+) world (\d+) begins at step (\d+)")
+STEP = re.compile(r"step (\d+) world (\d+) time ([\d.]+)")
+
+
+class Training:
+    """One job that trains with that script."""
+
+    def __init__(self, cluster: Cluster, name: str, **spec: Any) -> None:
+        if not os.environ.get("DDP_E2E_CHECKPOINTS"):
+            pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
+        self.cluster, self.name = cluster, name
+        job = adapt(DIGITS, name)
+        pod = job["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        container["command"], container["args"] = ["python3", "-c", TRAIN], []
+        container["resources"] = {"requests": {"cpu": "100m"}}
+        pod["volumes"] = [
+            *pod.get("volumes", ()),
+            {"name": "e2e-checkpoints", **yaml.safe_load(os.environ["DDP_E2E_CHECKPOINTS"])},
+        ]
+        container["volumeMounts"] = [
+            *container.get("volumeMounts", ()),
+            {"name": "e2e-checkpoints", "mountPath": "/e2e-checkpoints", "subPath": cluster.namespace},
+        ]
+        job["spec"] |= {
+            "nodes": 2,
+            "checkpoint": {"path": "/e2e-checkpoints", "graceSeconds": 10},
+            "metrics": {"logPatterns": [r"^step (?P<step>\d+)"]},
+            "scheduling": {"placement": "Spread"},
+        } | spec
+        applied = cluster.apply(job)
+        assert applied.returncode == 0, applied.stderr
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.cluster.status(self.name)
+
+    def pod(self, index: int) -> Any:
+        """Return the running pod of an index."""
+
+        def probe() -> Any:
+            prefix = f"{self.status.get('jobName')}-{index}-"
+            pods = [pod for pod in self.cluster.pods(self.name) if pod.metadata.name.startswith(prefix)]
+            return next((pod for pod in pods if pod.status.phase == "Running"), None)
+
+        return self.cluster.until(probe, f"pod {index} runs")
+
+    def log(self) -> str:
+        """Return what rank 0 has printed in pod 0 as it is now, or nothing where there is none."""
+        prefix = f"{self.status.get('jobName')}-0-"
+        for pod in self.cluster.pods(self.name):
+            if pod.metadata.name.startswith(prefix):
+                return self.cluster.kubectl("logs", pod.metadata.name).stdout
+        return ""
+
+    def trained(self, *, since: int = 0, steps: int = 5, world: int = 2) -> int:
+        """Wait until that many steps beyond one have been made by so many ranks; return the last."""
+
+        def probe() -> int | None:
+            found = [int(step) for step, ranks, _ in STEP.findall(self.log()) if int(ranks) == world]
+            return found[-1] if len(found) >= steps and found[-1] >= since + steps else None
+
+        return int(self.cluster.until(probe, f"{self.name}: {steps} steps after {since} by {world} ranks"))
+
+    def recovered(self, done: int, deed: Callable[[], object], what: str, *, world: int = 2) -> None:
+        """Do something to the job; wait until it trains again; say how long it took, and that no saved step is lost."""
+        begun = time.time()
+        deed()
+        first: list[tuple[str, str, str]] = []
+
+        def probe() -> bool:
+            log = self.log()
+            starts = [match for match in BEGINS.finditer(log) if int(match[3]) >= done and int(match[2]) == world]
+            if starts:
+                steps = STEP.findall(log[starts[-1].end() :])
+                first[:] = steps[:1] if steps and float(steps[0][2]) > begun else []
+            return bool(first)
+
+        self.cluster.until(probe, f"{self.name} trains again after {what}, from step {done} or later")
+        print(f"{what}: the next step after {float(first[0][2]) - begun:.1f} s")
+
+
+def condition(status: dict[str, Any], name: str) -> dict[str, Any]:
+    return next((item for item in status.get("conditions", ()) if item["type"] == name), {})
+
+
+def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> None:
+    job = Training(cluster, "worker")
+    for index, what in ((1, "a worker's pod was deleted"), (0, "the master's pod was deleted")):
+        done = job.trained()
+        name = job.pod(index).metadata.name
+        job.recovered(done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), what)
+    restarts = job.status["restarts"]
+    assert (restarts["free"], restarts["counted"]) == (2, 0)
+
+
+def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: Cluster) -> None:
+    job = Training(cluster, "exercise")
+    done = job.trained()
+    pods = [job.pod(index).metadata.name for index in range(2)]
+    ddp = [str(Path(sys.executable).with_name("ddp")), "drill", "exercise", "--kill", "1", "--output", "json"]
+    ddp += ["--kubeconfig", cluster.kubeconfig, "--namespace", cluster.namespace]
+    drill = subprocess.run(ddp, text=True, capture_output=True, timeout=600, check=False)
+    assert drill.returncode == 0, drill.stderr
+    said = json.loads(drill.stdout)
+    print(said)
+    assert said["rung"] == "process"
+    assert said["stepsLost"] == 0
+    assert said["resumedFrom"] >= done
+    assert [job.pod(index).metadata.name for index in range(2)] == pods
+
+
+def test_an_elastic_job_grows_shrinks_and_loses_a_pod_without_losing_its_job(cluster: Cluster) -> None:
+    job = Training(cluster, "stretch", elastic={"minNodes": 1, "maxNodes": 3})
+    done = job.trained()
+    for size in (3, 2):
+        job.recovered(
+            done, partial(cluster.kubectl, "scale", "ddp/stretch", f"--replicas={size}"),
+            f"kubectl scale to {size} pods", world=size,
+        )  # fmt: skip
+        done = job.trained(since=done, world=size)
+    name = job.pod(1).metadata.name
+    job.recovered(
+        done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), "one of two pods deleted", world=1
+    )
+    job.trained(since=done)  # and its successor joins again
+    status = job.status
+    assert status["attempt"] == 1
+    assert status["restarts"]["total"] == 0
+
+
+def test_preflight_measures_the_way_between_pods(cluster: Cluster) -> None:
+    job = Training(cluster, "before", preflight={"mode": "Fail", "checks": ["dns", "tcp", "allreduce"]})
+    job.trained(steps=1)
+    found = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
+    assert "failed" not in found
+    for figure in ("dnsMilliseconds", "tcpMilliseconds", "allReduceMegabytesPerSecond"):
+        assert float(found[figure]) >= 0, found
+    assert float(found["allReduceMegabytesPerSecond"]) > 0
+    print(found)
+
+
+def test_a_job_that_fails_without_a_step_stops_early(cluster: Cluster) -> None:
+    job = adapt(DIGITS, "loop")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["command"], container["args"] = ["python3", "-c", "import os; os._exit(3)"], []
+    job["spec"]["recovery"] = {"inPlaceRestarts": 0, "maxRestarts": 50}
+    assert cluster.apply(job).returncode == 0
+    status = cluster.phase("loop", "Failed", "Succeeded")
+    failed = condition(status, "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "CrashLoop"), failed
+    assert status["attempt"] == 3
+    assert status["lastFailure"]["exitCode"] == 3
+
+
+@pytest.fixture
+def lose_node(cluster: Cluster) -> Iterator[Callable[[str], None]]:
+    """Return a function that switches a node off without a word; it is switched on again afterwards."""
+    stop, start = os.environ.get("DDP_E2E_NODE_STOP"), os.environ.get("DDP_E2E_NODE_START")
+    if not stop or not start:
+        pytest.skip("DDP_E2E_NODE_STOP and DDP_E2E_NODE_START say no way to switch a node off and on")
+    lost: list[str] = []
+
+    def switch(command: str, node: str) -> None:
+        subprocess.run([*shlex.split(command), node], check=True, timeout=300, stdin=subprocess.DEVNULL)
+
+    def lose(node: str) -> None:
+        lost.append(node)
+        switch(stop, node)
+
+    try:
+        yield lose
+    finally:
+        for node in lost:
+            switch(start, node)
+
+
+def test_a_lost_node_holds_nothing_up_and_is_avoided(cluster: Cluster, lose_node: Callable[[str], None]) -> None:
+    job = Training(cluster, "outage", recovery={"forceDeleteAfterSeconds": 10})
+    done = job.trained()
+    pods = [job.pod(index) for index in range(2)]
+    assert pods[0].spec.node_name != pods[1].spec.node_name, "the cluster has only one node with room"
+    lost = pods[1].spec.node_name
+    job.recovered(done, partial(lose_node, lost), f"node {lost} was lost (the node controller's 40 s included)")
+    status = job.status
+    assert status["failedNodes"] == [lost]
+    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    assert status["lastFailure"]["category"] == "NodeLost", status["lastFailure"]
+    assert all(job.pod(index).spec.node_name != lost for index in range(2))
+    # The pod on the dead node was declared failed, else the Job controller would have waited for it for ever.
+    cluster.until(
+        lambda: pods[1].metadata.name not in {pod.metadata.name for pod in cluster.pods("outage")},
+        "the lost pod is gone",
+    )
