@@ -1,54 +1,103 @@
-"""The operator's image, built where buildah and a base image are."""
+"""The images, built where buildah is.
+
+Its base is the image of DDP_TEST_BASE_IMAGE (docker://… or oci-archive:…), else one made of this machine's own Python,
+shell and libraries: nothing is pulled. The Dockerfile is the same.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_operator import __version__
 from tests.unit.test_dockerfiles import ROOT, requirements
 
+PROGRAMS = ("sh", "rm", "du", "cat", "grep")
 BASE = "localhost/ddp-test-base"
-BUILT = "localhost/ddp-test-operator"
 
 
-def buildah(*arguments: str | Path, timeout: float = 300) -> str:
+def buildah(*arguments: str | Path, timeout: float = 900) -> str:
     """Call buildah; return what it printed."""
     ran = subprocess.run(["buildah", *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
     assert ran.returncode == 0, f"buildah {' '.join(map(str, arguments))}:\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}"
     return ran.stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The operator's dependencies, taken by this Python's pip from wherever it takes packages."""
-    folder = tmp_path_factory.mktemp("wheels")
+def download(folder: Path, *wanted: str) -> Path:
+    """Have this Python's pip put wheels of the pinned versions there, from wherever it takes packages; else skip."""
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
-        "--dest", folder, "--constraint", ROOT / ".ci/constraints.txt", *requirements("operator"), "hatchling",
+        "--dest", folder, "--constraint", ROOT / ".ci/constraints.txt", *wanted, "hatchling",
     ]  # fmt: skip
-    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
     if ran.returncode:
         pytest.skip(f"the wheels are not to be had here: {ran.stderr.strip().splitlines()[-1]}")
     return folder
 
 
+def make_root(folder: Path) -> None:
+    """Make the files of a small system: this Python, below /usr/local, and the few programs that a build calls."""
+    home = folder / "usr/local"
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for path in ("usr/local/bin", "usr/local/lib", "bin", "etc", "tmp", "proc", "dev", "sys"):
+        (folder / path).mkdir(parents=True)
+    (folder / "tmp").chmod(0o1777)
+    (folder / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\n")
+    python = Path(sys.executable).resolve()
+    shutil.copy2(python, home / "bin" / version)
+    for name in ("python", "python3"):
+        (home / "bin" / name).symlink_to(version)
+    # What no build calls: two thirds of the files.
+    left_out = shutil.ignore_patterns(
+        "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "pydoc_data",
+        "turtledemo", "_tkinter*", "lib2to3", "config-*", "__pycache__",
+    )  # fmt: skip
+    library = home / "lib" / version
+    shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=left_out)
+    (library / "site-packages").mkdir()
+    programs = [Path(found).resolve() for name in PROGRAMS if (found := shutil.which(name))]
+    for program, name in zip(programs, PROGRAMS, strict=True):
+        shutil.copy2(program, folder / "bin" / name)
+    asked = subprocess.run(
+        ["ldd", python, *programs, *library.glob("lib-dynload/*.so")], capture_output=True, text=True, check=False
+    )
+    found = {Path(name) for name in re.findall(r"(/\S+\.so\S*) \(0x", asked.stdout)}
+    # Wheels are linked to the older parts of the C library, too.
+    parts = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libm.so.6", "libgcc_s.so.1")
+    found |= {path.with_name(part) for path in found if path.name == "libc.so.6" for part in parts}
+    for shared in sorted(path for path in found if path.exists()):
+        target = folder / str(shared).lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(shared.resolve(), target)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The image of DDP_TEST_BASE_IMAGE with pip in it, whatever it had."""
-    source = os.environ.get("DDP_TEST_BASE_IMAGE")
-    if not source:
-        pytest.skip("DDP_TEST_BASE_IMAGE is not set (an image with this Python's version: docker://… or oci-archive:…)")
+    """The tag of an image with Python and pip in it."""
     import pip
 
-    container = buildah("from", source)
+    source = os.environ.get("DDP_TEST_BASE_IMAGE")
+    tried = subprocess.run(["buildah", "unshare", "true"] if os.getuid() else ["true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"buildah may make no containers here: {tried.stderr.strip().splitlines()[-1]}")
+    container = buildah("from", source or "scratch")
     try:
+        if not source:
+            root = tmp_path_factory.mktemp("root")
+            make_root(root)
+            buildah("copy", "--quiet", container, root, "/")
+            buildah("config", "--env", "PATH=/usr/local/bin:/bin", container)
         version = "import sys, site; print(*sys.version_info[:2]); print(site.getsitepackages()[0])"
         said, folder = buildah("run", "--isolation=chroot", container, "--", "python3", "-c", version).splitlines()
         if said.split() != [str(number) for number in sys.version_info[:2]]:
@@ -61,31 +110,59 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     buildah("rmi", "--force", BASE)
 
 
-@pytest.mark.buildah
-def test_operator_image_runs_without_torch_and_as_nobody(base: str, wheels: Path) -> None:
+@contextmanager
+def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], Callable[..., str]]]:
+    """Build an image as its Dockerfile says; give its configuration, and a way to run something in it."""
+    tag = f"localhost/ddp-test-{name}"
     buildah(
         "build", "--isolation=chroot", "--layers=false", "--pull-never", "--volume", f"{wheels}:/wheels:ro",
         "--build-arg", f"BASE={base}", "--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels",
-        "--build-arg", "REVISION=test", "--file", ROOT / "images/operator/Dockerfile", "--tag", BUILT, ROOT,
+        "--build-arg", "REVISION=test", "--file", ROOT / f"images/{name}/Dockerfile", "--tag", tag, ROOT,
     )  # fmt: skip
     try:
-        config = json.loads(buildah("inspect", "--type=image", BUILT))["OCIv1"]["config"]
+        config = json.loads(buildah("inspect", "--type=image", tag))["OCIv1"]["config"]
+        container = buildah("from", "--pull-never", tag)
+        try:
+            yield config, lambda *words: buildah("run", "--isolation=chroot", container, "--", *words)
+        finally:
+            buildah("rm", container)
+    finally:
+        buildah("rmi", "--force", tag)
+
+
+@pytest.mark.buildah
+def test_operator_image_runs_without_torch_and_as_nobody(base: str, tmp_path: Path) -> None:
+    with built("operator", base, download(tmp_path, *requirements("operator"))) as (config, run):
         assert config["User"] == "65532:65532"
         assert config["Entrypoint"] == ["python", "-m", "ddp_operator"]
         assert config["Labels"]["org.opencontainers.image.version"] == __version__
         assert config["Labels"]["org.opencontainers.image.revision"] == "test"
-        container = buildah("from", "--pull-never", BUILT)
-        try:
-            inside = ("run", "--isolation=chroot", container, "--")
-            assert buildah(*inside, "python", "-m", "ddp_operator", "--version") == f"ddp-operator {__version__}"
-            code = (
-                "import importlib.util, os; import ddp_operator.handlers; "
-                "names = ('torch', 'ddp_trainer', 'kubernetes', 'pip'); "
-                "print(os.getuid(), [name for name in names if importlib.util.find_spec(name)])"
-            )
-            assert buildah(*inside, "/opt/venv/bin/python", "-I", "-c", code) == "65532 []"
-            assert int(buildah(*inside, "du", "-sm", "/opt/venv").split()[0]) < 75, "with slim Python: below 200 MB"
-        finally:
-            buildah("rm", container)
-    finally:
-        buildah("rmi", "--force", BUILT)
+        assert run("python", "-m", "ddp_operator", "--version") == f"ddp-operator {__version__}"
+        # What a scanner makes a bill of materials of: every package says its name and version, the pinned one.
+        code = (
+            "import importlib.metadata, importlib.util, os; import ddp_operator.handlers; "
+            "names = ('torch', 'ddp_trainer', 'kubernetes', 'pip'); "
+            "print(os.getuid(), [name for name in names if importlib.util.find_spec(name)]); "
+            "[print(d.name.lower() + '==' + d.version) for d in importlib.metadata.distributions()]"
+        )
+        said, *packages = run("/opt/venv/bin/python", "-I", "-c", code).replace("_", "-").splitlines()
+        assert said == "65532 []"
+        pinned = {line.lower().replace("_", "-") for line in (ROOT / ".ci/constraints.txt").read_text().splitlines()}
+        assert set(packages) - pinned == {f"ddp-operator=={__version__}"}
+        assert len(packages) > 10
+        assert int(run("du", "-sm", "/opt/venv").split()[0]) < 75, "with slim Python: below 200 MB"
+
+
+@pytest.mark.buildah
+@pytest.mark.timeout(1200)
+def test_trainer_image_trains_as_nobody(base: str, tmp_path: Path) -> None:
+    if not os.environ.get("DDP_TEST_TRAINER_IMAGE"):
+        pytest.skip("DDP_TEST_TRAINER_IMAGE is not set (builds the trainer's image: minutes, and gigabytes of disk)")
+    torch = [line for line in (ROOT / ".ci/constraints.txt").read_text().splitlines() if line.startswith("torch")]
+    with built("trainer", base, download(tmp_path, *torch, *requirements("trainer"))) as (config, run):
+        assert config["User"] == "65532:65532"
+        assert config["Labels"]["org.opencontainers.image.version"] == __version__
+        said = run("python", "-m", "ddp_trainer", "--preset", "digits-resnet", "--max-steps", "4")
+        assert "loss" in said
+        code = "import importlib.util, os; print(os.getuid(), importlib.util.find_spec('ddp_operator'))"
+        assert run("/opt/venv/bin/python", "-I", "-c", code) == "65532 None"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
+
+import pytest
 
 from ddp_operator.constants import KIND
 from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import plural
+from ddp_operator.status import waiting
 from tests.standin import StandIn, World
 
 from .conftest import Start, job_manifest
@@ -25,7 +29,7 @@ def named(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
 
 
 async def test_every_permission_is_used_and_no_other_call_is_made(
-    server: StandIn, world: World, start: Start, tmp_path: Path
+    server: StandIn, world: World, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A life with everything in it: lost answers, a lost node, another attempt, a suspension, the end of its time."""
 
@@ -43,6 +47,7 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
         server.faults.add(409, verb="delete", resource=resource, nth=nth)
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
+    monkeypatch.setattr(waiting, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
     job_controller, server.controllers.job_controller = server.controllers.job_controller, None
     await world.create(job_manifest("stuck"))
     await until_used("list", "events")

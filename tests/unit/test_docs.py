@@ -205,3 +205,11 @@ def test_tiers_are_those_of_the_report() -> None:
     rows = re.findall(r"^\| ([\w, -]+) \|", section.partition("\n\n")[0], flags=re.MULTILINE)
     named = {name.strip() for row in rows for name in row.split(",")}
     assert named == {tier.name for tier in TIERS} - {"bench"}
+
+
+def test_tests_that_the_security_model_rests_on_exist() -> None:
+    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("## Threats")
+    named = set(re.findall(r"`(test_\w+\.py)`", section.partition("\n## ")[0]))
+    assert len(named) > 10
+    assert named <= {path.name for path in ROOT.glob("tests/**/test_*.py")}

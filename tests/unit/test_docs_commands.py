@@ -199,3 +199,15 @@ def test_blocks_of_other_languages_are_read_by_a_test(path: Path) -> None:
 def test_a_line_that_would_fail_is_found(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit, UserError, helm_python.HelmValuesError)):
         check(line)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_workflows_call_what_exists_and_may_only_read(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    called = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    asked = {name for text in called for name in re.findall(r"\bmake ([a-z0-9-]+)", text)}
+    assert asked <= targets()
+    for script in (word for text in called for word in re.findall(r"\bbash (\S+)", text)):
+        assert (ROOT / script).is_file()
+    assert all(job["timeout-minutes"] <= 360 for job in workflow["jobs"].values())
