@@ -61,7 +61,7 @@ def make_root(folder: Path) -> None:
     # What no build calls: two thirds of the files.
     left_out = shutil.ignore_patterns(
         "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip", "pydoc_data",
-        "turtledemo", "_tkinter*", "lib2to3", "config-*", "__pycache__",
+        "turtledemo", "_tkinter*", "lib2to3", "config-*",
     )  # fmt: skip
     library = home / "lib" / version
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=left_out)
