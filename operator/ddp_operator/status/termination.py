@@ -7,6 +7,7 @@ strings are cut, and numbers that no API server would store are dropped.
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +26,11 @@ _MAX_TEXT = 2048
 # The kubelet cuts at 4,096 bytes; whoever hands over much more is not one.
 _MAX_MESSAGE = 65536
 _MAX_INT = 2**31 - 1
+# Escape sequences, then single control characters but tab and newline, and those that turn the direction of writing.
+_OBEYED = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
 _MAX_TIME = 4e9  # the year 2096
 
 
@@ -113,8 +119,8 @@ def _describe(exit_code: int, reason: str, text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replace what UTF-8 cannot hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Replace what UTF-8 cannot hold, and leave out what a terminal would obey: colours, movements, directions."""
+    return _OBEYED.sub("", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _sane_int(value: int | None) -> int | None:

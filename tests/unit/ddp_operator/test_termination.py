@@ -25,6 +25,25 @@ def test_what_the_launcher_says_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b[2J\x1b[1;1Hgone", "gone"),
+        ("\x1b]0;title\x07words", "words"),
+        ("\x1b]8;;http://example.com\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("two\n\tlines", "two\n\tlines"),
+        ("50%\rdone\x00\x08\x9b", "50%done"),
+        ("\u202egnirts", "gnirts"),
+        ("größer 数 🙂", "größer 数 🙂"),
+    ],
+)
+def test_a_terminal_is_told_nothing_by_a_pod(said: str, kept: str) -> None:
+    end = parse(last_words(message=said, traceback=said, hint=said))
+    assert (end.message, end.traceback, end.hint) == (kept, kept, kept)
+    assert parse(said).message == kept
+
+
+@pytest.mark.parametrize(
     ("code", "category"),
     [(81, "UserError"), (83, "Hang"), (84, "OOM"), (85, "Preempted"), (86, "NCCL"), (82, "Unknown"), (1, "Unknown")],
 )
