@@ -38,7 +38,8 @@ def free_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime,
     look = next_look(job, observation, now)
     if look is not None:
         waits.append(look)
-    return [FailPod(pod.name, pod.uid, words) for pod, words in lost_pods(job, observation, now)]
+    found = [FailPod(pod.name, pod.uid, words) for pod, words in lost_pods(job, observation, now)]
+    return found + [_free_again(pod) for pod in (*observation.pods, *observation.strays) if _is_half_freed(pod)]
 
 
 def next_look(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
@@ -54,6 +55,16 @@ def remember(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
         if node:
             kept = [*(name for name in kept if name != node), node]
     return tuple(kept[-MAX_NODES:])
+
+
+def _is_half_freed(pod: PodView) -> bool:
+    """Tell whether an operator has declared a pod failed, and ended before it could take the pod away."""
+    ours = pod.phase == "Failed" and pod.raw["status"].get("reason") == REASON
+    return ours and pod.raw["metadata"].get("deletionGracePeriodSeconds") != 0
+
+
+def _free_again(pod: PodView) -> FailPod:
+    return FailPod(pod.name, pod.uid, str(pod.raw["status"].get("message") or ""))
 
 
 def _pods(observation: Observation) -> Iterator[PodView]:
