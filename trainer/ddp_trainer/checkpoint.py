@@ -138,22 +138,8 @@ class Checkpointer:
         found = []
         for path in self.folder.glob("step-*.json"):
             try:
-                manifest = json.loads(path.read_text())
-                name = str(manifest["file"])
-                if name != path.with_suffix(".pt").name:  # it is read, and one day deleted: never what lies elsewhere
-                    raise ValueError(f"its file {name} is not beside it")
-                found.append(
-                    Saved(
-                        int(manifest["step"]),
-                        manifest["accuracy"],
-                        self.folder / name,
-                        path,
-                        manifest["sha256"],
-                        int(manifest["bytes"]),
-                        int(manifest.get("attempt", 0)),
-                    )
-                )
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                found.append(_read_manifest(path))
+            except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
                 _warn(f"manifest {path} can't be read ({error}); skipped")
         return sorted(found, key=lambda saved: (saved.step, saved.attempt), reverse=True)
 
@@ -162,7 +148,7 @@ class Checkpointer:
         found = self.list()
         for saved in found:
             try:
-                data = saved.data.read_bytes()
+                data = saved.data.read_bytes() if saved.data.stat().st_size == saved.size else b""
             except OSError as error:
                 _warn(f"checkpoint {saved.data} can't be read ({error.strerror or error}); trying an older one")
                 continue
@@ -237,7 +223,7 @@ class Checkpointer:
         from ddp_trainer.snapshot import HashingFile
 
         attempt = 0 if self.fence is None else self.fence.attempt
-        stem = f"step-{job.step:09d}" + (f"-attempt-{attempt}" if attempt else "")
+        stem = _stem(job.step, attempt)
         data, temporary = self.folder / f"{stem}.pt", self.folder / f".{stem}.pt.{os.getpid()}.tmp"
         manifest_path = data.with_suffix(".json")
         try:
@@ -292,8 +278,31 @@ def load_newest(checkpointer: Checkpointer | None, world: World) -> dict[str, An
     data = world.broadcast_bytes(checkpointer.read_newest() if checkpointer is not None and world.is_main else None)
     if data is None:
         return None
-    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch promises nothing about what it cannot load
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            "checkpoint.dir", f"the newest checkpoint is not one of this trainer's ({reason})", "give another folder"
+        ) from error
     return state
+
+
+def _read_manifest(path: Path) -> Saved:
+    """What a manifest says. It is trusted with nothing that its own name does not say as well."""
+    manifest = json.loads(path.read_text())
+    step, attempt = int(manifest["step"]), int(manifest.get("attempt", 0))
+    data = path.with_suffix(".pt")
+    if manifest["file"] != data.name:  # it is read, and one day deleted: never what lies elsewhere
+        raise ValueError(f"its file {manifest['file']} is not beside it")
+    if path.stem != _stem(step, attempt):
+        raise ValueError("it is another checkpoint's")
+    accuracy = None if manifest["accuracy"] is None else float(manifest["accuracy"])
+    return Saved(step, accuracy, data, path, str(manifest["sha256"]), int(manifest["bytes"]), attempt)
+
+
+def _stem(step: int, attempt: int) -> str:
+    return f"step-{step:09d}" + (f"-attempt-{attempt}" if attempt else "")
 
 
 def _warn(message: str) -> None:

@@ -91,7 +91,7 @@ class Trainer:
             try:
                 self.engine.load_state_dict(state["engine"])
                 position = Position(**state["position"])
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise UserError(
                     "checkpoint.dir",
