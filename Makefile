@@ -78,6 +78,11 @@ pytest: install ## all test tiers
 test-fast: install ## unit tests only
 	@$(PY) -m pytest tests/unit $(ARGS)
 
+.PHONY: fuzz
+fuzz: install ## try thousands of new manifests, lives of a job, lost calls, pages, last words and checkpoints
+	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/property tests/integration/test_apiserver_manifests.py \
+		--numprocesses $(JOBS) --dist worksteal --timeout 3600 --durations=10 --durations-min=3 $(ARGS)
+
 .PHONY: cov
 cov: install ## all test tiers, with coverage
 	@$(PY) -m pytest --cov=ddp_operator --cov=ddp_trainer --cov-report=term-missing:skip-covered $(ARGS)

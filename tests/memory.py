@@ -1,7 +1,6 @@
 """A world in memory for the reconcile: the local cluster, with pods that tests let live and die.
 
-No process is started. Time stands still until a test moves it. ``Faults`` loses calls on their way to the cluster, or
-the answers on their way back.
+No process is started. Time stands still until a test moves it.
 """
 
 from __future__ import annotations
@@ -110,29 +109,6 @@ class MemoryCluster(LocalCluster):
     def _changed(self, item: Object, gone: bool) -> None:
         self.changes += 1
         super()._changed(item, gone)
-
-
-class Faults:
-    """Loses one call: ``before`` the cluster hears of it, or its answer after it was carried out."""
-
-    def __init__(self, cluster: MemoryCluster, number: int, *, before: bool) -> None:
-        self._cluster, self._number, self._before = cluster, number, before
-        self.count = 0
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._cluster, name)
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            self.count += 1
-            lost = self.count == self._number
-            if lost and self._before:
-                raise ClusterError(f"lost the request of call {self.count}, {name}")
-            result = await method(*args, **kwargs)
-            if lost:
-                raise ClusterError(f"lost the answer to call {self.count}, {name}")
-            return result
-
-        return call
 
 
 class World:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -124,6 +125,8 @@ class TierReport:
 
     def __init__(self) -> None:
         self.counts = {tier.name: Count() for tier in TIERS}
+        self.tried: Counter[str] = Counter()
+        """How many inputs of each sort tests of any input have tried (their property ``tried``)."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -146,7 +149,10 @@ class TierReport:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take one phase of one test into account."""
-        name = dict(report.user_properties).get("tier")
+        properties = dict(report.user_properties)
+        if report.when == "teardown":
+            self.tried.update(properties.get("tried", {}))
+        name = properties.get("tier")
         if name is not None:
             self.counts[str(name)].add(report.nodeid, report.outcome, report.duration)
 
@@ -158,3 +164,5 @@ class TierReport:
             count = self.counts[tier.name]
             if count.collected or count.outcomes or terminalreporter.verbosity >= 0:
                 terminalreporter.line(f"{tier.name:{width}}  {count.line(tier.missing())}")
+        for sort, tried in sorted(self.tried.items()):
+            terminalreporter.line(f"tried  {tried:>7,}  {sort}")

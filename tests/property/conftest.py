@@ -1,8 +1,14 @@
-"""Profiles of hypothesis: the same examples every time, or new ones with HYPOTHESIS_PROFILE=explore; few, so quick."""
+"""Profiles of hypothesis, by HYPOTHESIS_PROFILE: few examples, the same every time (so quick); few new ones (explore);
+many new ones (thorough, as in `make fuzz`). What was tried stands in the report of tiers.
+"""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from .profile import FACTOR, TALLIES
 
 COMMON = {
     "deadline": None,  # other work on the machine makes single examples slow
@@ -12,4 +18,13 @@ COMMON = {
 }
 settings.register_profile("same", derandomize=True, **COMMON)
 settings.register_profile("explore", **COMMON)
+settings.register_profile("thorough", **COMMON | {"max_examples": COMMON["max_examples"] * FACTOR, "print_blob": True})
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+@pytest.fixture(autouse=True)
+def tell_what_was_tried(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Note what a test has tried, for the report of tiers."""
+    before = TALLIES.copy()
+    yield
+    request.node.user_properties.append(("tried", dict(TALLIES - before)))

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.offline import check_manifest
 
-from .strategies import FULL, json, mutated
+from .profile import examples, tally
+from .strategies import FULL, RICH, json, mutated
 
 SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -119,6 +121,7 @@ def taken(raw: Any) -> bool:
     return True
 
 
+@examples(150)
 @given(mutated(FULL, outside=("spec", "template")))
 def test_refuses_what_the_crd_refuses_and_nothing_else(raw: Any) -> None:
     if raw.get("apiVersion") != FULL["apiVersion"] or raw.get("kind") != FULL["kind"]:
@@ -127,6 +130,18 @@ def test_refuses_what_the_crd_refuses_and_nothing_else(raw: Any) -> None:
         return  # the API server drops what a user says of status
     else:
         assert taken(raw) == api_server_takes(raw)
+    tally("manifest held against the CRD")
+
+
+@examples(100)
+@given(mutated(FULL | {"spec": FULL["spec"] | {"template": RICH}}))
+def test_any_manifest_is_rendered_or_refused_in_words(raw: Any) -> None:
+    try:
+        said = yaml.safe_dump_all(check_manifest(yaml.safe_dump(raw, allow_unicode=True)).children)
+    except InvalidManifest as error:
+        said = str(error)
+    assert 0 < len(said) < 200_000
+    tally("manifest rendered")
 
 
 def test_oracle_itself_takes_the_full_manifest_and_refuses_bad_ones() -> None:

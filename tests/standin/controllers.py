@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 
 from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job
 
@@ -32,6 +32,10 @@ class Controllers:
         self.collects_garbage = True
         self.ends_pods = True
         """Whether deleted pods on a node go away, as a living kubelet sees to."""
+        self.dead_nodes: set[str] = set()
+        """On these no kubelet ends a pod any more."""
+        self.suffix: Callable[[], str] = lambda: secrets.token_hex(3)[:5]
+        """Draws the end of a pod's name."""
         self.failure: BaseException | None = None
 
     async def run(self) -> None:
@@ -69,7 +73,7 @@ class Controllers:
 
     def _control(self, controller: JobController, job: Object, own: list[Object]) -> None:
         namespace, pods = job["metadata"]["namespace"], self._kind("Pod")
-        decision = controller(job, own, datetime.now(UTC))
+        decision = controller(job, own, self._storage.clock())
         if not decision.changes(job):
             return
         if decision.status != job.get("status", {}):
@@ -81,7 +85,7 @@ class Controllers:
             self._delete(pods, self._storage.find(pods, namespace, name))
         for index in decision.create:
             try:
-                self._storage.create(pods, build_pod(job, index, suffix=secrets.token_hex(3)[:5]))
+                self._storage.create(pods, build_pod(job, index, suffix=self.suffix()))
             except Failure as failure:
                 if failure.code != 409:
                     raise
@@ -106,11 +110,13 @@ class Controllers:
         for _, pod in self._storage.peek(self._kind("Pod")):
             meta = pod["metadata"]
             lives = pod["status"].get("phase") not in FINISHED
+            if pod["spec"].get("nodeName") in self.dead_nodes:
+                continue
             if meta.get("deletionTimestamp") and (lives or meta.get("deletionGracePeriodSeconds")):
                 ended = copied(pod)
                 ended["metadata"]["deletionGracePeriodSeconds"] = 0
                 if lives:
-                    ended["status"] |= killed(pod)
+                    ended["status"] |= killed(pod, self._storage.timestamp())
                 self._storage.update(self._kind("Pod"), copied(pod), ended, verb="kubelet")
 
     def _delete(self, kind: Kind, obj: Object | None) -> None:

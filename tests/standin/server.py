@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -21,6 +21,32 @@ from .watching import Watches
 
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 FINISHED = ("Succeeded", "Failed")
+
+
+class Ask(NamedTuple):
+    """One request, however it has come."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    body: bytes = b""
+    content_type: str = "application/json"
+    accept: str = ""
+
+
+class Place(NamedTuple):
+    """What a request is about."""
+
+    verb: str
+    kind: Kind
+    namespace: str | None
+    name: str | None
+    subresource: str | None
+
+    @property
+    def resource(self) -> str:
+        """The plural, with the subresource."""
+        return f"{self.kind.plural}/{self.subresource}" if self.subresource else self.kind.plural
 
 
 class Call(NamedTuple):
@@ -105,16 +131,16 @@ class Api:
         return web.json_response(review | {"status": {"allowed": allowed}}, status=201)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        accept = request.headers.get("Accept", "")
+        body = await request.read()
+        ask = Ask(request.method, request.path, request.query, body, request.content_type, accept)
         try:
-            kind, namespace, name, subresource = self._route(request.path)
+            place = self.route(ask)
         except Failure as failure:
             return _answer(failure)
-        verb = VERBS[request.method]
-        if verb == "get" and name is None:
-            verb = "watch" if request.query.get("watch") in ("true", "1") else "list"
-        resource = f"{kind.plural}/{subresource}" if subresource else kind.plural
+        verb, kind, namespace, name, subresource = place
+        resource = place.resource
         user = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        body = await request.read()
         fault = self.faults.match(verb, resource, name or "")
         if fault is not None and fault.status == "timeout":
             await asyncio.sleep(3600)
@@ -128,9 +154,9 @@ class Api:
                 self.calls.append(Call(verb, resource, 200, user))
                 return await self.watches.serve(request, kind, namespace)
             if subresource == "log" and name is not None:
-                self.calls.append((verb, resource, 200))
+                self.calls.append(Call(verb, resource, 200, user))
                 return await self._log(request, namespace or "", name)
-            status, answer = self._perform(request, verb, kind, namespace, name, subresource, body)
+            status, answer = self.perform(ask, place)
         except Failure as failure:
             self.calls.append(Call(verb, resource, failure.code, user))
             return _answer(failure)
@@ -158,8 +184,9 @@ class Api:
                 return answer
             await asyncio.sleep(0.02)
 
-    def _route(self, path: str) -> tuple[Kind, str | None, str | None, str | None]:
-        parts = path.strip("/").split("/")
+    def route(self, ask: Ask) -> Place:
+        """Return what a request is about. Raises: Failure 404."""
+        parts = ask.path.strip("/").split("/")
         group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
         namespace = None
         if len(rest) > 2 and rest[0] == "namespaces":
@@ -168,53 +195,50 @@ class Api:
             if rest and (kind.group, kind.version, kind.plural) == (group, version, rest[0]):
                 name, subresource = (*rest[1:3], None, None)[:2]
                 if subresource is None or subresource in kind.subresources:
-                    return kind, namespace, name, subresource
+                    verb = VERBS[ask.method]
+                    if verb == "get" and name is None:
+                        verb = "watch" if ask.query.get("watch") in ("true", "1") else "list"
+                    return Place(verb, kind, namespace, name, subresource)
         raise Failure(404, "the server could not find the requested resource")
 
-    def _perform(
-        self,
-        request: web.Request,
-        verb: str,
-        kind: Kind,
-        namespace: str | None,
-        name: str | None,
-        subresource: str | None,
-        body: bytes,
-    ) -> tuple[int, Object]:
+    def perform(self, ask: Ask, place: Place) -> tuple[int, Object]:
+        """Do what a request asks for; return the HTTP status and the answer. Raises: Failure."""
+        verb, kind, namespace, name, subresource = place
+        body = ask.body
         if verb == "list":
-            return 200, self._list(request, kind, namespace)
+            return 200, self._list(ask, kind, namespace)
         where = namespace or ""
         if verb == "create" and subresource == "binding" and name is not None:
             return 201, self._bind(kind, where, name, json.loads(body))
         if verb == "create":
-            return 201, self._create(request, kind, where, _parse(body))
+            return 201, self._create(ask, kind, where, _parse(body))
         if name is None:
             raise Failure(405, "the server does not allow this method on the requested resource")
-        if verb == "patch" and "apply-patch" in request.content_type and self.storage.find(kind, where, name) is None:
-            return 201, self._create(request, kind, where, _parse(body))
+        if verb == "patch" and "apply-patch" in ask.content_type and self.storage.find(kind, where, name) is None:
+            return 201, self._create(ask, kind, where, _parse(body))
         stored = self.storage.get(kind, where, name)
         if verb == "get":
             return 200, to_scale(kind, stored) if subresource == "scale" else stored
         if verb == "delete":
-            return 200, self._delete(kind, stored, json.loads(body) if body else {}, request)
-        return 200, self._change(request, verb, kind, stored, subresource, body)
+            return 200, self._delete(kind, stored, json.loads(body) if body else {})
+        return 200, self._change(ask, verb, kind, stored, subresource)
 
-    def _list(self, request: web.Request, kind: Kind, namespace: str | None) -> Object:
-        matches = parse(request.query.get("labelSelector", ""))
-        fields = [part.partition("=")[::2] for part in request.query.get("fieldSelector", "").split(",") if part]
+    def _list(self, ask: Ask, kind: Kind, namespace: str | None) -> Object:
+        matches = parse(ask.query.get("labelSelector", ""))
+        fields = [part.partition("=")[::2] for part in ask.query.get("fieldSelector", "").split(",") if part]
         items = [
             obj
             for obj in self.storage.list(kind, namespace)
             if matches(labels_of(obj)) and all(_field(obj, path) == value for path, value in fields)
         ]
         # A page begins where the token says; a real server shows the state of the first page, this one that of now.
-        version, _, start = request.query.get("continue", "").partition(":")
-        first, limit = int(start or 0), int(request.query.get("limit") or 0)
+        version, _, start = ask.query.get("continue", "").partition(":")
+        first, limit = int(start or 0), int(ask.query.get("limit") or 0)
         meta = {"resourceVersion": version or str(self.storage.version)}
         if limit and len(items) > first + limit:
             meta["continue"] = f"{meta['resourceVersion']}:{first + limit}"
         items = items[first : first + limit] if limit else items[first:]
-        if "as=PartialObjectMetadataList" in request.headers.get("Accept", ""):
+        if "as=PartialObjectMetadataList" in ask.accept:
             head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
             partial = [head | {"metadata": obj["metadata"]} for obj in items]
             return {
@@ -222,7 +246,7 @@ class Api:
             }  # fmt: skip
         return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": meta, "items": items}
 
-    def _create(self, request: web.Request, kind: Kind, namespace: str, obj: Object) -> Object:
+    def _create(self, ask: Ask, kind: Kind, namespace: str, obj: Object) -> Object:
         if kind.namespaced:
             if self.storage.find(self.kind("Namespace"), "", namespace) is None:
                 raise not_found("namespaces", namespace)
@@ -232,8 +256,8 @@ class Api:
         obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
         if "status" in kind.subresources and kind.schema is not None:
             obj.pop("status", None)
-        obj = admit(kind, obj, None, strictness=request.query.get("fieldValidation", "Warn"))
-        dry_run = request.query.get("dryRun") == "All"
+        obj = admit(kind, obj, None, strictness=ask.query.get("fieldValidation", "Warn"))
+        dry_run = ask.query.get("dryRun") == "All"
         obj["metadata"].setdefault("uid", "")
         if kind.kind in ("Job", "Pod", "Namespace"):
             default_builtin(kind, obj)
@@ -242,16 +266,14 @@ class Api:
             self.kinds.append(custom_kind(created))
         return created
 
-    def _change(
-        self, request: web.Request, verb: str, kind: Kind, stored: Object, subresource: str | None, body: bytes
-    ) -> Object:
+    def _change(self, ask: Ask, verb: str, kind: Kind, stored: Object, subresource: str | None) -> Object:
         before = to_scale(kind, stored) if subresource == "scale" else stored
         if verb == "update":
-            changed = _parse(body)
-        elif "json-patch" in request.content_type:
-            changed = json_patch(before, json.loads(body))
+            changed = _parse(ask.body)
+        elif "json-patch" in ask.content_type:
+            changed = json_patch(before, json.loads(ask.body))
         else:  # merge patches; strategic and apply patches are taken for such, which is enough for kubectl here
-            changed = merge(before, _parse(body, partial=True))
+            changed = merge(before, _parse(ask.body, partial=True))
         if subresource == "scale":
             after = from_scale(kind, stored, changed)
         elif subresource == "status":
@@ -266,15 +288,15 @@ class Api:
                     after["status"] = stored["status"]
         if after["metadata"].get("uid", stored["metadata"]["uid"]) != stored["metadata"]["uid"]:
             raise Failure(409, f"Precondition failed: UID in precondition: {after['metadata']['uid']}")
-        strictness = request.query.get("fieldValidation", "Warn")
+        strictness = ask.query.get("fieldValidation", "Warn")
         after = admit(kind, after, stored, strictness=strictness, status_only=subresource == "status")
         _keep_template(kind, stored, after)
         label = f"{verb} {subresource}" if subresource else verb
-        dry_run = request.query.get("dryRun") == "All"
+        dry_run = ask.query.get("dryRun") == "All"
         updated = self.storage.update(kind, stored, after, dry_run=dry_run, verb=label)
         return to_scale(kind, updated) if subresource == "scale" else updated
 
-    def _delete(self, kind: Kind, stored: Object, options: Object, request: web.Request) -> Object:
+    def _delete(self, kind: Kind, stored: Object, options: Object) -> Object:
         uid = options.get("preconditions", {}).get("uid")
         meta = stored["metadata"]
         if uid is not None and uid != meta["uid"]:

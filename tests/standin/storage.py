@@ -27,9 +27,9 @@ def copied(obj: Object) -> Object:
     return copy
 
 
-def timestamp(ahead: int = 0) -> str:
-    """Return the time, or that in some seconds, as Kubernetes writes it."""
-    return (datetime.now(UTC) + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
+def utc_now() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ class Change:
 
 
 class Storage:
-    """All objects by kind, namespace and name."""
+    """All objects by kind, namespace and name. ``clock`` tells the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], datetime] = utc_now) -> None:
+        self.clock = clock
+        self.new_uid: Callable[[], str] = lambda: str(uuid.uuid4())
         self.version = 1000
         self.history: list[Change] = []
         self.compacted = 1000
@@ -96,7 +98,7 @@ class Storage:
         ident = (kind, str(meta.get("namespace", "")), str(meta["name"]))
         if ident in self._objects:
             raise Failure(409, f'{kind.plural} "{meta["name"]}" already exists', reason="AlreadyExists")
-        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(), "generation": 1}
+        meta |= {"uid": self.new_uid(), "creationTimestamp": self.timestamp(), "generation": 1}
         meta.pop("deletionTimestamp", None)
         if dry_run:
             return obj
@@ -136,7 +138,7 @@ class Storage:
             self._remove("delete", kind, marked)
             return None
         if "deletionTimestamp" not in meta:
-            meta["deletionTimestamp"] = timestamp(grace or 0)
+            meta["deletionTimestamp"] = self.timestamp(grace or 0)
             meta["generation"] = meta.get("generation", 1) + 1
         if marked != obj:
             self._put("delete", kind, obj, marked)
@@ -152,6 +154,10 @@ class Storage:
         token = object()
         self._watchers[token] = tell
         return lambda: self._watchers.pop(token, None) and None
+
+    def timestamp(self, ahead: int = 0) -> str:
+        """Return the time, or that in some seconds, as Kubernetes writes it."""
+        return (self.clock() + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _put(self, verb: str, kind: Kind, before: Object | None, after: Object) -> None:
         self.version += 1

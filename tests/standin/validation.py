@@ -24,10 +24,10 @@ def admit(
 ) -> Object:
     """Return the object as it would be stored. Raises: Failure 400 or 422, in words like the API server's.
 
-    With ``status_only`` the CEL rules, all of them about the spec, are taken for granted: they cost 0.1 s.
+    With ``status_only`` the rest is taken for granted, also the CEL rules, which cost 0.1 s.
     """
     if kind.schema is not None:
-        obj = _admit_custom(kind, kind.schema, obj, strictness)
+        obj = _admit_custom(kind, obj, strictness, parts=("status",) if status_only and old is not None else None)
         if not status_only:
             _refuse(kind, obj, [f"{error.path}: Invalid value: {error.message}" for error in check_rules(obj, old)])
     elif kind.kind == "Job" and not status_only:
@@ -37,17 +37,19 @@ def admit(
     return obj
 
 
-def _admit_custom(kind: Kind, schema: dict[str, Any], obj: Object, strictness: str) -> Object:
-    unknown: list[str] = []
-    meta = obj["metadata"]
-    obj = _prune(schema, obj, "", unknown) | {"metadata": meta}
+def _admit_custom(kind: Kind, obj: Object, strictness: str, *, parts: tuple[str, ...] | None) -> Object:
+    """Check and default an object, or some parts of it."""
+    schema, whole, unknown = _schema_of(kind, parts), obj, list[str]()
+    if parts is not None:
+        obj = {name: member for name, member in obj.items() if name in parts}
+    obj = _prune(schema, obj, "", unknown)
     if unknown and strictness == "Strict":
         words = ", ".join(f'unknown field "{path}"' for path in unknown)
         raise Failure(400, f"{kind.kind} in version {kind.version!r} cannot be handled: strict decoding error: {words}")
     obj = _default(schema, obj)
-    errors = _validator(kind).iter_errors(obj)
-    _refuse(kind, obj, [f"{_path(error.absolute_path)}: Invalid value: {error.message}" for error in errors])
-    return obj
+    errors = _validator(kind, parts).iter_errors(obj)
+    _refuse(kind, whole, [f"{_path(error.absolute_path)}: Invalid value: {error.message}" for error in errors])
+    return whole | obj if parts else obj | {"metadata": whole["metadata"]}
 
 
 def _refuse(kind: Kind, obj: Object, errors: list[str]) -> None:
@@ -57,9 +59,16 @@ def _refuse(kind: Kind, obj: Object, errors: list[str]) -> None:
 
 
 @cache
-def _validator(kind: Kind) -> Any:
+def _schema_of(kind: Kind, parts: tuple[str, ...] | None) -> dict[str, Any]:
     assert kind.schema is not None
-    return jsonschema.Draft202012Validator(_as_json_schema(kind.schema))
+    if parts is None:
+        return kind.schema
+    return {"type": "object", "properties": {name: kind.schema["properties"][name] for name in parts}}
+
+
+@cache
+def _validator(kind: Kind, parts: tuple[str, ...] | None) -> Any:
+    return jsonschema.Draft202012Validator(_as_json_schema(_schema_of(kind, parts)))
 
 
 def _as_json_schema(schema: Any) -> Any:

@@ -110,13 +110,13 @@ class Watches:
             except TimeoutError:
                 event = _bookmark(kind, self._storage.version) if query.get("allowWatchBookmarks") == "true" else None
             else:
-                event = _event(change, kind, namespace, matches)
+                event = event_of(change, kind, namespace, matches)
             await self._thaw.wait()
             if event is not None:
                 await _send(response, event)
 
 
-def _event(
+def event_of(
     change: Change, kind: Kind, namespace: str | None, matches: Callable[[Mapping[str, str]], bool]
 ) -> dict[str, Any] | None:
     """Return what a filtered watch says about a change: leaving the filter is a deletion."""

@@ -228,15 +228,14 @@ class World:
             if not meta.get("deletionTimestamp") or not pod["spec"].get("nodeName"):
                 continue
             if pod["status"].get("phase") not in FINISHED:
-                await self.patch("Pod", meta["name"], {"status": killed(pod)}, "status")
+                await self.patch("Pod", meta["name"], {"status": killed(pod, _now())}, "status")
             await self.delete("Pod", meta["name"], gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
 
 
-def killed(pod: Object) -> Object:
+def killed(pod: Object, now: str) -> Object:
     """Return the status of a pod whose processes were ended by SIGKILL after its grace time."""
     status: Object = {"phase": "Failed"}
     if pod["status"].get("containerStatuses"):
-        now = _now()
         ended = {"exitCode": 137, "reason": "Error", "startedAt": now, "finishedAt": now}
         status["containerStatuses"] = [_container(pod, {"terminated": ended}, ready=False)]
     return status

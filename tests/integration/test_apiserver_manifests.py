@@ -1,0 +1,64 @@
+"""Hundreds of random and mutated manifests: a real API server takes exactly those that ``parse_manifest`` takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.constants import KIND
+from ddp_operator.kube import ApiError
+from ddp_operator.kube.resources import path
+from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
+from tests.property.profile import examples, tally
+from tests.property.strategies import FULL, json, mutated
+from tests.property.test_manifests import taken
+from tests.standin import World
+
+from .apiserver import ControlPlane
+
+pytestmark = pytest.mark.apiserver
+NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["a" * 50, "a" * 51, "digits-1"])
+
+
+@pytest.fixture(scope="module")
+def server(plane: ControlPlane) -> Iterator[tuple[asyncio.Runner, World]]:
+    """An event loop of its own, and the API server's default namespace."""
+    with asyncio.Runner() as runner:
+        world = World(plane.admin)
+        yield runner, world
+        runner.run(world.client.close())
+
+
+async def refusal(world: World, raw: Any) -> str:
+    """Return why the API server does not take a manifest; nothing: it does."""
+    params = {"dryRun": "All", "fieldValidation": "Strict"}
+    try:
+        await world.client.request("POST", path(KIND, "default"), params=params, body=raw)
+    except ApiError as error:
+        if error.status not in (400, 422):
+            raise
+        return str(error) or "refused"
+    return ""
+
+
+MANIFESTS = (
+    mutated(FULL, outside=("spec", "template"))
+    | NAMES.map(lambda name: FULL | {"metadata": {"name": name}})
+    | json.map(lambda spec: FULL | {"spec": spec})
+)
+
+
+@examples(300)
+@given(raw=MANIFESTS)
+def test_the_api_server_takes_what_is_taken_offline(server: tuple[asyncio.Runner, World], raw: Any) -> None:
+    runner, world = server
+    if not isinstance(raw.get("metadata"), dict) or not isinstance(raw.get("status") or {}, dict):
+        return  # the API server drops what a user says of status
+    said = runner.run(refusal(world, raw))
+    assert taken(raw) == (not said), said or "the API server takes it"
+    tally("manifest held against a real API server")

@@ -1,0 +1,183 @@
+"""Lives of a job, played step by step in a simulation: what users, nodes and pods do, and nothing of the operator."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from ddp_operator import constants
+from tests.builders import last_words, page, resource, template, trainer
+from tests.standin.simulation import Simulation
+
+TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
+ERROR = last_words("CUDAError", rank=1, node=1)
+
+Scenario = Callable[[Simulation], Awaitable[None]]
+
+
+async def train(sim: Simulation, **spec: Any) -> None:
+    """Create the job if there is none, and let its current attempt train."""
+    if sim.get(constants.KIND, "train") is None:
+        sim.create(resource(**{"nodes": 2, **spec}))
+    await sim.settle()
+    for pod in sim.pods():
+        if pod["status"]["phase"] == "Pending":
+            sim.run_pod(pod)
+    sim.page = TRAINING
+    await sim.settle(11)
+
+
+async def finish(sim: Simulation) -> None:
+    """Let the current attempt's pods end well."""
+    for pod in sim.pods():
+        sim.end_pod(pod)
+    await sim.settle()
+
+
+async def succeed(sim: Simulation) -> None:
+    await train(sim)
+    await finish(sim)
+
+
+async def fail_once(sim: Simulation) -> None:
+    await train(sim)
+    sim.end_pod(sim.pods()[1], constants.EXIT_RETRYABLE, ERROR)
+    await train(sim)
+    await finish(sim)
+
+
+async def exhaust_the_budget(sim: Simulation) -> None:
+    await train(sim, recovery={"maxRestarts": 1})
+    for _ in range(2):
+        sim.end_pod(sim.pods()[1], constants.EXIT_RETRYABLE, ERROR)
+        await train(sim)
+
+
+async def make_a_mistake(sim: Simulation) -> None:
+    await train(sim)
+    sim.end_pod(sim.pods()[0], constants.EXIT_USER_ERROR, last_words("UserError"))
+    await sim.settle()
+
+
+async def run_out_of_memory(sim: Simulation) -> None:
+    await train(sim)
+    sim.end_pod(sim.pods()[1], 137, reason="OOMKilled")
+    await train(sim)
+    await finish(sim)
+
+
+async def be_evicted(sim: Simulation) -> None:
+    await train(sim)
+    sim.evict(sim.pods()[1])
+    await train(sim)
+    await finish(sim)
+
+
+async def lose_a_node(sim: Simulation) -> None:
+    await train(sim, recovery={"forceDeleteAfterSeconds": 10})
+    lost = sim.pods()[1]
+    sim.lose_node(lost["spec"]["nodeName"])
+    await sim.settle(30)
+    sim.evict(lost, "DeletionByTaintManager")
+    await sim.settle(60)
+    await train(sim)
+    await finish(sim)
+
+
+async def resize(sim: Simulation) -> None:
+    await train(sim)
+    sim.edit(nodes=3)
+    await train(sim)
+    await finish(sim)
+
+
+async def resize_in_place(sim: Simulation) -> None:
+    await train(sim, elastic={"minNodes": 1, "maxNodes": 4})
+    sim.edit(nodes=3)
+    await train(sim)
+    sim.edit(nodes=1)
+    await train(sim)
+    await finish(sim)
+
+
+async def suspend_and_resume(sim: Simulation) -> None:
+    await train(sim)
+    sim.edit(suspend=True)
+    await sim.settle(10)
+    sim.edit(suspend=False)
+    await train(sim)
+    await finish(sim)
+
+
+async def stop_in_a_queue(sim: Simulation) -> None:
+    await train(sim, labels={constants.KUEUE_QUEUE_LABEL: "q"})
+    sim.edit(suspend=True)
+    await sim.settle(10)
+    sim.edit(suspend=False)
+    await sim.settle()
+
+
+async def mend(sim: Simulation) -> None:
+    sim.create(resource(nodes=2, template=template(trainer(command=None))))
+    await sim.settle(31)
+    sim.edit(template=template())
+    await train(sim)
+    await finish(sim)
+
+
+async def be_made_again(sim: Simulation) -> None:
+    await train(sim)
+    sim.delete(constants.KIND, "train")
+    sim.create(resource(nodes=1))
+    await sim.settle(10)
+    await train(sim)
+    await finish(sim)
+
+
+async def pass_away(sim: Simulation) -> None:
+    await train(sim, ttlSecondsAfterFinished=5)
+    await finish(sim)
+    await sim.settle(10)
+
+
+SCENARIOS: tuple[Scenario, ...] = (
+    succeed,
+    fail_once,
+    exhaust_the_budget,
+    make_a_mistake,
+    run_out_of_memory,
+    be_evicted,
+    lose_a_node,
+    resize,
+    resize_in_place,
+    suspend_and_resume,
+    stop_in_a_queue,
+    mend,
+    be_made_again,
+    pass_away,
+)
+
+
+def end_of(sim: Simulation) -> Any:
+    """Return what has to be the same whatever was lost on the way, without times and what is drawn by lot."""
+    jobs = [
+        (job["metadata"]["name"], job["spec"]["completions"], job["spec"]["suspend"], job["metadata"]["generation"])
+        for job in sim.list("Job")
+    ]
+    pods = [(pod["metadata"]["name"][:-5], pod["status"]["phase"]) for pod in sim.list("Pod")]
+    others = [thing["metadata"]["name"] for kind in ("Service", "ConfigMap") for thing in sim.list(kind)]
+    made = sorted(write for write in sim.storage.writes if write[0] == "create" and write[1] in CHILDREN)
+    status = None
+    if sim.get(constants.KIND, "train") is not None:
+        text = msgspec.json.encode(sim.status()).decode()
+        text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "T", text)
+        status = msgspec.json.decode(re.sub(r"(train-\d+-\d+)-\w{5}", r"\1", text))
+        for told_in_seconds in ("goodput", "lastRestart"):
+            status.pop(told_in_seconds, None)
+    return {"status": status, "jobs": jobs, "pods": sorted(pods), "others": others, "made": made}
+
+
+CHILDREN = ("jobs", "services", "configmaps")

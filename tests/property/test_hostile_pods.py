@@ -1,0 +1,110 @@
+"""A pod that says anything, at any length and with any clock, harms its own job only, and costs little."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator import constants
+from ddp_operator.progress import parse_page
+from ddp_operator.status.termination import parse_termination
+from tests.builders import last_words, resource
+from tests.standin.simulation import Simulation
+
+from .profile import examples, tally
+from .scenarios import TRAINING
+from .test_words_of_pods import lines, metrics, numbers, words
+
+PAGE_LIMIT = 1 << 20  # more of a page is never read
+CPU_SECONDS = 2.0
+"""What one page may cost at most. It costs some hundredths; a look that grows with the square would take minutes."""
+
+LABELS = ('a="\\\\', "=", ",", 'a="",', "{", '"', '\\"', 'a="' + "x" * 4000)
+NUMBERS = ("9" * 400, "1e999", "-1e999", "nan", "0x1p3", "1_0", "\u0663")
+# What is said again and again, until the page is full.
+refrains = st.one_of(
+    lines,
+    st.builds("{}{{rank=\"{}\"}} {}".format, metrics, st.integers(0, 10**6), numbers),
+    st.builds("{}{{{}".format, metrics, st.sampled_from(LABELS)),
+    st.builds("{} {}".format, metrics, st.sampled_from(NUMBERS)),
+    st.sampled_from(["# HELP ddp_step x", "# TYPE ddp_step histogram", "ddp_step", "\x00", "\ud800", "\r", "\t", " "]),
+)  # fmt: skip
+# A joint without a line's end makes one endless line of it.
+hostile_pages = st.builds(
+    lambda text, joint, size: (text + joint) * max(1, size // len(text + joint)),
+    refrains,
+    st.sampled_from(["\n", "\n", "", " ", "{"]),
+    st.sampled_from([0, 1000, 100_000, PAGE_LIMIT]),
+)
+moments = st.one_of(st.floats(), st.floats(-1e10, 1e10), st.integers(-(10**18), 10**18))
+hostile_words = st.one_of(
+    words,
+    st.builds(lambda text, count: text * count, st.text(min_size=1, max_size=9), st.sampled_from([1, 4096, 10**6])),
+    st.builds(lambda when: msgspec.json.encode(last_words("NCCL", time=when)).decode(), moments),
+    st.builds(lambda depth: "[" * depth, st.integers(0, 10**5)),
+    st.just("x" * 10_000_000),
+)
+
+
+@examples(60)
+@given(hostile_pages)
+def test_any_page_is_read_in_no_time(text: str) -> None:
+    began = time.process_time()
+    page = parse_page(text[:PAGE_LIMIT])
+    assert time.process_time() - began < CPU_SECONDS
+    assert len(page.values) < 64
+    assert len(page.ranks) <= 256
+    tally("page of a hostile pod")
+
+
+@examples(60)
+@given(hostile_words, st.integers(0, 255))
+def test_any_last_words_are_read_in_no_time(text: str, code: int) -> None:
+    began = time.process_time()
+    end = parse_termination(code, "Error", text)
+    assert time.process_time() - began < CPU_SECONDS
+    assert sum(map(len, (end.message, end.traceback, end.hint))) <= 3 * 2048
+    tally("last words of a hostile pod")
+
+
+async def beside_each_other(text: str, message: str, code: int) -> Simulation:
+    """Let a hostile and a good job live beside each other; the hostile one ends in the middle of the other's life."""
+    sim = Simulation()
+    for name in ("bad", "good"):
+        sim.create(resource(name, nodes=2, recovery={"maxRestarts": 1}))
+    await sim.settle()
+    sim.pages = {"bad": text, "good": TRAINING}
+    for name in ("bad", "good"):
+        for pod in sim.pods(name=name):
+            sim.run_pod(pod)
+    await sim.settle(30)
+    sim.end_pod(sim.pods(name="bad")[1], code, message)
+    await sim.settle(30)
+    for pod in sim.pods(name="good"):
+        sim.end_pod(pod)
+    await sim.settle(5)
+    return sim
+
+
+@examples(8)
+@given(hostile_pages, hostile_words, st.sampled_from([1, 81, 82, 84, 137]))
+def test_the_neighbour_does_not_notice(text: str, message: str, code: int) -> None:
+    sim = asyncio.run(beside_each_other(text[:PAGE_LIMIT], message, code))
+    good, bad = sim.status("good"), sim.status("bad")
+    assert (good.phase, good.attempt, good.restarts.total) == ("Succeeded", 1, 0)
+    assert good.progress is not None
+    assert good.progress.step == 7
+    assert not sim.refused
+    assert len(msgspec.json.encode(bad)) < 64_000
+    assert sim.calls.count(f"update {constants.PLURAL}/status") < 40, "it makes the operator write and write"
+    tally("hostile pod beside a good one")
+
+
+def test_the_neighbour_could_be_seen_to_notice() -> None:
+    found: Any = asyncio.run(beside_each_other(TRAINING, "", 1))
+    assert found.status("bad").attempt == 2

@@ -1,0 +1,95 @@
+"""Wherever the operator dies, and whatever the API server answers: the job ends as if nothing had happened.
+
+Each scenario is played once undisturbed, then once for every call that the operator makes: the process ends right after
+that call (which is right before the next one) and a new one begins with nothing; or the call fails, or its answer is
+lost, and the same process goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.standin.simulation import Simulation
+
+from .profile import THOROUGH, tally
+from .scenarios import (
+    SCENARIOS,
+    Scenario,
+    be_made_again,
+    end_of,
+    fail_once,
+    lose_a_node,
+    resize_in_place,
+    succeed,
+    suspend_and_resume,
+)
+
+FAULTS: tuple[Any, ...] = (409, 410, 429, 500, 503, 504, 401, "drop", "timeout", "lost answer")
+WHOLE = (succeed, fail_once, lose_a_node, suspend_and_resume, resize_in_place, be_made_again)
+"""Scenarios of which a quick run, too, tries every call. Of the others it tries some."""
+each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+
+
+def play(scenario: Scenario, *, fault: Any = None, nth: int = 0, **about: Any) -> Simulation:
+    """Play a scenario to its end in a simulation with these attributes, and with a fault in its nth call."""
+    sim = Simulation()
+    for name, value in about.items():
+        setattr(sim, name, value)
+    if nth:
+        sim.faults.add(fault, nth=nth)
+    asyncio.run(scenario(sim))
+    return sim
+
+
+def undisturbed(scenario: Scenario) -> tuple[Any, list[str]]:
+    """Return how a scenario ends, and the calls that it takes."""
+    sim = play(scenario)
+    assert len(sim.calls) > 10
+    return end_of(sim), sim.calls
+
+
+def check(scenario: Scenario, wanted: Any, sim: Simulation, what: str) -> None:
+    found = end_of(sim)
+    for part, value in wanted.items():
+        assert found[part] == value, f"{scenario.__name__}: {part} differs after {what}"
+    twice = [reason for reason in set(sim.events) - {"lost"} if sim.events.count(reason) > 4]
+    assert not twice, f"{scenario.__name__}: Events again and again after {what}: {twice}"
+
+
+@each_scenario
+def test_an_operator_that_dies_between_any_two_calls_loses_nothing(scenario: Scenario) -> None:
+    wanted, calls = undisturbed(scenario)
+    for number in range(1, len(calls) + 1, 1 if THOROUGH or scenario in WHOLE else 4):
+        sim = play(scenario, kill_after=number)
+        assert sim.lives >= 3
+        check(scenario, wanted, sim, f"the end of the process behind call {number}, {calls[number - 1]}")
+        tally("operator killed at a call")
+
+
+@each_scenario
+def test_any_call_may_fail_in_any_way(scenario: Scenario) -> None:
+    wanted, calls = undisturbed(scenario)
+    # Pods' pages are no calls of the API server.
+    count = len([call for call in calls if call != "scrape"])
+    tries = [(fault, number) for number in range(1, count + 1) for fault in FAULTS]
+    for fault, number in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 41]:
+        sim = play(scenario, fault=fault, nth=number)
+        check(scenario, wanted, sim, f"call {number} was answered with: {fault}")
+        tally("API call broken")
+
+
+@each_scenario
+@pytest.mark.parametrize("watches", [{"frozen": True}, {"echo": 7}], ids=["silent", "repeating"])
+def test_watches_may_be_silent_or_repeat_themselves(scenario: Scenario, watches: dict[str, Any]) -> None:
+    wanted, _ = undisturbed(scenario)
+    check(scenario, wanted, play(scenario, **watches), f"watches that were {watches}")
+    tally("watches broken")
+
+
+def test_the_comparison_can_fail() -> None:
+    ends = [end_of(play(scenario)) for scenario in (succeed, fail_once, lose_a_node)]
+    assert ends[0]["status"] != ends[1]["status"] != ends[2]["status"]
+    assert ends[0]["made"] != ends[1]["made"]

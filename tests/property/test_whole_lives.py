@@ -1,0 +1,342 @@
+"""Any life of a job: users, nodes, pods, watches and the operator's own end in any order, and what always holds.
+
+The operator's parts are the real ones (``tests/standin/simulation.py``). Watches bring late, or twice, what happened;
+clocks jump; calls fail. After each step the whole history is looked at, and in the end the job must get on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from ddp_operator import constants
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import Key
+from ddp_operator.kube.sync import WATCHED
+from ddp_operator.status import conditions as c
+from tests.builders import page, resource
+from tests.standin.selectors import labels_of
+from tests.standin.simulation import FINISHED, Simulation
+from tests.standin.storage import Change, Object
+
+from . import strategies
+from .profile import examples, tally
+from .scenarios import TRAINING
+
+NAME = "train"
+KEY = Key("default", NAME)
+T = TypeVar("T")
+
+specs = st.fixed_dictionaries(
+    {
+        "nodes": st.integers(1, 3),
+        "recovery": st.fixed_dictionaries(
+            {
+                "maxRestarts": st.integers(0, 2),
+                "countDisruptions": st.booleans(),
+                "forceDeleteAfterSeconds": st.sampled_from([0, 10, 120]),
+                "avoidFailedNodes": st.booleans(),
+            }
+        ),
+    },
+    optional={
+        "elastic": st.just({"minNodes": 1, "maxNodes": 4}),
+        "suspend": st.booleans(),
+        "successPolicy": st.sampled_from(["AllNodes", "RankZero"]),
+        "cleanPodPolicy": st.sampled_from(["All", "Running", "None"]),
+        "activeDeadlineSeconds": st.sampled_from([20, 200]),
+        "pendingDeadlineSeconds": st.sampled_from([20, 200]),
+        "ttlSecondsAfterFinished": st.sampled_from([0, 30]),
+        "networkPolicy": st.just({"enabled": True}),
+        "labels": st.just({constants.KUEUE_QUEUE_LABEL: "q"}),
+    },
+)
+pages = st.one_of(
+    st.none(),
+    st.just("no page at all \x00"),
+    st.builds(
+        lambda step, saved: page(ddp_step=step, ddp_total_steps=50, ddp_checkpoint_step=saved, phase="Running"),
+        st.integers(0, 50),
+        st.integers(0, 50),
+    ),
+)
+faults = st.sampled_from([None, None, None, "kill", 409, 410, 429, 500, 503, 401, "drop", "lost answer"])
+ends = st.one_of(
+    st.just((0, "", "")),
+    st.tuples(
+        st.sampled_from(strategies.CODES), st.just("") | strategies.categories.flatmap(strategies.words), st.just("")
+    ),
+    st.just((137, "", "OOMKilled")),
+)
+picks = st.integers(0, 5)
+
+
+class Life(RuleBasedStateMachine):
+    """One job's name, used by one job after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.sim = Simulation()
+        self.looked_at = 0
+        self.failures = 0
+        self.alive: dict[str, str] = {}
+        """Pods that are not finished, by UID, with their attempts."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    # Users
+
+    @initialize(spec=specs, trains=st.sampled_from([True, True, False]))
+    def begin(self, spec: Any, trains: bool) -> None:
+        self.sim.create(resource(NAME, **spec))
+        self.run(self.sim.restart())
+        if trains:
+            self.go_on(TRAINING)
+
+    @rule(text=st.sampled_from([TRAINING, None]))
+    def go_on(self, text: str | None) -> None:
+        """Let everybody do what is theirs for a while."""
+        self.sim.page = text
+        for _ in range(2):
+            self.run(self.sim.settle(6))
+            self.admit()
+            self.run_pods()
+        self.run(self.sim.settle(2))
+
+    @rule(pick=picks, end=ends, text=st.sampled_from([TRAINING, None]))
+    def fail_and_go_on(self, pick: int, end: Any, text: str | None) -> None:
+        self.end_a_pod(pick, end)
+        self.go_on(text)
+
+    @rule(pick=picks)
+    def lose_a_node_and_go_on(self, pick: int) -> None:
+        self.lose_a_node(pick)
+        self.evict_from_dead_nodes()
+        self.run(self.sim.settle(130))
+        self.go_on(None)
+
+    @precondition(lambda self: self.exists)
+    @rule(nodes=st.integers(1, 4))
+    def resize(self, nodes: int) -> None:
+        self.sim.edit(nodes=nodes)
+
+    @precondition(lambda self: self.exists)
+    @rule(suspend=st.booleans())
+    def suspend_or_resume(self, suspend: bool) -> None:
+        self.sim.edit(suspend=suspend)
+
+    @precondition(lambda self: self.exists)
+    @rule(spec=specs, rest=st.booleans())
+    def make_again(self, spec: Any, rest: bool) -> None:
+        """Delete the job and create another one of its name, at once or after the garbage collector."""
+        self.sim.delete(constants.KIND, NAME)
+        if rest:
+            self.sim.controllers.round()
+        self.sim.create(resource(NAME, **spec))
+
+    @rule(pick=picks, kind=st.sampled_from(["Job", "Pod", "Service"]))
+    def delete_a_child(self, pick: int, kind: str) -> None:
+        found = self.sim.list(kind)
+        if found:
+            self.sim.delete(kind, found[pick % len(found)]["metadata"]["name"])
+
+    # The cluster
+
+    @rule(times=st.integers(1, 3))
+    def let_controllers_work(self, times: int) -> None:
+        for _ in range(times):
+            self.sim.controllers.round()
+
+    @rule()
+    def admit(self) -> None:
+        """Do as Kueue does with what waits in its queue."""
+        for job in self.sim.list("Job"):
+            if constants.KUEUE_QUEUE_LABEL in labels_of(job) and job["spec"].get("suspend"):
+                changed = job | {"spec": job["spec"] | {"suspend": False}}
+                self.sim.storage.update(self.sim.api.kind("Job"), job, changed)
+
+    @rule()
+    def run_pods(self) -> None:
+        for pod in self.living():
+            if pod["status"]["phase"] == "Pending" and "deletionTimestamp" not in pod["metadata"]:
+                self.sim.run_pod(pod)
+
+    @rule(pick=picks, end=ends)
+    def end_a_pod(self, pick: int, end: Any) -> None:
+        running = [pod for pod in self.living() if pod["status"]["phase"] == "Running"]
+        if running:
+            code, message, reason = end
+            self.failures += code != 0
+            self.sim.end_pod(running[pick % len(running)], code, message, reason=reason)
+
+    @rule(pick=picks, reason=st.sampled_from(["EvictionByEvictionAPI", "DeletionByTaintManager"]))
+    def evict(self, pick: int, reason: str) -> None:
+        pods = self.living()
+        if pods:
+            self.failures += 1
+            self.sim.evict(pods[pick % len(pods)], reason)
+
+    @rule(pick=picks)
+    def lose_a_node(self, pick: int) -> None:
+        nodes = sorted({pod["spec"].get("nodeName") or "" for pod in self.living()} - {""})
+        if nodes:
+            self.failures += 1
+            self.sim.lose_node(nodes[pick % len(nodes)])
+
+    @rule(text=pages)
+    def say(self, text: str | None) -> None:
+        self.sim.page = text
+
+    @rule(seconds=st.sampled_from([1, 1, 5, 11, 31, 61, 130, 400, -5, -100]))
+    def let_time_pass(self, seconds: int) -> None:
+        self.sim.move_clock(seconds)
+
+    # The operator
+
+    @rule(kind=st.sampled_from(WATCHED), count=st.integers(1, 4))
+    def deliver(self, kind: str, count: int) -> None:
+        self.sim.deliver(kind, count)
+
+    @rule(kind=st.sampled_from(WATCHED), count=st.integers(1, 6))
+    def deliver_again(self, kind: str, count: int) -> None:
+        self.sim.repeat(kind, count)
+
+    @rule(times=st.integers(1, 3), fault=faults, nth=st.integers(1, 6), fresh=st.booleans())
+    def work(self, times: int, fault: Any, nth: int, fresh: bool) -> None:
+        """Make some passes, one of whose calls may fail."""
+        sim = self.sim
+        sim.faults.clear()
+        if fault == "kill":
+            sim.kill_after = len(sim.calls) + nth
+        elif fault is not None:
+            sim.faults.add(fault, nth=nth)
+        for _ in range(times):
+            if fresh:
+                for kind in WATCHED:
+                    sim.deliver(kind)
+            self.run(sim.reconcile(KEY))
+        sim.faults.clear()
+        sim.kill_after = 0
+
+    @rule()
+    def compare_with_lists(self) -> None:
+        self.run(self.sim.sync.resync())
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.sim.restart())
+
+    # What holds
+
+    @property
+    def exists(self) -> bool:
+        return self.sim.get(constants.KIND, NAME) is not None
+
+    def living(self) -> list[Object]:
+        return [pod for pod in self.sim.list("Pod") if pod["status"]["phase"] not in FINISHED]
+
+    @invariant()
+    def history_is_good(self) -> None:
+        history = self.sim.storage.history
+        for change in history[self.looked_at :]:
+            if change.kind.kind == constants.KIND and change.before and change.after:
+                check_status(change)
+            if change.kind.kind == "Pod" and (pod := change.after or change.before):
+                self.alive.pop(pod["metadata"]["uid"], None)
+                if change.after and pod["status"].get("phase") not in FINISHED:
+                    self.alive[pod["metadata"]["uid"]] = labels_of(pod)[constants.LABEL_ATTEMPT]
+            if change.kind.kind == "Job" and change.before is None and change.after:
+                self.check_new_job(change.after)
+        self.looked_at = len(history)
+        assert not self.sim.refused, "the operator wrote what the API server refuses"
+
+    def check_new_job(self, job: Object) -> None:
+        """A Job is made for the attempt that the ledger names, and never beside another attempt's pods."""
+        attempt = int(labels_of(job)[constants.LABEL_ATTEMPT])
+        owner = self.sim.get(constants.KIND, NAME)
+        if owner is None or owner["metadata"]["uid"] != job["metadata"]["ownerReferences"][0]["uid"]:
+            return  # its owner was deleted meanwhile: the garbage collector follows
+        assert attempt <= self.sim.status(NAME).attempt, "a Job that the ledger does not know"
+        former = {uid: of for uid, of in self.alive.items() if of != str(attempt)}
+        assert not former, f"a Job of attempt {attempt} beside pods of another: {former}"
+
+    def teardown(self) -> None:
+        try:
+            if self.sim.lives > 1:
+                self.run(self.come_to_an_end())
+        finally:
+            self.loop.close()
+        tally("life of a job")
+
+    async def come_to_an_end(self) -> None:
+        """From now on all is well: the job gets on to its end, and is then left alone."""
+        sim = self.sim
+        sim.page = page(ddp_step=50, ddp_total_steps=50, ddp_checkpoint_step=50, phase="Running")
+        if self.exists:
+            sim.edit(suspend=False)
+        for _ in range(12):
+            await sim.sync.resync()
+            await sim.settle(70)
+            self.evict_from_dead_nodes()
+            self.admit()
+            self.run_pods()
+            await sim.settle(12)
+            self.history_is_good()
+            if not self.exists or ended(sim.status(NAME)):
+                break
+            for pod in self.living():
+                if pod["status"]["phase"] == "Running":
+                    sim.end_pod(pod)
+        else:
+            raise AssertionError(f"never ends: {sim.status(NAME)}\n{sim.calls[-30:]}")
+        await sim.settle(500)
+        await sim.settle(500)
+        before = sim.storage.version
+        sim.want(KEY)
+        await sim.settle()
+        await sim.restart()
+        await sim.settle()
+        assert sim.storage.version == before, f"writes although nothing has changed: {sim.storage.writes[-5:]}"
+
+    def evict_from_dead_nodes(self) -> None:
+        """Do as Kubernetes does with pods on nodes that stay silent."""
+        for pod in self.living():
+            if pod["spec"].get("nodeName") in self.sim.controllers.dead_nodes:
+                self.sim.evict(pod, "DeletionByTaintManager")
+
+
+def check_status(change: Change) -> None:
+    """Terminal is final, the ledger only grows, and the budget is kept."""
+    assert change.before is not None
+    assert change.after is not None
+    before, after = (msgspec.convert(raw.get("status") or {}, Status) for raw in (change.before, change.after))
+    if ended(before):
+        assert after == before, "a job that has ended was changed"
+    assert before.attempt <= after.attempt <= before.attempt + 1, (before.attempt, after.attempt)
+    assert after.restarts.total >= before.restarts.total
+    limit = change.after["spec"]["recovery"]["maxRestarts"]
+    assert 0 <= after.restarts.used <= limit, "more restarts than the budget allows"
+    assert after.restarts.used <= after.restarts.counted
+    assert after.restarts.total == after.restarts.counted + after.restarts.free == max(0, after.attempt - 1)
+
+
+def ended(status: Status) -> bool:
+    return c.is_true(status.conditions, c.SUCCEEDED) or c.is_true(status.conditions, c.FAILED)
+
+
+def test_any_life() -> None:
+    run_state_machine_as_test(Life, settings=examples(40, stateful_step_count=25))
