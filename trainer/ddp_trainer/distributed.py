@@ -81,7 +81,9 @@ class DistributedConfig:
     timeout_seconds: float = option(
         600.0, "how long a collective may wait for a rank", flag="--collective-timeout-seconds"
     )
-    bucket_mb: float = option(25.0, "size of DDP's gradient buckets in MiB")
+    bucket_mb: float | None = option(
+        None, "size of DDP's gradient buckets in MiB (default 25; with compression 5, so that sending begins early)"
+    )
     bucket_view: bool = option(True, "let gradients live in DDP's buckets, which saves a copy of them")
     static_graph: bool = option(False, "promise DDP that every step uses the same parameters")
     compression: str = option(
@@ -99,7 +101,10 @@ class DistributedConfig:
             "give seconds, for example 600",
         )
         require(
-            self.bucket_mb > 0, "distributed.bucket_mb", f"{self.bucket_mb} is not positive", "give MiB, for example 25"
+            self.bucket_mb is None or self.bucket_mb > 0,
+            "distributed.bucket_mb",
+            f"{self.bucket_mb} is not positive",
+            "give MiB, for example 25",
         )
         require(
             not (self.backend == "nccl" and self.device == "cpu"),
