@@ -74,7 +74,8 @@ def make_root(folder: Path) -> None:
     )
     found = {Path(name) for name in re.findall(r"(/\S+\.so\S*) \(0x", asked.stdout)}
     # Wheels are linked to the older parts of the C library, too.
-    parts = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libm.so.6", "libgcc_s.so.1")
+    parts = ("libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1", "libm.so.6", "libgcc_s.so.1",
+             "libstdc++.so.6")  # fmt: skip
     found |= {path.with_name(part) for path in found if path.name == "libc.so.6" for part in parts}
     for shared in sorted(path for path in found if path.exists()):
         target = folder / str(shared).lstrip("/")
