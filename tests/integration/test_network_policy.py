@@ -7,6 +7,7 @@ connections are tried. What this does not show is that a certain cluster's plug-
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -42,9 +43,17 @@ def _possible() -> None:
     lacking = [name for name in ("unshare", "ip", "nft") if shutil.which(name) is None]
     if lacking:
         pytest.skip(f"not found: {', '.join(lacking)}")
-    tried = subprocess.run([*UNSHARE, "nft", "add", "table", "inet", "a"], capture_output=True, text=True)
-    if tried.returncode:
-        pytest.skip(f"no network namespaces here: {tried.stderr.strip()}")
+    request = {"addresses": ["10.1.0.1"], "ports": {"tcp": [], "udp": []}, "ruleset": "table inet a {}", "probes": []}
+    tried = run_network(request)
+    if re.search(r"not permitted|[Pp]ermission denied|[Rr]ead-only|No such device|not supported", tried.stderr):
+        pytest.skip(f"no network namespaces here: {tried.stderr.strip().splitlines()[-1]}")
+    assert tried.returncode == 0, tried.stderr
+
+
+def run_network(request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Run the network of a request, in namespaces of its own."""
+    command = [*UNSHARE, sys.executable, str(Path(pod_network.__file__))]
+    return subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=120)
 
 
 @cache
@@ -98,10 +107,7 @@ def probe(ruleset: str, probes: list[Probe]) -> dict[Probe, bool]:
         "ruleset": ruleset,
         "probes": [(order.index(source), known[to].address, kind, port) for source, to, kind, port in probes],
     }
-    done = subprocess.run(
-        [*UNSHARE, sys.executable, Path(pod_network.__file__)],
-        input=json.dumps(request), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_network(request)
     assert done.returncode == 0, done.stderr
     return dict(zip(probes, json.loads(done.stdout), strict=True))
 
