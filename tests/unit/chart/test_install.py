@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +20,9 @@ from ddp_operator.settings import Settings
 from tests.integration.apiserver import ControlPlane
 from tests.integration.running_operator import RunningOperator
 
-from .rendering import CHART, CI_FILES, ROOT, of_kind, read_values, render
+from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render
 from .test_kustomize import INSTALLABLE, build
+from .test_rendering import submitted
 
 pytestmark = pytest.mark.apiserver
 
@@ -121,6 +126,49 @@ def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPla
     ):  # fmt: skip
         asked = plane.kubectl("auth", "can-i", verb, resource, "-n", namespace, subject, check=False)
         assert asked.stdout.strip() == "no", (verb, resource, namespace)
+
+
+def test_program_of_the_helm_test_may_do_what_it_does_and_no_more(plane: ControlPlane, tmp_path: Path) -> None:
+    """Under its own account, at a server that checks rights; the test plays the operator's part."""
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
+    plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+    plane.kubectl("create", "namespace", "tested")
+    hooks = [found for found in render(name="t", namespace="tested") if is_test(found) and found["kind"] != "Pod"]
+    plane.kubectl("apply", "-n", "tested", "-f", "-", stdin=yaml.safe_dump_all(hooks))
+    (account,) = (found["metadata"]["name"] for found in of_kind(hooks, "ServiceAccount"))
+    kubeconfig = plane.account("tested", account)
+    shutil.copy(kubeconfig.parent / f"tested.{account}.token", tmp_path / "token")
+    shutil.copy(kubeconfig.parent / "pki/ca.crt", tmp_path / "ca.crt")
+    (tmp_path / "job.json").write_text(submitted(hooks))
+    program = subprocess.Popen(
+        [sys.executable, CHART / "files/helm_test.py", tmp_path / "job.json", "60"],
+        env=os.environ | {"KUBERNETES_SERVER": plane.url, "SERVICE_ACCOUNT": str(tmp_path)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        (job,) = until(lambda: get(plane, "ddp", "-n", "tested")["items"], "the program submits its job")
+        status = json.dumps({"status": {"phase": "Succeeded"}})
+        plane.kubectl(
+            "patch",
+            "ddp",
+            job["metadata"]["name"],
+            "-n",
+            "tested",
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            status,
+        )
+        output, _ = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.communicate()
+    assert (program.returncode, output.splitlines()[-1]) == (0, "Succeeded"), output
+    assert get(plane, "ddp", "-n", "tested")["items"] == []
+    for verb, resource in (("create", "pods"), ("get", "secrets"), ("list", "ddptrainingjobs"), ("create", "jobs")):
+        subject = f"--as=system:serviceaccount:tested:{account}"
+        asked = plane.kubectl("auth", "can-i", verb, resource, "-n", "tested", subject, check=False)
+        assert asked.stdout.strip() == "no", (verb, resource)
 
 
 @pytest.mark.parametrize("name", ["default", "locked-down", "foreign-account"])
