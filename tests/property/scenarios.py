@@ -80,9 +80,9 @@ async def lose_a_node(sim: Simulation) -> None:
     await train(sim, recovery={"forceDeleteAfterSeconds": 10})
     lost = sim.pods()[1]
     sim.lose_node(lost["spec"]["nodeName"])
-    await sim.settle(30)
+    await sim.settle(15)
     sim.evict(lost, "DeletionByTaintManager")
-    await sim.settle(60)
+    await sim.settle(15)
     await train(sim)
     await finish(sim)
 
@@ -143,22 +143,24 @@ async def pass_away(sim: Simulation) -> None:
     await sim.settle(10)
 
 
-SCENARIOS: tuple[Scenario, ...] = (
-    succeed,
-    fail_once,
-    exhaust_the_budget,
-    make_a_mistake,
-    run_out_of_memory,
-    be_evicted,
-    lose_a_node,
-    resize,
-    resize_in_place,
-    suspend_and_resume,
-    stop_in_a_queue,
-    mend,
-    be_made_again,
-    pass_away,
-)
+ENDS: dict[Scenario, tuple[str, int, int] | None] = {
+    succeed: ("Succeeded", 1, 0),
+    fail_once: ("Succeeded", 2, 1),
+    exhaust_the_budget: ("Failed", 2, 1),
+    make_a_mistake: ("Failed", 1, 0),
+    run_out_of_memory: ("Succeeded", 2, 1),
+    be_evicted: ("Succeeded", 1, 0),
+    lose_a_node: ("Succeeded", 2, 0),
+    resize: ("Succeeded", 2, 0),
+    resize_in_place: ("Succeeded", 1, 0),
+    suspend_and_resume: ("Succeeded", 1, 0),
+    stop_in_a_queue: ("Pending", 1, 0),
+    mend: ("Succeeded", 1, 0),
+    be_made_again: ("Succeeded", 1, 0),
+    pass_away: None,
+}
+"""Each scenario's phase, attempt and counted restarts in the end; None: the job is gone."""
+SCENARIOS = tuple(ENDS)
 
 
 def end_of(sim: Simulation) -> Any:

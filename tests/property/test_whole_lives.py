@@ -72,7 +72,7 @@ pages = st.one_of(
         st.integers(0, 50),
     ),
 )
-faults = st.sampled_from([None, None, None, "kill", 409, 410, 429, 500, 503, 401, "drop", "lost answer"])
+faults = st.sampled_from([None, None, "kill", "kill", 409, 410, 429, 500, 503, 401, 403, 422, "drop", "lost answer"])
 ends = st.one_of(
     st.just((0, "", "")),
     st.tuples(

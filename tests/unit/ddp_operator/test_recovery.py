@@ -271,6 +271,20 @@ class TestLostNode:
         assert [type(action) for action in decision.actions] == [FailPod]
         assert decision.status == ended
 
+    @pytest.mark.parametrize(
+        ("grace", "reason", "again"), [(None, "NodeLost", True), (150, "NodeLost", True), (0, "NodeLost", False),
+                                       (150, "Evicted", False)],
+        ids=["not deleted", "in its grace time", "on its way", "another's word"],
+    )  # fmt: skip
+    def test_pod_that_was_declared_failed_and_not_removed_is_freed_again(
+        self, grace: int | None, reason: str, again: bool
+    ) -> None:
+        deletion = {} if grace is None else {"deleting": True, "grace": grace}
+        half = child_pod(1, "Failed", node="node-b", status={"reason": reason, "message": "silent"}, **deletion)
+        decision = run(half, status=replace(STARTED, attempt=2, failed_nodes=("node-b",)), jobs=[FAILED])
+        found = [action for action in decision.actions if isinstance(action, FailPod)]
+        assert found == ([FailPod("train-1-1-abcde", "uid-train-1-1-abcde", "silent")] if again else [])
+
     def test_pod_that_the_taint_manager_or_the_collector_took_was_lost_with_its_node(self) -> None:
         for reason in ("DeletionByTaintManager", "DeletionByPodGC"):
             decision = run(child_pod(0), child_pod(1, disrupted=reason, node="node-b"))
