@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND
-from tests.drills.core import Outcome, Perished, drill
-from tests.drills.scene import PATIENCE, Scene
-from tests.integration.apiserver import free_ports
+from tests.drills.core import NotHere, Outcome, Perished, drill
+from tests.drills.scene import PATIENCE, ROOT, Scene
+from tests.integration.apiserver import ControlPlane, find_binary, free_ports
 from tests.integration.conftest import job_manifest
 from tests.integration.operator_process import OperatorProcess
 from tests.standin import StandIn, World
@@ -109,6 +110,45 @@ async def _api_down(scene: Scene, seconds: float) -> Outcome:
         if status["lastFailure"]["node"] != 1:
             raise Perished(f"status does not blame pod 1: {status['lastFailure']}")
     return Outcome(seconds=taken, note="recovery: from the server's return to the next attempt's Job")
+
+
+@drill("api-frozen", "a real kube-apiserver stands still for 60 s, then goes on; a pod fails after that", trains=False)
+def api_frozen(scene: Scene) -> Outcome:
+    if not all(find_binary(name) for name in ("etcd", "kube-apiserver", "kube-controller-manager")):
+        raise NotHere("needs etcd, kube-apiserver and kube-controller-manager in KUBEBUILDER_ASSETS")
+    return asyncio.run(_api_frozen(scene, 6.0 if scene.fast else 60.0))
+
+
+async def _api_frozen(scene: Scene, seconds: float) -> Outcome:
+    with ControlPlane(scene.folder) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
+        plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        (port,) = free_ports(1)
+        with OperatorProcess(plane.admin, scene.folder / "operator.log", port=port, env=scene.marks) as operator:
+            async with World(plane.admin) as world:
+                await world.create(job_manifest(NAME))
+                for index in (0, 1):
+                    await world.run_pod(f"{NAME}-1", index)
+                await world.phase(NAME, "Running")
+                plane.signal("kube-apiserver", signal.SIGSTOP)
+                await asyncio.sleep(seconds)
+                plane.signal("kube-apiserver", signal.SIGCONT)
+                await world.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE)
+                failed = time.monotonic()
+                await world.child_job(f"{NAME}-2")
+                taken = time.monotonic() - failed
+                for index in (0, 1):
+                    await world.end_deleted_pods()
+                    await world.run_pod(f"{NAME}-2", index)
+                for index in (0, 1):
+                    await world.finish_pod(f"{NAME}-2", index)
+                status = (await world.phase(NAME, "Succeeded"))["status"]
+                jobs = [job["metadata"]["name"] for job in await world.list("Job")]
+            if operator.process is None or operator.process.poll() is not None:
+                raise Perished(f"the operator ended\n{operator.log[-4000:]}")
+    if sorted(jobs) != [f"{NAME}-1", f"{NAME}-2"] or status["restarts"]["counted"] != 1:
+        raise Perished(f"{jobs}, {status}")
+    return Outcome(seconds=taken, note="recovery: from the failure after it to the next attempt's Job")
 
 
 @drill("api-recreated", "the resource is deleted and made anew at once under its name", fast=True, trains=False)

@@ -82,6 +82,7 @@ class Farm(LocalCluster):
         super().__init__(folder, folder / "claims", environ=environ, gpu_ids=())
         self.queue: WorkQueue[Key] = WorkQueue(Reconciler(self).reconcile, workers=16)
         self._waiting: dict[str, asyncio.Event] = {}
+        self._logs = folder / "logs"
 
     async def run_job(self, manifest: Mapping[str, Any]) -> None:
         """Run a job to its end, delete it, and wait until nothing of it is left. Raises: AssertionError."""
@@ -106,7 +107,8 @@ class Farm(LocalCluster):
             async with asyncio.timeout(PATIENCE):
                 await changed.wait()
         except TimeoutError:
-            raise AssertionError(f"waited in vain for {what}") from None
+            logs = [f"--- {path.name} ---\n{path.read_text()[-2000:]}" for path in self._logs.glob("*.log")]
+            raise AssertionError("\n".join([f"waited in vain for {what}", *logs[-4:]])) from None
         changed.clear()
 
     def _changed(self, item: Mapping[str, Any], gone: bool) -> None:
@@ -136,9 +138,10 @@ def build_job(name: str, nodes: int) -> dict[str, Any]:
 
 async def soak_local(folder: Path, in_sequence: int, at_once: int, *, real: bool) -> list[Samples]:
     """Run jobs of two pods one after another, then several rounds of many jobs of one pod at once."""
-    mark, temporary = uuid.uuid4().hex, folder / "tmp"
+    mark, temporary, meeting = uuid.uuid4().hex, folder / "tmp", folder / "meeting"
     temporary.mkdir()
-    environ = os.environ | {MARK: mark, "TMPDIR": str(temporary)}
+    meeting.mkdir()
+    environ = os.environ | {MARK: mark, "TMPDIR": str(temporary), "DRILL_MEETING": str(meeting)}
     if not real:
         environ["PYTHONPATH"] = os.pathsep.join([str(STUB), environ.get("PYTHONPATH", "")])
     farm = Farm(folder, environ)

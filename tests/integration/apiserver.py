@@ -108,6 +108,11 @@ class ControlPlane(Stoppable):
                 process.wait()
         self._processes.clear()
 
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to one of the programs."""
+        (process,) = (process for its_name, process in self._processes if its_name == name)
+        process.send_signal(number)
+
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator."""
         # A cache of its own: the machine's may describe another server at the same port.

@@ -1,7 +1,7 @@
 """Python finds this at its start: a stand-in for torchrun, so that the soak's jobs need not import PyTorch.
 
-It has as much of torch as the launcher touches, and starts one worker without meeting anybody. What soaks is ours: the
-launcher, its agent and store, the shim, the local cluster.
+It has as much of torch as the launcher touches, meets the other pods in a folder (``DRILL_MEETING``) and starts one
+worker. What soaks is ours: the launcher, its agent and store, the shim, the local cluster.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -52,7 +54,11 @@ class LocalElasticAgent:
     """Starts one worker and waits for it."""
 
     def _rendezvous(self) -> None:
-        pass
+        nodes, place = int(os.environ["DDP_NODES"]), Path(os.environ["DRILL_MEETING"], os.environ["DDP_RUN_ID"])
+        place.mkdir(exist_ok=True)
+        (place / os.environ["JOB_COMPLETION_INDEX"]).touch()
+        while len(list(place.iterdir())) < nodes:
+            time.sleep(0.01)
 
     def _start_workers(self) -> None:
         pass
