@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.drills.core import DRILLS, Drill, NotHere, Perished, Row, build_table
-from tests.drills.floors import measure_floors, train
+from tests.drills.floors import measure_floor, train
 from tests.drills.scene import Scene, Session
 
 MODULES = ("kills", "failures", "disks", "objects", "networks", "surroundings", "servers")
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="NAME", choices=sorted(DRILLS), help="this drill only")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="how often each; default: 1")
     parser.add_argument("--fast", action="store_true", help="a few cheap ones, and short waits")
-    parser.add_argument("--floors", type=int, metavar="N", help="how often each floor is measured; default: 3, fast: 1")
+    parser.add_argument("--no-floors", action="store_true", help="do not measure what starting again takes by hand")
     parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
     parser.add_argument("--list", action="store_true", help="say what there is")
     arguments = parser.parse_args(argv)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     folder = Path(tempfile.mkdtemp(prefix="ddp-drills-"))
     try:
-        return run_all(chosen, folder, runs=arguments.runs, fast=arguments.fast, floors=arguments.floors)
+        return run_all(chosen, folder, runs=arguments.runs, fast=arguments.fast, floors=not arguments.no_floors)
     finally:
         if arguments.keep:
             print(f"kept: {folder}")
@@ -45,20 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_all(chosen: Sequence[Drill], folder: Path, *, runs: int, fast: bool, floors: int | None) -> int:
+def run_all(chosen: Sequence[Drill], folder: Path, *, runs: int, fast: bool, floors: bool) -> int:
     """Make the drills in order; return the exit code."""
     session = Session(folder)
-    found: dict[str, float] = {}
     if any(one.trains for one in chosen):
-        found = prepare(session, repeats=floors if floors is not None else 1 if fast else 3)
-        print("floors by hand: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found.items()), flush=True)
+        session.reference = train(folder / "reference")
     rows = []
     for one in chosen:
         row = Row(one)
         rows.append(row)
         for _ in range(runs):
             run_once(row, session, fast=fast)
-    print(f"\n{build_table(rows, found)}")
+            if floors and row.outcomes and row.outcomes[-1].floor and row.outcomes[-1].by_hand is None:
+                assert session.reference is not None
+                own = folder / f"floor-{one.name}-{len(row.outcomes)}"
+                row.outcomes[-1].by_hand = measure_floor(row.outcomes[-1].floor, own, session.reference)
+    print(f"\n{build_table(rows)}")
     failed = [(row.drill.name, problem) for row in rows for problem in row.problems]
     for name, problem in failed:
         print(f"\n{name}: {problem}", file=sys.stderr)
@@ -83,12 +85,6 @@ def run_once(row: Row, session: Session, *, fast: bool) -> None:
     finally:
         scene.close()
     print(f"{row.drill.name}: {word} ({time.monotonic() - since:.0f} s)", flush=True)
-
-
-def prepare(session: Session, *, repeats: int) -> dict[str, float]:
-    """Make the uninterrupted run that all others are held against, and the floors."""
-    session.reference = train(session.folder / "reference")
-    return measure_floors(session.folder, session.reference, repeats=repeats) if repeats else {}
 
 
 def _is_chosen(one: Drill, only: Sequence[str] | None, fast: bool) -> bool:

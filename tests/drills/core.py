@@ -24,7 +24,8 @@ class Outcome:
     """What one run of a drill gave. ``floor`` names the floor of its recovery: ranks, agents or none.
 
     ``lost``: steps made once more; ``seconds``: from the fault to the next new step; None where there is nothing to
-    measure. ``waits``: seconds of these that the fault itself lasts, or that the job's own limits ask for.
+    measure. ``waits``: seconds of these that the fault itself lasts, or that the job's own limits ask for. ``by_hand``:
+    the floor, as it was measured right after the drill.
     """
 
     lost: int | None = None
@@ -32,6 +33,7 @@ class Outcome:
     floor: str = ""
     waits: float = 0.0
     note: str = ""
+    by_hand: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,23 +81,23 @@ class Row:
 COLUMNS = ("drill", "runs", "survived", "steps lost", "recovery", "floor", "ratio", "")
 
 
-def build_table(rows: Sequence[Row], floors: dict[str, float]) -> str:
+def build_table(rows: Sequence[Row]) -> str:
     """Return the table, and the closing line."""
-    cells = [COLUMNS, *(_cells(row, floors) for row in rows)]
+    cells = [COLUMNS, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     tried, survived = sum(row.tried for row in rows), sum(len(row.outcomes) for row in rows)
     return "\n".join([*lines, "", f"DRILLS {survived}/{tried}"])
 
 
-def _cells(row: Row, floors: dict[str, float]) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     if row.not_here:
         return (row.drill.name, "0", "-", "-", "-", "-", "-", f"not run here: {row.not_here}")
     lost = [outcome.lost for outcome in row.outcomes if outcome.lost is not None]
     timed = [outcome for outcome in row.outcomes if outcome.seconds is not None]
     taken = statistics.median([outcome.seconds or 0.0 for outcome in timed]) if timed else None
-    known = [outcome for outcome in timed if outcome.floor in floors]
-    floor = statistics.median([floors[outcome.floor] + outcome.waits for outcome in known]) if known else None
+    floors = [outcome.by_hand + outcome.waits for outcome in timed if outcome.by_hand is not None]
+    floor = statistics.median(floors) if floors else None
     notes = list(dict.fromkeys(outcome.note for outcome in row.outcomes if outcome.note))
     return (
         row.drill.name,

@@ -93,6 +93,9 @@ def _memory_group(scene: Scene) -> tuple[str, str, str]:
         group.mkdir()
         scene.on_leaving(lambda: _remove_group(group))
         (group / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(_LIMIT))
+        swap, room = (group / "memory.swap.max", 0) if v2 else (group / "memory.memsw.limit_in_bytes", _LIMIT)
+        if swap.exists():
+            swap.write_text(str(room))
         script = _IN_V2 if v2 else _IN_V1
         probe = ["unshare", "-m", "sh", "-c", script, str(group), "true"]
         subprocess.run(probe, check=True, capture_output=True)

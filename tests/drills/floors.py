@@ -13,7 +13,6 @@ import contextlib
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -39,24 +38,14 @@ def train(folder: Path) -> Path:
     return folder / "ckpt"
 
 
-def measure_floors(folder: Path, checkpoints: Path, *, repeats: int) -> dict[str, float]:
-    """Return seconds from the start to the first new step, medians; from the middle one of some checkpoints."""
-    ways: dict[str, Begin] = {"ranks": start_ranks, "agents": start_agents}
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+def measure_floor(name: str, folder: Path, checkpoints: Path) -> float:
+    """Return seconds from the start to the first new step, beginning at the middle one of some checkpoints."""
     names = sorted(path.stem for path in checkpoints.glob("step-*.pt"))
-    for number in range(repeats):
-        for name, begin in ways.items():
-            own = folder / f"floor-{name}-{number}"
-            (own / "ckpt").mkdir(parents=True)
-            for suffix in (".pt", ".json"):
-                shutil.copy(checkpoints / f"{names[len(names) // 2]}{suffix}", own / "ckpt")
-            taken[name].append(_time_first_step(own, begin))
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
-def _time_first_step(folder: Path, begin: Begin) -> float:
+    (folder / "ckpt").mkdir(parents=True)
+    for suffix in (".pt", ".json"):
+        shutil.copy(checkpoints / f"{names[len(names) // 2]}{suffix}", folder / "ckpt")
     since, witness = time.monotonic(), folder / "witness" / "steps-0"
-    with _by_hand(folder, begin) as started:
+    with _by_hand(folder, WAYS[name]) as started:
         while not witness.exists() or not witness.read_text().endswith("\n"):
             if time.monotonic() - since > PATIENCE or any(process.poll() for process in started):
                 raise Perished("training by hand does not begin; see " + str(folder / "output"))
@@ -103,3 +92,6 @@ def start_agents(command: Sequence[str], env: dict[str, str], output: IO[bytes])
 
 def _start(command: Sequence[str], env: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=env, stdout=output, stderr=output)
+
+
+WAYS: dict[str, Begin] = {"ranks": start_ranks, "agents": start_agents}

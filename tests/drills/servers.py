@@ -135,10 +135,13 @@ async def _api_frozen(scene: Scene, seconds: float) -> Outcome:
                 plane.signal("kube-apiserver", signal.SIGCONT)
                 await world.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE)
                 failed = time.monotonic()
-                await world.child_job(f"{NAME}-2")
+                while await world.get("Job", f"{NAME}-2") is None:
+                    if time.monotonic() - failed > PATIENCE:
+                        raise Perished(f"no next attempt\n{operator.log[-4000:]}")
+                    await world.end_deleted_pods()  # nothing else here is a kubelet
+                    await asyncio.sleep(0.05)
                 taken = time.monotonic() - failed
                 for index in (0, 1):
-                    await world.end_deleted_pods()
                     await world.run_pod(f"{NAME}-2", index)
                 for index in (0, 1):
                     await world.finish_pod(f"{NAME}-2", index)

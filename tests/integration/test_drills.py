@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
 
 
 def test_the_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:
-    assert drills.main(["--fast", "--floors", "0"]) == 0, "".join(capsys.readouterr())
+    assert drills.main(["--fast", "--no-floors"]) == 0, "".join(capsys.readouterr())
     assert "DRILLS 2/2" in capsys.readouterr().out
 
 
@@ -36,7 +36,7 @@ def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: py
 
     chosen = [Drill("good", "", lambda scene: Outcome(3, 4.0, "ranks"), trains=False)]
     chosen += [Drill("bad", "", perish, trains=False), Drill("absent", "", lack, trains=False)]
-    assert drills.run_all(chosen, tmp_path, runs=2, fast=True, floors=0) == 1
+    assert drills.run_all(chosen, tmp_path, runs=2, fast=True, floors=False) == 1
     told = capsys.readouterr()
     assert "DRILLS 2/4" in told.out
     assert "absent  0     -" in told.out
@@ -46,8 +46,8 @@ def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: py
 
 def test_the_table_holds_recoveries_against_their_floors() -> None:
     drill = Drill("one", "", lambda scene: Outcome())
-    row = Row(drill, outcomes=[Outcome(2, 6.0, "ranks", waits=1.0), Outcome(5, 8.0, "ranks", waits=1.0)])
-    _, line, _, last = build_table([row], {"ranks": 4.0}).splitlines()
+    waited = [Outcome(2, 6.0, "ranks", waits=1.0, by_hand=3.0), Outcome(5, 8.0, "ranks", waits=1.0, by_hand=5.0)]
+    _, line, _, last = build_table([Row(drill, waited)]).splitlines()
     assert line.split() == ["one", "2", "2", "2-5", "7.0", "s", "5.0", "s", "1.40"]
     assert last == "DRILLS 2/2"
 
