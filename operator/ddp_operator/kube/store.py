@@ -93,6 +93,10 @@ class Store:
         if entry is None or entry.uid != uid:
             return None
         self._drop(ident, entry)
+        if kind == KIND:
+            # The garbage collector takes its children, and no watch will tell of these.
+            for child in [one for one in self._children.get(entry.key, ()) if one[0] in UNWATCHED_KINDS]:
+                self._drop(child, self._objects[child])
         return entry.key
 
     def snapshot(self, key: Key) -> Snapshot | None:

@@ -115,6 +115,22 @@ def test_a_child_moves_with_its_label() -> None:
     assert snapshot.pods == ()
 
 
+def test_of_a_deleted_resource_nothing_is_kept_that_no_watch_would_end() -> None:
+    store = Store()
+    for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy"):
+        store.apply(kind, child(kind, "digits-1", 5))
+        store.apply(kind, child(kind, "other-1", 5, job="other"))
+    store.apply(KIND, resource(6))
+    assert store.bury(KIND, "team", "digits", "another uid") is None
+    assert len(store) == 11
+    assert store.remove(KIND, resource(7)) == KEY
+    assert sorted(kind for kind in ("Job", "Pod", "Service") if store.entry(kind, "team", "digits-1")) == ["Job", "Pod"]
+    store.remove("Job", child("Job", "digits-1", 8))
+    store.remove("Pod", child("Pod", "digits-1", 9))
+    assert len(store) == 5, "those of the other job"
+    assert store.apply("Service", child("Service", "digits-1", 10, uid="anew")) == KEY
+
+
 def test_graves_are_bounded() -> None:
     store = Store()
     for number in range(TOMBSTONES + 10):
