@@ -2130,7 +2130,8 @@ class Launcher:
     def _show_stacks(self, workers: list[dict[str, Any]]) -> dict[int, Stack]:
         """Write the Python stacks of all ranks to the log; returns those of their main threads by local rank."""
         places = {one["localRank"]: os.path.join(self.pod.runtime, "stacks", str(one["localRank"])) for one in workers}
-        asked = [one for one in workers if one.get("kind") != "program" and os.path.exists(places[one["localRank"]])]
+        able = [one for one in workers if one.get("kind") != "program" and process_state(one["pid"]) not in ("T", "t")]
+        asked = [one for one in able if os.path.exists(places[one["localRank"]])]
         before = {one["localRank"]: os.path.getsize(places[one["localRank"]]) for one in asked}
         for one in asked:  # a program other than Python would be ended by it
             self._kill(one["pid"], signal.SIGUSR1)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.drills import __main__ as drills
 from tests.drills.core import Drill, NotHere, Outcome, Perished, Row, build_table
+from tests.drills.scene import ROOT
 from tests.drills.soak import Samples, soak_local
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
@@ -25,6 +26,14 @@ async def test_a_small_soak_ends_and_leaves_nothing(tmp_path: Path) -> None:
     for samples in (sequence, at_once):
         for name in ("processes", "temporary files", "objects kept"):
             assert set(samples.figures[name]) == {0}
+
+
+def test_every_drill_is_in_the_page_about_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert drills.main(["--list"]) == 0
+    names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    page = (ROOT / "docs" / "drills.md").read_text(encoding="utf-8")
+    assert {word for word in names if f"| `{word}` |" not in page} == set()
+    assert len(names) == page.count("1/1 |")
 
 
 def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
