@@ -92,6 +92,7 @@ class Reconciler:
         self._progress_interval = progress_interval
         self._on_mark = on_mark
         self._memory: defaultdict[Key, _Memory] = defaultdict(_Memory)
+        self._waiting: set[Key] = set()
 
     async def reconcile(self, key: Key) -> float | None:
         """Make one pass.
@@ -101,7 +102,7 @@ class Reconciler:
         """
         snapshot = await self._cluster.observe(key)
         if snapshot is None:
-            self._memory.pop(key, None)
+            self._forget(key)
             return None
         try:
             job = parse_resource(snapshot.resource)
@@ -119,6 +120,7 @@ class Reconciler:
         observation = replace(
             observation,
             nodes=await self._ask_nodes(job, observation),
+            waiting=len(self._waiting),
             troubles=await self._ask_events(key, job, snapshot, observation),
         )
         observation = await self._compare_ranks(key, job, observation)
@@ -226,7 +228,9 @@ class Reconciler:
         uids = () if is_finished(job.status) else waiting.in_doubt(job, observation, now)
         if not uids:
             memory.asked = None
+            self._waiting.discard(key)
             return {}
+        self._waiting.add(key)
         interval = waiting.next_question(job, observation, now) or 0.0
         if memory.asked is not None and _seconds(now, memory.asked[0]) < interval * 0.9:
             return memory.asked[1]
@@ -288,8 +292,12 @@ class Reconciler:
                 return _AFTER_CONFLICT
             await self._tell(snapshot, job.status, decision.status)
         if is_finished(decision.status):
-            self._memory.pop(key, None)
+            self._forget(key)
         return decision.requeue_after
+
+    def _forget(self, key: Key) -> None:
+        self._memory.pop(key, None)
+        self._waiting.discard(key)
 
     async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> None:
         """Say Accepted=False about a spec that this version cannot read (an older or newer CRD let it in)."""

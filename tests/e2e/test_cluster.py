@@ -118,6 +118,28 @@ def test_a_bad_template_is_refused_in_status_before_any_child(cluster: Cluster) 
     assert cluster.kubectl("get", "job,svc", "-l", "ddp-operator.dev/job-name=bad", "-o", "name").stdout == ""
 
 
+def test_an_image_that_is_not_there_is_told_once(cluster: Cluster) -> None:
+    job = adapt(DIGITS, "imageless")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container |= {"image": "localhost/nobody/has-this:1", "imagePullPolicy": "IfNotPresent"}
+    assert cluster.apply(job).returncode == 0
+    said: set[str] = set()
+    seen: list[str] = []
+
+    def told_through_a_pause() -> bool:
+        """Look at what the kubelet says of one pod, and at what the status makes of it, until a second try."""
+        for pod in sorted(cluster.pods("imageless"), key=lambda pod: str(pod.metadata.name))[:1]:
+            for state in pod.status.container_statuses or ():
+                if state.state.waiting is not None and state.state.waiting.reason not in seen[-1:]:
+                    seen.append(state.state.waiting.reason)
+        scheduled = [c for c in cluster.status("imageless").get("conditions", ()) if c["type"] == "Scheduled"]
+        said.update(c["message"] for c in scheduled if c["reason"] == "ImagePull" and "and 1 more" in c["message"])
+        return bool(said) and seen.count("ImagePullBackOff") >= 1 and seen[-1] == "ErrImagePull"
+
+    cluster.until(told_through_a_pause, "a try, a pause and another try")
+    assert len(said) == 1, said
+
+
 def test_deletion_leaves_nothing(cluster: Cluster) -> None:
     assert cluster.apply(adapt(DIGITS)).returncode == 0
     cluster.phase("digits", "Running")

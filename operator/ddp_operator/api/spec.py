@@ -164,7 +164,8 @@ class Scheduling(_Fields, frozen=True, kw_only=True):
         Literal["None", "Coscheduling", "Volcano"],
         Meta(
             description="All pods of an attempt start or none. Coscheduling: the scheduler plug-in's PodGroup. "
-            "Volcano: Volcano's PodGroup. None: pods are scheduled one by one (Kueue admits them together anyway)."
+            "Volcano: Volcano's PodGroup. None: as the cluster does it, one by one (Kueue admits them together anyway, "
+            "and so does Kubernetes' own gang scheduling where it is switched on)."
         ),
     ] = "None"
     scheduler_name: Annotated[

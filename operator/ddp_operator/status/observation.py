@@ -121,7 +121,8 @@ class Observation:
 
     ``strays`` are pods whose Job is gone: of a former attempt, or of a deleted resource of the same name. While one
     is alive it holds its GPUs and may still write checkpoints. ``asked`` tells a page that did not answer from one
-    that was not asked for. ``service``: the Service is there, without which a replaced pod finds nobody.
+    that was not asked for. ``service``: the Service is there, without which a replaced pod finds nobody. ``waiting``:
+    how many jobs of the cluster have something in doubt that others are asked about.
     """
 
     jobs: tuple[JobView, ...] = ()
@@ -134,6 +135,7 @@ class Observation:
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     stragglers: tuple[Straggler, ...] | None = None
+    waiting: int = 0
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""

@@ -22,6 +22,8 @@ from ddp_operator.status.termination import format_time, parse_time
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)
 _LEAST, _MOST = 10.0, 300.0
+# All jobs that wait share so many looks a second.
+_LOOKS_A_SECOND = 5.0
 _MAX_ASKED = 3
 _MAX_WORDS = 1024
 _TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling")
@@ -30,6 +32,8 @@ _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
 # What kubelets before 1.32 say between two tries to pull an image.
 _PAUSE = "Back-off pulling image "
+# What the scheduler of Kubernetes 1.36 says of a pod that could be placed if it were not for the rest of its gang.
+_GANG_WAITS = "pod group is unschedulable, waiting for "
 
 
 def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int) -> Fact:
@@ -41,7 +45,8 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     current = c.newest_by_index(pods)
     waiting = [(pod, *why) for pod in current.values() if pod.alive and (why := _why(pod, observation))]
     if waiting:
-        pod, reason, message = waiting[0]
+        # Of a gang most pods say no more than that they wait for the others: the scheduler's word on one tells why.
+        pod, reason, message = min(waiting, key=lambda item: item[2].startswith(_GANG_WAITS))
         others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
         before = c.find(job.status.conditions, c.SCHEDULED)
         if message.startswith(_PAUSE) and before and before.reason == reason and pod.name in before.message:
@@ -81,7 +86,7 @@ def next_question(job: DDPTrainingJob, observation: Observation, now: datetime) 
     waited = now - min(since)
     if waited < _PATIENCE:
         return max(1.0, (_PATIENCE - waited).total_seconds())
-    return min(_MOST, max(_LEAST, waited.total_seconds() / 2))
+    return max(min(_MOST, max(_LEAST, waited.total_seconds() / 2)), observation.waiting / _LOOKS_A_SECOND)
 
 
 def view_trouble(events: Iterable[Mapping[str, Any]]) -> Trouble | None:

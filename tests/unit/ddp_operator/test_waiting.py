@@ -108,6 +108,17 @@ class TestWords:
         pod = child_pod(0, "Pending", status={"conditions": [waiting]})
         assert say(pod) == (reason, f"train-1-0-abcde: {message}")
 
+    def test_of_a_gang_the_pod_for_which_there_is_no_room_says_why(self) -> None:
+        waits = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, one or more plugins"
+
+        def pod(index: int, message: str) -> Any:
+            waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+            return child_pod(index, "Pending", status={"conditions": [waiting]})
+
+        said = say(pod(0, waits), pod(1, "0/2 nodes are available: 2 Insufficient cpu."))
+        words = "train-1-1-abcde (and 1 more pods): 0/2 nodes are available: 2 Insufficient cpu."
+        assert said == ("Unschedulable", words)
+
     def test_other_trouble_of_a_kubelet(self) -> None:
         said = say(bound(0), bound(1), troubles={"uid-train-1-0-abcde": Trouble("FailedCreatePodSandBox", "no CNI")})
         assert said == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
@@ -148,6 +159,13 @@ class TestAsking:
         wanted = next_question(*see(), NOW + timedelta(seconds=seconds))
         assert wanted is not None
         assert 1 <= wanted <= 300
+
+    @pytest.mark.parametrize(("others", "wanted"), [(1, 50), (100, 50), (1000, 200), (10_000, 2000)])
+    def test_is_shared_out_among_the_jobs_that_wait(self, others: int, wanted: float) -> None:
+        typed, seen = see()
+        assert next_question(typed, replace(seen, waiting=others), NOW + timedelta(seconds=100)) == wanted
+        # The first look is not put off by others.
+        assert next_question(typed, replace(seen, waiting=others), NOW + timedelta(seconds=1)) == 4
 
     def test_about_a_job_that_waits_in_a_queue(self) -> None:
         queued = see(jobs=[child_job(suspend=True)], labels=QUEUED)
