@@ -93,7 +93,7 @@ def decide(
             cause = blame_image(status.attempt, pods, now)
             return ledger.fail(job, pods, cause, c.PENDING_DEADLINE_EXCEEDED, words, now)
     if job.spec.nodes != status.attempt_nodes and refusal is None:
-        if attempt_job is not None and _follows_size(job, attempt_job):
+        if attempt_job is not None and _follows_size(job, attempt_job, pods):
             return ledger.resize_in_place(job, observation, now)
         return ledger.resize(job, observation, now)
     blocked = _blocked_by_avoidance(job, pods)
@@ -212,9 +212,13 @@ def keeps_job(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> bool:
     return job.queued
 
 
-def _follows_size(job: DDPTrainingJob, attempt_job: JobView) -> bool:
-    """Tell whether the Job of an elastic job can be given another size. Kueue alone changes that of what it queues."""
-    return job.spec.elastic is not None and not job.queued and not attempt_job.finished and not attempt_job.deleting
+def _follows_size(job: DDPTrainingJob, attempt_job: JobView, pods: tuple[PodView, ...]) -> bool:
+    """Tell whether the Job of an elastic job can be given another size.
+
+    Kueue alone changes that of what it queues, and nobody that of a gang.
+    """
+    fixed = job.spec.elastic is None or job.queued or any(pod.ganged for pod in pods)
+    return not fixed and not attempt_job.finished and not attempt_job.deleting
 
 
 def _reject(job: DDPTrainingJob, refusal: Refusal, now: datetime) -> Decision:
@@ -256,7 +260,7 @@ def _follow(
         waits.append(LATER)  # somebody deletes it: it is made anew once it and its pods are gone
     else:
         actions += _suspend_actions(job, attempt_job)
-        if attempt_job.nodes != job.status.attempt_nodes and _follows_size(job, attempt_job):
+        if attempt_job.nodes != job.status.attempt_nodes and _follows_size(job, attempt_job, pods):
             actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
         if not observation.service and not attempt_job.finished and refusal is None:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))

@@ -79,6 +79,11 @@ class PodView:
         return self.phase not in ("Succeeded", "Failed")
 
     @property
+    def ganged(self) -> bool:
+        """Whether Kubernetes' own gang scheduling has placed it: its Job cannot be given another size then."""
+        return bool((self.raw.get("spec") or {}).get("schedulingGroup"))
+
+    @property
     def avoids_nodes(self) -> bool:
         """True where the operator has kept it off nodes that failed: see ``manifests.pod``."""
         affinity = (self.raw.get("spec") or {}).get("affinity") or {}

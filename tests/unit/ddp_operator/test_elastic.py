@@ -54,6 +54,13 @@ class TestSize:
         decision = run(child_pod(0), nodes=4, labels={"kueue.x-k8s.io/queue-name": "q"})
         assert decision.status.attempt == 2
 
+    def test_is_another_attempts_where_kubernetes_schedules_the_pods_as_a_gang(self) -> None:
+        """The API server refuses to change the parallelism of such a Job."""
+        pods = [child_pod(index, spec={"schedulingGroup": {"podGroupName": "g"}}) for index in range(3)]
+        decision = run(*pods, nodes=4)
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (2, 4)
+        assert (decision.status.restarts.free, decision.status.restarts.counted) == (1, 0)
+
     @pytest.mark.parametrize("view", [{"deleting": True}, {"conditions": {"Failed": ""}}])
     def test_of_a_job_that_ends_is_not_changed(self, view: Any) -> None:
         status = replace(STARTED, attempt_nodes=4)
