@@ -75,8 +75,8 @@ class _Normalise(torch.autograd.Function):
     def forward(
         context: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        dims = [0, *range(2, x.dim())]
-        own_var, own_mean = torch.var_mean(x.float(), dim=dims, correction=0)
+        # What BatchNorm2d's own kernel takes; torch.var_mean needs up to thirty times as long with channels last.
+        own_mean, own_var = torch.batch_norm_update_stats(x.float(), None, None, 0.0)
         own_count = torch.full((1,), float(x.numel() // x.shape[1]))
         mine = torch.cat([own_mean, own_var, own_count])
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
