@@ -105,16 +105,18 @@ class _Normalise(torch.autograd.Function):
         The parameters' gradients stay this rank's own; DDP averages them.
         """
         x, weight, mean, var, count = context.saved_tensors
-        dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            gradients[0], x, weight, mean, var, None, None, False, context.eps, [True, True, True]
+        _, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
+            gradients[0], x, weight, mean, var, None, None, False, context.eps, [False, True, True]
         )
         sums = torch.cat([dbias.float(), dweight.float()])
         dist.all_reduce(sums)
         sum_dy, sum_dy_xhat = sums.div_(count).view(2, -1).unbind(0)
         inverse = torch.rsqrt(var + context.eps)
-        # dx holds weight / sigma * dy; what is left is linear in x: slope * x + offset.
-        slope = -weight.float() * inverse.square() * sum_dy_xhat
-        offset = -weight.float() * inverse * sum_dy - slope * mean
+        # dx is linear in x and in dy: slope * x + offset + scale * dy.
+        scale = weight.float() * inverse
+        slope = -scale * inverse * sum_dy_xhat
+        offset = -scale * sum_dy - slope * mean
         shape = [1, -1] + [1] * (x.dim() - 2)
-        dx.add_(offset.view(shape).to(dx.dtype)).addcmul_(x, slope.view(shape).to(x.dtype))
+        dx = torch.addcmul(offset.view(shape).to(x.dtype), x, slope.view(shape).to(x.dtype))
+        dx.addcmul_(gradients[0], scale.view(shape).to(dx.dtype))
         return dx, dweight, dbias, None
