@@ -180,12 +180,11 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
         if count > _MAX_SAMPLES:
             return
         try:
-            samples = [s for family in text_string_to_metric_families(match[0] + "\n") for s in family.samples]
-        except Exception:  # the parser promises nothing about garbage
+            found = [s for family in text_string_to_metric_families(match[0] + "\n") for s in family.samples]
+            samples = [(s.name, s.labels, float(s.value)) for s in found if s.name in _WANTED]
+        except Exception:  # the parser promises nothing about garbage, and some whole numbers fit no float
             continue
-        for sample in samples:
-            if sample.name in _WANTED:
-                yield sample.name, sample.labels, sample.value
+        yield from samples
 
 
 def _rank(labels: Mapping[str, str]) -> float:

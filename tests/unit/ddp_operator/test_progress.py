@@ -143,6 +143,7 @@ class TestBadPage:
             "ddp_loss\x00 1",
             'ddp_loss{rank="\\"} 1',
             "ddp_loss 0x10",
+            "ddp_loss " + "9" * 400,
             'ddp_launcher_phase{phase="Nonsense"} 1',
             "ddp_launcher_phase 1",
             "<html>",
