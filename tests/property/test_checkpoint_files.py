@@ -45,14 +45,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @st.composite
 def damages(draw: st.DrawFn) -> tuple[str, int, str, Any]:
     """Return which file of which step is damaged, and how."""
-    kind = draw(st.sampled_from(["flip", "cut", "add", "zero", "garbage", "remove", "say"]))
+    kind = draw(st.sampled_from(["flip", "cut", "add", "zero", "garbage", "nest", "remove", "say"]))
     file = "json" if kind == "say" else draw(st.sampled_from(["pt", "json"]))
     detail = {
         "flip": st.integers(0, 10**9),
         "cut": st.integers(0, 10**9),
         "zero": st.integers(0, 10**9),
         "add": st.binary(min_size=1, max_size=20),
-        "garbage": st.binary(max_size=40) | any_json.map(json.dumps).map(str.encode) | st.just(b"[" * 100_000),
+        "garbage": st.binary(max_size=40) | any_json.map(json.dumps).map(str.encode),
+        "nest": st.integers(1, 100_000),
         "say": st.tuples(st.integers(0, 100), st.sampled_from(INTERESTING) | any_json | st.just("../other.pt"),
                          st.sampled_from(["replace", "remove", "misspell"])),
         "remove": st.none(),
@@ -75,6 +76,8 @@ def damage(path: Path, kind: str, detail: Any) -> None:
         data += detail
     elif kind == "garbage":
         data = bytearray(detail)
+    elif kind == "nest":
+        data = bytearray(b"[" * detail)
     elif kind == "say":
         with contextlib.suppress(ValueError):
             manifest = json.loads(data)
