@@ -79,7 +79,7 @@ def damage(path: Path, kind: str, detail: Any) -> None:
     elif kind == "nest":
         data = bytearray(b"[" * detail)
     elif kind == "say":
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             manifest = json.loads(data)
             number, new, how = detail
             found = places(manifest) if isinstance(manifest, dict) else []
