@@ -33,6 +33,9 @@ class ModelConfig:
     small_maps: bool = option(
         True, "on CPUs, convolutions of images of a few pixels as matrix products (resnet18, resnet50)"
     )
+    sparse_dropout: bool = option(
+        True, "on CPUs, draw which values dropout drops instead of drawing for each (wide-resnet)"
+    )
     sync_batchnorm: bool = option(False, "batch norm over the batches of all ranks together")
 
     def __post_init__(self) -> None:

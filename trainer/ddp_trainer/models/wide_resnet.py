@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ddp_trainer.models import ModelConfig
+from ddp_trainer.models.sparse_dropout import SparseDropout
 
 STEM = 16
 
@@ -23,11 +24,9 @@ def _conv_norm_relu(in_channels: int, channels: int) -> nn.Sequential:
 class WideBlock(nn.Module):
     """Two 3x3 convolutions with dropout between them; a 1x1 convolution on the shortcut where channels change."""
 
-    def __init__(self, in_channels: int, channels: int, dropout: float) -> None:
+    def __init__(self, in_channels: int, channels: int, dropout: nn.Module) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            _conv_norm_relu(in_channels, channels), nn.Dropout(dropout), _conv_norm_relu(channels, channels)
-        )
+        self.body = nn.Sequential(_conv_norm_relu(in_channels, channels), dropout, _conv_norm_relu(channels, channels))
         self.shortcut: nn.Module = nn.Identity()
         if in_channels != channels:
             self.shortcut = nn.Conv2d(in_channels, channels, 1)
@@ -45,8 +44,18 @@ class WideResNet(nn.Module):
     averages 7x7, which is all of a 28x28 image's last stage, but not of a 32x32 image's.
     """
 
-    def __init__(self, in_channels: int, num_classes: int, widen: int, dropout: float, pool: int | None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        widen: int,
+        dropout: float,
+        pool: int | None,
+        *,
+        sparse_dropout: bool = True,
+    ) -> None:
         super().__init__()
+        drop = SparseDropout if sparse_dropout else nn.Dropout
         widths = [STEM * widen, 2 * STEM * widen, 4 * STEM * widen]
         self.stem = _conv_norm_relu(in_channels, STEM)
         stages: list[nn.Module] = []
@@ -54,7 +63,7 @@ class WideResNet(nn.Module):
         for number, width in enumerate(widths):
             if number:
                 stages.append(nn.MaxPool2d(2))
-            stages += [WideBlock(last, width, dropout), WideBlock(width, width, dropout)]
+            stages += [WideBlock(last, width, drop(dropout)), WideBlock(width, width, drop(dropout))]
             last = width
         self.stages = nn.Sequential(*stages)
         self.pool = pool
@@ -71,4 +80,11 @@ class WideResNet(nn.Module):
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     """Build the network that ``config`` describes."""
-    return WideResNet(in_channels, num_classes, config.widen, config.dropout, config.pool)
+    return WideResNet(
+        in_channels,
+        num_classes,
+        config.widen,
+        config.dropout,
+        config.pool,
+        sparse_dropout=config.sparse_dropout,
+    )

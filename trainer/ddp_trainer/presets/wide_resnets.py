@@ -16,6 +16,7 @@ _PUBLISHED_VALIDATION = {"validation_as_training": True}
 _PUBLISHED_RATE = {"schedule": {"warmup_by_node": True, "warmup_stairs": True}, "optim": {"lr_scaling": "none"}}
 # The NovoGrad it uses forgets the squares of gradients at once.
 _PUBLISHED_NOVOGRAD = {"optim": {"beta2": 0.0}}
+_PUBLISHED_MODEL = {"model": {"sparse_dropout": False}}
 
 
 def _all(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +38,7 @@ FASHION_MNIST_WIDERESNET = Preset(
         "early_stop": _STOP,
         "precision": _FAST,
     },
-    {"data": {**_PUBLISHED_VALIDATION, "eval_batch_size": 32}, "precision": _PLAIN},
+    {"data": {**_PUBLISHED_VALIDATION, "eval_batch_size": 32}, "precision": _PLAIN, **_PUBLISHED_MODEL},
 )
 
 FASHION_MNIST_WIDERESNET_LARGE_BATCH = Preset(
@@ -58,6 +59,7 @@ FASHION_MNIST_WIDERESNET_LARGE_BATCH = Preset(
     },
     _all(
         {"data": {**_PUBLISHED_VALIDATION, "eval_batch_size": 32}, "precision": _PLAIN},
+        _PUBLISHED_MODEL,
         _PUBLISHED_RATE,
         _PUBLISHED_NOVOGRAD,
     ),
@@ -92,6 +94,7 @@ CIFAR10_WIDERESNET = Preset(
     _all(
         # Seven of the eight pixels a side that are left at the end are averaged.
         {"data": _PUBLISHED_VALIDATION, "model": {"pool": 7}, "precision": _PLAIN},
+        _PUBLISHED_MODEL,
         _PUBLISHED_RATE,
         _PUBLISHED_NOVOGRAD,
     ),
