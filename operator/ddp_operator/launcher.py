@@ -1392,17 +1392,21 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             chunk = os.read(descriptor, 65536)
             heard = heard or bool(chunk)
             rank = ranks[descriptor][0]
-            about = read_json(os.path.join(pod.runtime, "workers", f"{rank}.json"))
+            about = _about_worker(pod, rank)
             if processes.setdefault(descriptor, about.get("pid")) != about.get("pid"):
                 processes[descriptor] = about.get("pid")
                 ranks[descriptor] = (rank, LogProgress(patterns))  # counters begin anew with a process
-            _write_all(1, lines[descriptor].feed(chunk, _global_rank(pod, rank), time.monotonic()) if marked else chunk)
+            shown = chunk
+            if marked:
+                shown = lines[descriptor].feed(chunk, _global_rank(pod, rank, about), time.monotonic())
+            _write_all(1, shown)
             if patterns and ranks[descriptor][1].feed(chunk, time.time()):
                 changed.add(descriptor)
         over = ending and not heard
         for descriptor, some in lines.items():
             if some.waits:
-                rank = _global_rank(pod, ranks[descriptor][0])
+                local_rank = ranks[descriptor][0]
+                rank = _global_rank(pod, local_rank, _about_worker(pod, local_rank))
                 _write_all(1, some.feed(b"\n" if over else b"", rank, time.monotonic()))
         if changed and (over or time.monotonic() - written > 0.5):
             written = time.monotonic()
@@ -1418,9 +1422,14 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _global_rank(pod: Pod, local_rank: int) -> int:
+def _about_worker(pod: Pod, local_rank: int) -> dict[str, Any]:
+    """Return what a worker has said of itself, empty before it has."""
+    return read_json(os.path.join(pod.runtime, "workers", f"{local_rank}.json"))
+
+
+def _global_rank(pod: Pod, local_rank: int, about: dict[str, Any]) -> int:
     """Return the rank that a worker has, or that it would have if ranks went by the pods' order."""
-    rank = read_json(os.path.join(pod.runtime, "workers", f"{local_rank}.json")).get("rank")
+    rank = about.get("rank")
     return rank if isinstance(rank, int) else pod.node * pod.nproc + local_rank
 
 
@@ -1428,7 +1437,7 @@ def _write_log_page(pod: Pod, local_rank: int, progress: LogProgress) -> None:
     path = os.path.join(pod.runtime, "metrics", f"{local_rank}.log")
     try:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(progress.page(_global_rank(pod, local_rank)))
+            file.write(progress.page(_global_rank(pod, local_rank, _about_worker(pod, local_rank))))
         os.replace(f"{path}.tmp", path)
     except OSError:
         pass  # a full disk must not end the log

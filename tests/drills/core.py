@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.drills.scene import Scene
@@ -109,3 +109,10 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if floor is None or taken is None else f"{taken / floor:.2f}",
         "; ".join([*notes, *(problem.splitlines()[0] for problem in row.problems)]),
     )
+
+
+def check_blamed(status: Mapping[str, Any], pod: int) -> None:
+    """Insist that the last failure is said to be this pod's."""
+    failure = status.get("lastFailure") or {}
+    if failure.get("node") != pod:
+        raise Perished(f"status does not blame pod {pod}: {failure}")

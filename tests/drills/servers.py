@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND
-from tests.drills.core import NotHere, Outcome, Perished, drill
+from tests.drills.core import NotHere, Outcome, Perished, check_blamed, drill
 from tests.drills.scene import PATIENCE, ROOT, Scene
 from tests.integration.apiserver import ControlPlane, find_binary, free_ports
 from tests.integration.conftest import job_manifest
@@ -107,8 +107,7 @@ async def _api_down(scene: Scene, seconds: float) -> Outcome:
         await here.train(f"{NAME}-2")
         status = await here.succeed(f"{NAME}-2")
         _check(here, status, ["digits-1", "digits-2"], attempt=2, counted=1)
-        if status["lastFailure"]["node"] != 1:
-            raise Perished(f"status does not blame pod 1: {status['lastFailure']}")
+        check_blamed(status, 1)
     return Outcome(seconds=taken, note="recovery: from the server's return to the next attempt's Job")
 
 

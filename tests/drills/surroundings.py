@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.drills.core import NotHere, Outcome, Perished, drill
+from tests.drills.core import NotHere, Outcome, Perished, check_blamed, drill
 from tests.drills.driven import PROGRAM
 from tests.drills.kills import check_lost
 from tests.drills.scene import Scene, kill
@@ -50,8 +50,7 @@ def _jump(scene: Scene, seconds: int) -> Outcome:
     cost = status["lastRestart"].get("recoverySeconds", 0)
     if not 0 <= cost < 600:
         raise Perished(f"the jump is taken for {cost} s of recovery")
-    if status["lastFailure"]["node"] != 1:
-        raise Perished(f"status does not blame pod 1: {status['lastFailure']}")
+    check_blamed(status, 1)
     scene.check_state()
     return check_lost(scene.recovery(struck, floor="agents"))
 

@@ -28,8 +28,9 @@ def check_rules(resource: Mapping[str, Any], old: Mapping[str, Any] | None = Non
         node = _lookup(resource, rule.at)
         if node is _ABSENT or (rule.is_transition and (old is None or _lookup(old, rule.at) is _ABSENT)):
             continue
-        bindings = {"self": node} | ({"oldSelf": _lookup(old, rule.at)} if rule.is_transition else {})
-        bindings = {name: _visible(rule, value) for name, value in bindings.items()}
+        bindings = {"self": _visible(rule, node)}
+        if rule.is_transition:
+            bindings["oldSelf"] = _visible(rule, _lookup(old, rule.at))
         if not _fits(bindings):  # its own field's rule refuses it
             holds = isinstance(node, Mapping)
         else:  # the API server takes a rule that cannot be evaluated for one that does not hold

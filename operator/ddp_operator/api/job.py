@@ -38,7 +38,7 @@ class DDPTrainingJob:
     @property
     def queued(self) -> bool:
         """Whether Kueue decides when the job's pods may run."""
-        return any(name.startswith(constants.KUEUE_LABEL_PREFIX) for name in self.labels)
+        return bool(kueue_labels(self.labels))
 
 
 def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:
@@ -51,3 +51,8 @@ def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:
         "controller": True,
         "blockOwnerDeletion": False,
     }
+
+
+def kueue_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that are Kueue's. An object with any is queued: Kueue decides when its pods may run."""
+    return {k: v for k, v in labels.items() if k.startswith(constants.KUEUE_LABEL_PREFIX)}

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from ddp_operator.api.job import kueue_labels
 from ddp_operator.cluster import ClusterError, Object, Refused
-from ddp_operator.constants import KUEUE_LABEL_PREFIX
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.resources import path, plural
@@ -46,8 +46,7 @@ class EventReader:
         if item["kind"] != "Job":
             return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, 1))
         found = [*(await self._shared(namespace, ABOUT_JOBS, "uid")).get(uid, ())]
-        labels = meta.get("labels") or {}
-        if item["spec"].get("suspend") and any(name.startswith(KUEUE_LABEL_PREFIX) for name in labels):
+        if item["spec"].get("suspend") and kueue_labels(meta.get("labels") or {}):
             # Kueue names a Job's Workload after it: job-NAME-HASH.
             workload = re.compile(rf"job-{re.escape(meta['name'])}-[0-9a-f]{{5}}")
             for name, events in (await self._shared(namespace, ABOUT_WORKLOADS, "name")).items():

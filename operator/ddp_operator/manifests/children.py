@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from ddp_operator import constants, names
-from ddp_operator.api.job import DDPTrainingJob, owner_reference
+from ddp_operator.api.job import DDPTrainingJob, kueue_labels, owner_reference
 from ddp_operator.manifests.network import build_network_policy_spec
 from ddp_operator.manifests.pod import build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
@@ -103,7 +103,8 @@ def build_job(
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=_kueue_labels(job.labels)),
+        # Kueue queues the child Job, so its labels go there.
+        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue_labels(job.labels)),
         "spec": {
             "completions": nodes,
             "parallelism": nodes,
@@ -145,8 +146,3 @@ def _metadata(
         "labels": dict(extra or {}) | names.child_labels(job.name, attempt),
         "ownerReferences": [owner_reference(job)],
     }
-
-
-def _kueue_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Kueue queues the child Job, so its labels go there."""
-    return {k: v for k, v in labels.items() if k.startswith(constants.KUEUE_LABEL_PREFIX)}
