@@ -27,6 +27,7 @@ GENERATED = {
     "charts/files/rules-coscheduling.yaml": "charts.tooling.rules coscheduling",
     "charts/files/rules-volcano.yaml": "charts.tooling.rules volcano",
     "charts/values.schema.json": "charts.tooling.schema",
+    "charts/files/defaults.yaml": "charts.tooling.defaults",
     "charts/README.md": "charts.tooling.readme",
     "charts/files/alerts/jobs.yaml": "charts.tooling.copied deploy/monitoring/alerts/jobs.yaml",
     "charts/files/alerts/operator.yaml": "charts.tooling.copied deploy/monitoring/alerts/operator.yaml",

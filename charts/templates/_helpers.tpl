@@ -1,3 +1,16 @@
+{{- /* Puts the default back where a value is null or missing (tooling/defaults.py says when); every template begins with this. */ -}}
+{{- define "ddp-operator.complete" -}}
+{{- range $path, $default := .Files.Get "files/defaults.yaml" | fromYaml -}}
+{{- $place := $.Values -}}
+{{- $names := splitList "." $path -}}
+{{- range initial $names -}}
+{{- if not (kindIs "map" (index $place .)) -}}{{- $_ := set $place . dict -}}{{- end -}}
+{{- $place = index $place . -}}
+{{- end -}}
+{{- if kindIs "invalid" (index $place (last $names)) -}}{{- $_ := set $place (last $names) $default -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "ddp-operator.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 50 | trimSuffix "-" -}}
 {{- end -}}

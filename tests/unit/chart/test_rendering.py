@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import subprocess
@@ -18,11 +17,12 @@ import yaml
 
 from charts.tooling.readme import render_readme
 from charts.tooling.schema import build_schema, render_schema
+from charts.tooling.values import Value
 from charts.tooling.values import read_values as read_documented
 from ddp_operator import __version__
 from ddp_operator.offline import check_manifest
 
-from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render, render_texts
+from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render, render_texts, the
 
 KEPT_VALUES = sorted((ROOT / "tests/golden/chart/values").glob("*.yaml"))
 KUBERNETES = ("1.31", "1.36")
@@ -171,6 +171,50 @@ class TestSchema:
         assert schema["properties"]["a"] == {"description": "of a", "type": "integer", "default": 1, "minimum": 1}
 
 
+def with_value(values: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return values in which this one is set as well."""
+    name, *rest = path
+    return {**values, name: with_value(values.get(name, {}), tuple(rest), value) if rest else value}
+
+
+class TestNull:
+    """Helm takes the default of what is null away, and templates would stumble over what is missing."""
+
+    EVERYTHING: Any = {
+        "monitoring": {
+            name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
+        },
+        "podDisruptionBudget": {"enabled": True},
+        "networkPolicy": {"enabled": True},
+    }
+
+    @pytest.mark.parametrize("value", read_documented(), ids=lambda value: ".".join(value.path))
+    def test_it_is_the_default_or_an_empty_map(self, value: Value) -> None:
+        default = value.default
+        if isinstance(default, dict) and not value.is_group and not value.keywords.get("minProperties"):
+            default = dict.fromkeys(default)  # each of its keys taken away
+        assert render(with_value(self.EVERYTHING, value.path, None)) == render(
+            with_value(self.EVERYTHING, value.path, default)
+        )
+
+    def test_a_map_that_users_fill_is_not_filled_again(self) -> None:
+        labels = {"grafana_dashboard": None, "ours": "yes"}
+        found = render({"monitoring": {"dashboards": {"enabled": True, "labels": labels}}, "resources": None})
+        boards = [item for item in of_kind(found, "ConfigMap") if "-dashboard-" in item["metadata"]["name"]]
+        assert boards
+        for board in boards:
+            assert board["metadata"]["labels"]["ours"] == "yes"
+            assert "grafana_dashboard" not in board["metadata"]["labels"]
+        (container,) = the(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+        assert container["resources"] == {}
+
+    def test_every_template_puts_the_defaults_back(self) -> None:
+        templates = [path for path in (CHART / "templates").rglob("*") if path.suffix in (".yaml", ".txt")]
+        assert len(templates) > 10
+        for path in templates:
+            assert path.read_text().startswith('{{- include "ddp-operator.complete" . -}}\n'), path
+
+
 class TestOlderValues:
     """`helm upgrade --reuse-values` gives the new chart an older release's values, and no default of its own."""
 
@@ -180,14 +224,13 @@ class TestOlderValues:
 
     @pytest.mark.parametrize("path", KEPT_VALUES, ids=lambda path: path.stem)
     def test_the_chart_renders_with_them(self, path: Path) -> None:
-        old = read_values(path)
-        values = copy.deepcopy(old)
+        values = old = read_values(path)
         for known in read_documented():
-            place, above = values, old
+            above: Any = old
             for name in known.path[:-1]:
-                place, above = place.setdefault(name, {}), above.get(name) or {}
-            if known.path[-1] not in above:
-                place[known.path[-1]] = None  # takes the default away
+                above = above and above.get(name)
+            if above is not None and known.path[-1] not in above:
+                values = with_value(values, known.path, None)  # takes the default away
         kinds = {found["kind"] for found in render(values)}
         assert {"Deployment", "ClusterRole", "CustomResourceDefinition", "ServiceAccount"} <= kinds
 
