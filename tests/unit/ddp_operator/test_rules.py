@@ -3,12 +3,15 @@
 import copy
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from ddp_operator.api.cel import check_rules
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.api.rules import RULES, Rule
+from ddp_operator.api.spec import Spec
+from ddp_operator.manifests.children import build_network_policy, build_service
 from tests.builders import resource, template, trainer
 
 YEAR = 366 * 24 * 3600
@@ -181,6 +184,9 @@ FIXED = {
     "spec.preflight.mode": "Off",
     "spec.elastic": {"minNodes": 1, "maxNodes": 9},
     "spec.securityProfile": "Restricted",
+    "spec.scheduling.placement": "Pack",
+    "spec.networkPolicy.enabled": True,
+    "spec.successPolicy": "RankZero",
     "spec.checkpoint.path": "/elsewhere",
     "spec.template.spec.containers": [trainer(image="other")],
 }
@@ -189,9 +195,18 @@ MUTABLE = {
     "spec.suspend": True,
     "spec.activeDeadlineSeconds": 5,
     "spec.ttlSecondsAfterFinished": 5,
+    "spec.pendingDeadlineSeconds": 5,
+    "spec.cleanPodPolicy": "All",
     "spec.recovery.maxRestarts": 9,
     "metadata.labels": {"a": "b"},
 }
+
+
+def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the specs of what serves all attempts of a stored job."""
+    item = change(item, "metadata", item["metadata"] | {"uid": "1", "generation": 1, "resourceVersion": "1"})
+    job = parse_resource(item)
+    return [build_service(job)["spec"], build_network_policy(job)["spec"]]
 
 
 class TestTransitions:
@@ -211,6 +226,27 @@ class TestTransitions:
     def test_what_a_running_job_can_follow_may_change(self, path: str) -> None:
         old = stored() | {"status": {"attempt": 1}}
         assert refused(change(old, path, MUTABLE[path]), old) == []
+
+    def test_every_field_is_tried(self) -> None:
+        tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")}
+        assert tried == {field.encode_name for field in msgspec.structs.fields(Spec)}
+
+    def test_what_is_made_once_is_built_from_fixed_fields_alone(self) -> None:
+        """Service and NetworkPolicy serve all attempts and are never patched: nothing in them may grow stale."""
+        policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [{"podSelector": {}}]}
+        old = stored(networkPolicy=policy) | {"status": {"attempt": 1}}
+        others = {
+            "spec.networkPolicy.egressCidrs": [],
+            "spec.networkPolicy.metricsFrom": [],
+            "spec.elastic": {"minNodes": 1, "maxNodes": 3},
+        }
+        told: set[str] = set()
+        for path, value in [*FIXED.items(), *MUTABLE.items(), *others.items()]:
+            new = change(old, path, value)
+            if made_once(new) != made_once(old):
+                told.add(path)
+                assert refused(new, old) == [".".join(path.split(".")[:2])]
+        assert told == {"spec.rendezvous.port", "spec.metrics.port", *(path for path in others if "Policy" in path)}
 
     def test_optional_block_may_neither_come_nor_go(self) -> None:
         without, with_it = (item | {"status": {"attempt": 1}} for item in (stored(), BASE))
