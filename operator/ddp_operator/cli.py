@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
@@ -86,6 +87,9 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # `ddp logs … | head`: nobody reads on, and the interpreter's own flush must not complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.OK
+    except Exception:  # whatever else it is, it is no answer to what was asked
+        traceback.print_exc()
+        return _complain(arguments.command, "this is an error in ddp itself; please report it", exits.BROKEN)
 
 
 def _complain(command: str, words: str, code: int) -> int:

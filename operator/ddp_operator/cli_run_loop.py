@@ -6,15 +6,18 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from ddp_operator import exits
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
 from ddp_operator.local.cluster import LocalCluster
@@ -28,10 +31,15 @@ from ddp_operator.local.store import grace_of
 from ddp_operator.local.tail import Tail
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.status import conditions
+from ddp_operator.status.ledger import fail
+from ddp_operator.workqueue import backoff
 
 Object = Mapping[str, Any]
 
 _RETRY_SECONDS: Final = 1.0
+_MOST_ERRORS: Final = 8
+"""So many passes in a row that end in an error of our own end the run: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
 
 
@@ -56,7 +64,7 @@ class RunPlan:
 
 
 def run_job(plan: RunPlan) -> int:
-    """Run to the end and return the exit code."""
+    """Run to the end and return the exit code. Raises: CommandError where nothing can be kept."""
     return asyncio.run(Run(plan).run())
 
 
@@ -70,7 +78,12 @@ class Run:
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self._started = time.monotonic()
-        self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, _now())
+        try:
+            self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, _now())
+        except OSError as error:
+            raise exits.CommandError(
+                f"{plan.runs_dir}: no run folder can be made there ({error.strerror}); choose another --runs-dir"
+            ) from None
         name = plan.resource["metadata"]["name"]
         self._key = Key(plan.resource["metadata"].get("namespace") or "default", name)
         self._display = choose_display(name, quiet=plan.quiet, plain=plan.plain, stream=sys.stdout)
@@ -82,6 +95,9 @@ class Run:
         self._plotter = Plotter(self._folder)
         self._wake = asyncio.Event()
         self._signals: list[int] = []
+        self._errors = 0
+        self._broken: BaseException | None = None
+        self._stopped = asyncio.Event()
         self._written = ""
         self._status = Status()
         self._url_shown = False
@@ -94,6 +110,8 @@ class Run:
             loop.add_signal_handler(number, self._on_signal, number)
         self._cluster.on_change = self._wake.set
         self._cluster.on_event = self._on_event
+        self._cluster.kubelet.on_error = partial(self._give_up, "the end of a pod")
+        loop.set_exception_handler(self._on_loop_error)
         self._recorder.on_page = self._show
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -104,14 +122,16 @@ class Run:
             # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
             self._showing = True
             self._show()
-            tasks += [asyncio.create_task(self._recorder.run())]
+            tasks += [asyncio.create_task(self._aside("the samples of the metrics", self._recorder.run))]
             if self._plan.logs:
                 tail = Tail(self._current_log, lambda line: self._display.line(f"[pod 0] {line}"))
-                tasks += [asyncio.create_task(tail.run())]
+                tasks += [asyncio.create_task(self._aside("pod 0's log on the screen", tail.run))]
             await self._loop(reconciler, wait)
             await self._drain()
             if self._plan.logs:
                 tail.read()
+        except Exception as error:
+            self._give_up("the run", error)
         finally:
             for task in tasks:
                 task.cancel()
@@ -130,7 +150,7 @@ class Run:
 
     async def _loop(self, reconciler: Reconciler, wait: float | None) -> None:
         """Make a pass after every event, and when the last one wanted another, until the job is over."""
-        while not self._signals and not self._is_over():
+        while not self._stopped.is_set() and not self._is_over():
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):  # wait_for may swallow a cancellation
                     await self._wake.wait()
@@ -142,11 +162,55 @@ class Run:
             self._wake.clear()
             try:
                 wait = await reconciler.reconcile(self._key)
+                self._take_status()
             except ClusterError:
                 wait = _RETRY_SECONDS
-            self._take_status()
-            if wait != 0 or self._is_over() or self._signals:
+            except Exception as error:
+                wait = await self._try_again(error)
+            else:
+                self._errors = 0
+            if wait != 0 or self._is_over() or self._stopped.is_set():
                 return wait
+
+    async def _try_again(self, error: Exception) -> float | None:
+        """After an error of our own in a pass: keep it, wait, and have the next pass at once; after many, give up."""
+        self._errors += 1
+        if self._errors == _MOST_ERRORS:
+            self._give_up(f"{self._errors} passes in a row", error)
+            return None
+        self._record_error("a pass", error)
+        if self._errors == 1:
+            self._display.line(f"warning     {_name(error)} in ddp itself ({self._folder.errors}); trying again")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(backoff(self._errors)):  # also where something changed: that may be its echo
+                await self._stopped.wait()
+        return 0
+
+    async def _aside(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do what a run can do without."""
+        try:
+            await work()
+        except Exception as error:
+            self._record_error(what, error)
+            self._display.line(f"warning     {_name(error)} in ddp itself: the run goes on without {what}")
+
+    def _give_up(self, where: str, error: BaseException) -> None:
+        """End the run in order after an error of our own: nobody knows any more what the job needs."""
+        self._record_error(where, error)
+        if self._broken is None:
+            self._broken = error
+            self._stop(f"{_name(error)} in ddp itself ({where}); stopping")
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Keep what a callback raised; asyncio's own are among them, and none of them ends a run."""
+        error = context.get("exception")
+        if error is None:
+            loop.default_exception_handler(context)
+        else:
+            self._record_error(str(context.get("message")), error)
+
+    def _record_error(self, where: str, error: BaseException) -> None:
+        self._folder.write_error(_now(), where, error)
 
     async def _drain(self) -> None:
         """Let pods that still run end with their grace time."""
@@ -160,21 +224,47 @@ class Run:
     async def _finish(self) -> int:
         from ddp_operator.local.summary import describe_run
 
-        self._take_status()  # where the last one could not be written
+        if self._broken is None:
+            self._take_status()  # where the last one could not be written
+        else:
+            self._fail(self._broken)
         self._display.update(self._view())
         if len(self._signals) < 2:
-            await self._plotter.draw()
+            await self._aside("the plot", self._plotter.draw)
         self._plotter.close()
         self._display.close()
         seconds = time.monotonic() - self._started
         summary = describe_run(
-            self._key.name, self._status, self._folder, seconds=seconds, interrupted=bool(self._signals)
+            self._key.name,
+            self._status,
+            self._folder,
+            seconds=seconds,
+            interrupted=self._broken is None and bool(self._signals),
         )
         self._folder.write_summary(summary + "\n")
         print(summary, flush=True)
+        if self._broken is not None:
+            return exits.BROKEN
         if self._signals:
             return 128 + self._signals[0]
         return {"Succeeded": 0, "Rejected": 2}.get(self._status.phase or "", 1)
+
+    def _fail(self, error: BaseException) -> None:
+        """Say in the status why the run has ended; the reconcile cannot."""
+        words = (
+            f"an error in ddp itself ended the run, and the pods were stopped: {_name(error)}: {error}; its traceback "
+            f"is in {self._folder.errors.name}: please report it; run the job again, it goes on from its checkpoint"
+        )
+        resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
+        if resource is None or self._is_over():
+            return
+        try:
+            decision = fail(parse_resource(resource), (), None, conditions.OPERATOR_ERROR, words, _now())
+            self._cluster.store.change(resource, status=msgspec.to_builtins(decision.status))
+            self._take_status()
+        except Exception as another:
+            self._record_error("the last status", another)
+            self._status = msgspec.structs.replace(self._status, phase="Failed")
 
     def _take_status(self) -> None:
         """Read the status from the cluster; write it to the folder where it is new."""
@@ -234,13 +324,23 @@ class Run:
     def _on_signal(self, number: int) -> None:
         """Stop in order at the first signal, at once at the second."""
         self._signals.append(number)
-        if len(self._signals) == 1:
-            grace = max((grace_of(pod) for pod in self._cluster.store.list("Pod")), default=0)
-            self._display.line(f"stopping: pods have {grace} s to save and exit; press Ctrl-C again to kill them now")
+        if not self._stopped.is_set():
+            self._stop("stopping")
         else:
             self._display.line("killing the pods")
             self._cluster.kubelet.kill_all()
+            self._wake.set()
+
+    def _stop(self, words: str) -> None:
+        grace = max((grace_of(pod) for pod in self._cluster.store.list("Pod")), default=0)
+        again = " again" if self._signals else ""
+        self._display.line(f"{words}: pods have {grace} s to save and exit; press Ctrl-C{again} to kill them now")
+        self._stopped.set()
         self._wake.set()
+
+
+def _name(error: BaseException) -> str:
+    return type(error).__name__
 
 
 def _waiting_for(status: Status) -> str:

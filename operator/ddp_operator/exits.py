@@ -9,6 +9,7 @@ FAILED: Final = 1
 BAD_INPUT: Final = 2
 NOT_FOUND: Final = 3
 CLUSTER: Final = 4
+BROKEN: Final = 70
 INTERRUPTED: Final = 130
 
 MEANINGS: Final = {
@@ -17,6 +18,7 @@ MEANINGS: Final = {
     BAD_INPUT: "refused: a flag, a file or the manifest in it; nothing was done",
     NOT_FOUND: "there is no job (or run folder) of that name",
     CLUSTER: "the cluster cannot be reached, does not let us in, or refused the call",
+    BROKEN: "an error in ddp itself, with its traceback; `ddp run` has stopped the pods in order before",
     INTERRUPTED: "stopped by Ctrl-C; `ddp run` gives 128 + the number of the signal",
 }
 

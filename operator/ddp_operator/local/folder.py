@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -47,6 +48,7 @@ class RunFolder:
         self._failing: set[Path] = set()
         self.status = path / "status.yaml"
         self.events = path / "events.log"
+        self.errors = path / "errors.log"
         self.metrics = path / "metrics.csv"
         self.summary = path / "summary.txt"
         self.plot = path / "plot.png"
@@ -87,6 +89,12 @@ class RunFolder:
         words = " ".join(message.split())
         with self._tolerantly(self.events), self.events.open("a", encoding="utf-8") as stream:
             stream.write(f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z} {kind} {reason}: {words}\n")
+
+    def write_error(self, moment: datetime, where: str, error: BaseException) -> None:
+        """Append the traceback of an error of our own to errors.log."""
+        with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8") as stream:
+            stream.write(f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z} {where}\n")
+            stream.write("".join(traceback.format_exception(error)) + "\n")
 
     def write_page(self, pod: str, page: str) -> None:
         """Keep the last metrics page of a pod."""

@@ -37,7 +37,8 @@ class _Run:
 
 @dataclass(slots=True)
 class Kubelet:
-    """The processes of all pods. ``on_exit`` is called after a pod's last status was stored."""
+    """The processes of all pods. ``on_exit`` is called after a pod's last status was stored, ``on_error`` with an error
+    of our own that kept one from being stored: nobody will hear of that pod's end."""
 
     store: Store
     folder: Path
@@ -47,6 +48,7 @@ class Kubelet:
     gpus: Callable[[], GpuPool]
     metrics_base: int | None = None
     on_exit: Callable[[], None] = lambda: None
+    on_error: Callable[[BaseException], None] = lambda error: None
     _runs: dict[str, _Run] = field(default_factory=dict)
     _ports: dict[int, int] = field(default_factory=dict)
     _lifeline: processes.Lifeline = field(default_factory=processes.Lifeline)
@@ -99,6 +101,7 @@ class Kubelet:
         status = pods.running_status(pod, self.clock())
         self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
         run.watcher = asyncio.create_task(self._watch(run))
+        run.watcher.add_done_callback(self._on_watched)
 
     def is_running(self, pod: Object) -> bool:
         """Say whether the pod has a living process."""
@@ -140,7 +143,7 @@ class Kubelet:
         """Kill what still runs and wait for its end. Nothing can be started afterwards."""
         self.kill_all()
         watchers = [run.watcher for run in self._runs.values() if run.watcher is not None]
-        await asyncio.gather(*watchers)
+        await asyncio.gather(*watchers, return_exceptions=True)  # on_error has heard of them
         self._lifeline.close()
 
     def _port_for(self, pod: Object) -> int:
@@ -150,14 +153,21 @@ class Kubelet:
             return 0
         return self._ports.get(index, 0) if self.metrics_base is None else self.metrics_base + index
 
+    def _on_watched(self, watcher: asyncio.Task[None]) -> None:
+        error = None if watcher.cancelled() else watcher.exception()
+        if error is not None:
+            self.on_error(error)
+
     async def _watch(self, run: _Run) -> None:
         uid = run.pod["metadata"]["uid"]
         ooms = _count_oom_kills()
-        code = await run.process.wait()
-        if run.killer is not None:
-            run.killer.cancel()
-        del self._runs[uid]
-        self._give_back_gpus(uid)
+        try:
+            code = await run.process.wait()
+        finally:
+            if run.killer is not None:
+                run.killer.cancel()
+            del self._runs[uid]
+            self._give_back_gpus(uid)
         metadata = run.pod["metadata"]
         current = self.store.get("Pod", metadata["namespace"], metadata["name"])
         if current is not None and current["metadata"]["uid"] == uid:

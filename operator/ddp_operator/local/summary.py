@@ -22,7 +22,7 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
         lines += _explain(status, folder)
     where = _relative(folder.path)
     lines.append(f"  run folder: {where}")
-    kept = ["status.yaml", "metrics.csv", "plot.png", "logs", "events.log"]
+    kept = ["status.yaml", "metrics.csv", "plot.png", "logs", "events.log", "errors.log"]
     lines.append("  in it:      " + ", ".join(n + ("/" if n == "logs" else "") for n in kept if _is_there(folder, n)))
     return "\n".join(lines)
 

@@ -78,6 +78,7 @@ NOT_FINISHED: Final = "NotFinished"
 RESTART_BUDGET_EXHAUSTED: Final = "RestartBudgetExhausted"
 CRASH_LOOP: Final = "CrashLoop"
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
+OPERATOR_ERROR: Final = "OperatorError"  # of `ddp run` alone: an operator in a cluster never gives up
 FINISHED: Final = "Finished"
 
 

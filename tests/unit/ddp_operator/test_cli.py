@@ -117,6 +117,20 @@ def test_a_file_that_cannot_be_read_is_refused(
     assert words in capsys.readouterr().err
 
 
+def test_a_place_where_no_run_folder_can_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["run", write(), "--runs-dir", str(tmp_path / "file")]) == 2
+    assert "choose another --runs-dir" in capsys.readouterr().err
+
+
+def test_an_error_of_our_own_is_no_failure_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddp_operator.offline.check_manifest", lambda text: 1 // 0)
+    assert main(["render", write()]) == 70
+    assert capsys.readouterr().err.endswith("ddp render: this is an error in ddp itself; please report it\n")
+
+
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("kind: Nothing"))
     assert main(["run", "-"]) == 2

@@ -1,0 +1,127 @@
+"""`ddp run` and errors of its own: one is tried again, many in a row end the run in order, the rest it does without."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator import cli, cli_run_loop, exits
+from ddp_operator.cluster import Key
+from ddp_operator.local.recorder import Recorder
+from ddp_operator.reconcile import Reconciler
+from ddp_operator.why import explain_why
+
+from .run_command import manifest
+
+pytestmark = pytest.mark.process
+
+SAVES_ON_SIGTERM = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *about: (pathlib.Path("saved").touch(), sys.exit(0)))
+pathlib.Path("ready").touch()
+time.sleep(600)
+"""
+
+
+class Run:
+    """`ddp run` in this process, whose passes end as ``error_of`` says: by the number of the pass, from 1."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, error_of: Callable[[int], Exception | None]
+    ) -> None:
+        self.folder, self.passes, inner = folder, 0, Reconciler.reconcile
+
+        async def reconcile(reconciler: Reconciler, key: Key) -> float | None:
+            self.passes += 1
+            error = error_of(self.passes)
+            if error is not None:
+                raise error
+            return await inner(reconciler, key)
+
+        monkeypatch.setattr(Reconciler, "reconcile", reconcile)
+        monkeypatch.setattr(cli_run_loop, "backoff", lambda failures: 0.01)
+        monkeypatch.chdir(folder)
+
+    def run(self, script: str) -> int:
+        text = manifest([sys.executable, "-c", script], nodes=1, checkpoint={"path": "/ckpt", "graceSeconds": 20})
+        Path("job.yaml").write_text(text)
+        return cli.main(["run", "job.yaml", "--plain", "--name", "toy"])
+
+    def read(self, name: str) -> str:
+        (path,) = self.folder.glob(f"ddp-runs/toy-*/{name}")
+        return path.read_text()
+
+    def resource(self) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load(self.read("status.yaml"))
+        return found
+
+
+def test_an_error_in_some_passes_is_kept_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
+    assert run.run("print('done')") == exits.OK
+    assert run.read("errors.log").count("KeyError: 'lost'") == 4
+    assert "Traceback" in run.read("errors.log")
+    output = capsys.readouterr().out
+    assert "warning     KeyError in ddp itself" in output
+    assert "errors.log" in output.splitlines()[-1]
+
+
+def test_an_error_in_every_pass_ends_the_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost") if Path("ready").exists() else None)
+    assert run.run(SAVES_ON_SIGTERM) == exits.BROKEN
+    assert Path("saved").exists()
+    status = run.resource()["status"]
+    assert status["phase"] == "Failed"
+    assert status["completionTime"]
+    (failed,) = (item for item in status["conditions"] if item["type"] == "Failed")
+    assert (failed["status"], failed["reason"]) == ("True", "OperatorError")
+    output = capsys.readouterr().out
+    assert "toy: Failed after" in output
+    assert "OperatorError: an error in ddp itself ended the run, and the pods were stopped: KeyError: 'lost'" in output
+    assert run.read("errors.log").count("KeyError: 'lost'") == 8
+    assert "report" in explain_why(run.resource(), [], cli_run_loop._now()).todo
+
+
+def test_before_any_pod_it_ends_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost"))
+    assert run.run("") == exits.BROKEN
+    assert run.passes == 8
+    assert run.resource()["status"]["phase"] == "Failed"
+    assert "0 attempts" in capsys.readouterr().out
+
+
+def test_a_run_does_without_what_only_watches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def sample(recorder: Recorder, *, everyone: bool) -> None:
+        raise KeyError("page")
+
+    monkeypatch.setattr(Recorder, "sample", sample)
+    run = Run(tmp_path, monkeypatch, lambda number: None)
+    assert run.run("print('done')") == exits.OK
+    assert "the run goes on without the samples of the metrics" in capsys.readouterr().out
+    assert "KeyError: 'page'" in run.read("errors.log")
+
+
+def test_the_end_of_a_pod_that_cannot_be_recorded_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_nothing(*about: Any) -> str:
+        raise KeyError("end")
+
+    monkeypatch.setattr("ddp_operator.local.pods.read_termination_message", read_nothing)
+    run = Run(tmp_path, monkeypatch, lambda number: None)
+    assert run.run("print('done')") == exits.BROKEN
+    assert run.resource()["status"]["phase"] == "Failed"
+    assert "KeyError: 'end'" in capsys.readouterr().out
