@@ -103,7 +103,8 @@ def build_progress(values: Mapping[str, float], previous: Progress | None = None
     The ETA is the finished part extrapolated at the current rate: remaining samples over samples a second. With no
     rate or no total it is left out rather than guessed.
     """
-    steps = values.get(constants.METRIC_GLOBAL_STEP, values.get(constants.METRIC_STEPS))
+    # A process that has made no step yet does not say where the run stands: it may go on from a checkpoint.
+    steps = values.get(constants.METRIC_GLOBAL_STEP, values.get(constants.METRIC_STEPS) or None)
     if steps is None and constants.METRIC_LOSS not in values:
         return None
     total, ratio = values.get(constants.METRIC_TOTAL_STEPS), values.get(constants.METRIC_PROGRESS)

@@ -39,13 +39,15 @@ def describe(
     alive = sum(pod.alive for pod in pods)
     running, _, succeeded, _ = c.count_pods(pods)
     all_run = running + succeeded >= nodes
+    joined_before = c.find(job.status.conditions, c.RENDEZVOUSED) if same_attempt else None
     if observation.page is not None:
         status = _take_page(job, status, observation.page, now)
+    elif not pods and not _is(joined_before):
+        status = _take_former_words(status, observation.pods_of(status.attempt - 1), now)
     if observation.stragglers is not None:
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
         status = take_final_progress(status, pods, now)  # what the pods say that they have saved
-    joined_before = c.find(job.status.conditions, c.RENDEZVOUSED) if same_attempt else None
     rendezvous = c.describe_rendezvous(pods, nodes, observation, joined_before, now)
     if restart is None and _goes_on_with_fewer(job, pods, nodes, observation.page, joined_before):
         all_run, words = True, f"{running} of {nodes} pods train; the others join as they come"
@@ -102,6 +104,26 @@ def take_final_progress(status: Status, pods: tuple[PodView, ...], now: datetime
         checkpoint=_newer_checkpoint(values, status.checkpoint, now),
         restarts=replace(status.restarts, in_place=max([status.restarts.in_place, *(e.restarts for e in ends)])),
     )
+
+
+def lost_steps(status: Status) -> int | None:
+    """Return the steps that were made after the newest checkpoint; None: no step was reported."""
+    step = status.progress.step if status.progress else None
+    return None if step is None else max(0, step - (status.checkpoint.step if status.checkpoint else 0))
+
+
+def _take_former_words(status: Status, former: tuple[PodView, ...], now: datetime) -> Status:
+    """Return the status with what the former attempt's pods said at their end.
+
+    Pods that are taken away make steps and save them until their grace time is over, when the attempt that follows them
+    is long in the ledger.
+    """
+    heard, restart = take_final_progress(status, former, now), status.last_restart
+    if (heard.progress, heard.checkpoint) == (status.progress, status.checkpoint):
+        return status
+    if restart is not None and restart.attempt == status.attempt:
+        restart = replace(restart, steps_lost=lost_steps(heard))
+    return replace(status, progress=heard.progress, checkpoint=heard.checkpoint, last_restart=restart)
 
 
 def _newer_checkpoint(

@@ -18,7 +18,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status import lost
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
-from ddp_operator.status.describe import count_nodes, describe, take_final_progress, without_eta
+from ddp_operator.status.describe import count_nodes, describe, lost_steps, take_final_progress, without_eta
 from ddp_operator.status.failure import blame_node
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.termination import format_time, parse_time
@@ -200,18 +200,12 @@ def say(cause: LastFailure) -> str:
     return f"{cause.category}: {where}{cause.message or 'no message'}"
 
 
-def _last_restart(
-    job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime, failure: LastFailure | None
-) -> LastRestart:
+def _last_restart(status: Status, now: datetime, failure: LastFailure | None) -> LastRestart:
     """Return what is known of a restart's cost when it begins."""
-    status = take_final_progress(job.status, pods, now)
-    step = status.progress.step if status.progress else None
-    saved = status.checkpoint.step if status.checkpoint else 0
     failed = parse_time(failure.time) if failure else None
     # A training pod's clock may be anything.
     began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
-    lost = None if step is None else max(0, step - saved)
-    return LastRestart(attempt=status.attempt + 1, time=format_time(began), steps_lost=lost)
+    return LastRestart(attempt=status.attempt + 1, time=format_time(began), steps_lost=lost_steps(status))
 
 
 def _lasted(pods: tuple[PodView, ...]) -> bool:
@@ -222,7 +216,7 @@ def _lasted(pods: tuple[PodView, ...]) -> bool:
 def _next_attempt(
     job: DDPTrainingJob, restarts: Restarts, observation: Observation, now: datetime, *, failure: LastFailure | None
 ) -> Status:
-    status = job.status
+    status = take_final_progress(job.status, observation.pods_of(job.status.attempt), now)
     return replace(
         status,
         attempt=status.attempt + 1,
@@ -231,7 +225,7 @@ def _next_attempt(
         attempt_time=format_time(now),
         restarts=replace(restarts, total=restarts.total + 1, in_place=0),
         stragglers=(),
-        last_restart=_last_restart(job, observation.pods_of(status.attempt), now, failure),
+        last_restart=_last_restart(status, now, failure),
         last_failure=failure or status.last_failure,
     )
 

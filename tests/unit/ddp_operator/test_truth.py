@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator import constants
-from ddp_operator.api.status import LastRestart, Progress, Status, Straggler
+from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
 from ddp_operator.progress import RankSample, compute_goodput, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Decision
+from ddp_operator.status.describe import without_eta
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
 from ddp_operator.status.ranks import MAX_PODS, choose_pods, find_stragglers
@@ -26,7 +27,8 @@ RUNNING = (child_pod(0), child_pod(1))
 
 def run(text: str, *, status: Status = STARTED, ranks: Any = None, seconds: float = 1, pods: Any = RUNNING) -> Decision:
     typed = job(status=status, nodes=2)
-    seen = observe_children(typed, [child_job()], pods, parse_page(text))
+    jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
+    seen = observe_children(typed, jobs, pods, parse_page(text) if text else None)
     if ranks is not None:
         object.__setattr__(seen, "ranks", ranks)
     return decide(typed, seen, NOW + timedelta(seconds=seconds))
@@ -205,6 +207,45 @@ class TestCostOfARestart:
         begun = run("", pods=(child_pod(0), failed)).status
         assert begun.last_restart is not None
         assert begun.last_restart.steps_lost is None
+
+
+class TestProgressAcrossARestart:
+    """What is shown is never older than what the run has said of itself."""
+
+    BEFORE = replace(STARTED, progress=Progress(step=30, loss="1"), checkpoint=CheckpointStatus(step=30))
+    SAVED = last_words("Preempted", progress={"ddp_step": 37.0, "ddp_checkpoint_step": 36.0, "ddp_loss": 0.5})
+
+    def test_last_words_that_are_there_already_count(self) -> None:
+        taken = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, disrupted=True)
+        begun = run("", status=self.BEFORE, pods=(taken, child_pod(1))).status
+        assert (begun.attempt, begun.restarts.free) == (2, 1)
+        assert self.shown(begun) == (37, "0.5", 36, 1)
+
+    def test_last_words_that_come_when_the_next_attempt_is_in_the_ledger_count(self) -> None:
+        going = child_pod(0, deleting=True, disrupted=True, grace=60)
+        begun = run("", status=self.BEFORE, pods=(going, child_pod(1))).status
+        assert (begun.attempt, self.shown(begun)) == (2, (30, "1", 30, 0))
+        gone = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, deleting=True)
+        heard = run("", status=begun, pods=(gone,)).status
+        assert self.shown(heard) == (37, "0.5", 36, 1)
+        assert heard.restarts == begun.restarts
+        assert run("", status=heard, pods=(gone,), seconds=9).status == heard
+        # From the first pod of the new attempt on it speaks for itself.
+        own = run(page(phase="Running", ddp_step=36), status=heard, pods=(gone, child_pod(0, attempt=2))).status
+        assert own.progress is not None
+        assert own.progress.step == 36
+        assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == without_eta(own.progress)
+
+    def test_a_process_without_a_step_says_nothing_of_the_run(self) -> None:
+        shown = run(page(phase="Running", ddp_steps_total=0), status=self.BEFORE).status
+        assert self.shown(shown) == (30, "1", 30, None)
+        assert run(page(phase="Running", ddp_steps_total=0)).status.progress is None
+
+    def shown(self, status: Status) -> tuple[int | None, str | None, int, int | None]:
+        assert status.progress is not None
+        assert status.checkpoint is not None
+        lost = status.last_restart.steps_lost if status.last_restart else None
+        return status.progress.step, status.progress.loss, status.checkpoint.step, lost
 
 
 def hostile_pages() -> Iterator[tuple[str, str]]:
