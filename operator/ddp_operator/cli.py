@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -43,12 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser, modules = build_parser(asked)
     except ModuleNotFoundError as error:
         return _complain(asked, _explain_missing(error), exits.BAD_INPUT)
+    typed = shlex.join(["ddp", *words])
     words, extra = _split(words)
     arguments = parser.parse_args(words)
     if arguments.command is None:
         parser.print_help()
         return exits.BAD_INPUT
-    arguments.extra = extra
+    arguments.extra, arguments.typed = extra, typed
     return _run(modules[arguments.command], arguments)
 
 

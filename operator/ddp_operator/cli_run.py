@@ -72,6 +72,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     job = parse_resource(resource)
     return RunPlan(
         text=text,
+        command=arguments.typed,
         resource=_as_new(resource),
         others=manifest.others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),

@@ -18,7 +18,7 @@ import msgspec
 
 from ddp_operator import exits
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.display import View, choose_display
@@ -48,6 +48,7 @@ class RunPlan:
     """Everything about a run that is known before anything is started."""
 
     text: str
+    command: str
     resource: Object
     others: Sequence[Object]
     children: Sequence[Object]
@@ -141,7 +142,8 @@ class Run:
         return await self._finish()
 
     def _add_objects(self) -> None:
-        self._folder.write_manifest(self._plan.text, self._plan.children, self._plan.resource)
+        plan = self._plan
+        self._folder.write_manifest(plan.text, plan.children, plan.resource, plan.command)
         for item in self._plan.others:
             if item.get("kind") in _KEPT_KINDS:
                 with suppress(AlreadyExists):
@@ -280,7 +282,7 @@ class Run:
         self._show()
 
     def _is_over(self) -> bool:
-        return self._status.phase in ("Succeeded", "Failed", "Rejected")
+        return self._status.phase in ENDED_PHASES
 
     def _view(self) -> View:
         status = self._status

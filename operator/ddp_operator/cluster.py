@@ -97,6 +97,10 @@ class Cluster(Protocol):
         """
         ...
 
+    async def fetch(self, key: Key) -> Snapshot | None:
+        """Return the same as it is now, from no cache: for a decision that rests on what a cache may have missed."""
+        ...
+
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """POST one child. With ``dry_run`` the object is checked by every admission step and not stored.
 

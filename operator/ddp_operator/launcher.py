@@ -1468,6 +1468,7 @@ _COLLECTIVE_CALLS = re.compile(
     r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|send|recv|synchronize|backward|item|tolist|cpu)\("
 )
 _STACK_LIMIT = 64 * 1024
+_SECONDS_FOR_CULPRIT = 15.0  # what two seconds of waiting for a page and two for stacks become on a busy machine
 _IDLE_SHARE = 0.01  # of a CPU for each worker: below it nothing is computed
 
 
@@ -1535,6 +1536,18 @@ class Watchdog:
         if age < budget:
             return None
         return Stall(now - age, f"{what} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")
+
+
+def bear_stall(nodes: int, look: float, *, blames: bool) -> float:
+    """Return how many seconds a stall is borne after it was found; ``look``: seconds between two looks.
+
+    The other pods shall see it too, and show their stacks, before this one's end ends the wait there. Where all ranks
+    of this pod wait for another pod's, that one has more to say and goes first, however small the budget is: it needs
+    its next look, which a rank that does not answer holds up, the stacks, and the two looks for which it bears it.
+    """
+    if nodes == 1:
+        return 0.0
+    return 2 * look + (0.0 if blames else 3 * look + _SECONDS_FOR_CULPRIT)
 
 
 class Idleness:
@@ -2102,11 +2115,7 @@ class Launcher:
             log(f"hang: {stall.message}; the stacks of this pod's ranks follow")
             blamed = self._blame(workers, self._show_stacks(workers))
             self._hung = [self._describe_hung(one, stall, blamed) for one in workers]
-            self._end_hung_at = now
-            if self.pod.nodes > 1:
-                # The other pods shall see it too, and show their stacks, before this one's end ends the wait there.
-                # Where all ranks wait for another pod's, that pod has more to say: it goes first.
-                self._end_hung_at += 2 * self._look_every + (0.0 if blamed else min(30.0, plan.stall / 2))
+            self._end_hung_at = now + bear_stall(self.pod.nodes, self._look_every, blames=bool(blamed))
         if now >= self._end_hung_at and plan.action != "Report":
             self._end_hung_at = math.inf
             self._end_hung()

@@ -100,7 +100,10 @@ class Reconciler:
         Returns seconds until the next pass is wanted without an event: None for never, 0 for at once.
         Raises: ClusterError where a call failed that may succeed later; call again after a back-off.
         """
-        snapshot = await self._cluster.observe(key)
+        return await self._pass(key, await self._cluster.observe(key))
+
+    async def _pass(self, key: Key, snapshot: Snapshot | None, *, certain: bool = False) -> float | None:
+        """Decide on a snapshot and act; a failure that is in doubt is counted only where the snapshot is certain."""
         if snapshot is None:
             self._forget(key)
             return None
@@ -125,6 +128,9 @@ class Reconciler:
         )
         observation = await self._compare_ranks(key, job, observation)
         decision = self._decide(job, observation, refusal)
+        if decision.doubtful and not certain:
+            # Watches that come back after an outage may bring the Job's failure before that of the pod to blame.
+            return await self._pass(key, await self._cluster.fetch(key), certain=True)
         wait: float | None = None
         for action in decision.actions:
             match action:

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,8 +80,9 @@ def run_once(row: Row, session: Session, *, fast: bool) -> None:
     except NotHere as reason:
         row.not_here = str(reason)
         word = f"not run here: {reason}"
-    except (Perished, AssertionError, KeyError, OSError) as error:
-        row.problems.append(f"{type(error).__name__}: {error}")
+    except Exception as error:  # whatever it is: the other drills, and the table, are not lost with it
+        trace = "" if isinstance(error, Perished) else f"\n{traceback.format_exc()}"
+        row.problems.append(f"{type(error).__name__}: {error}{trace}")
         word = f"PERISHED: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     finally:
         scene.close()

@@ -98,7 +98,7 @@ if __name__ == "__main__":
     cli_run_loop.run_job = run_job
     processes.start = _start
     if "DRILL_NAMES" in os.environ:
-        pods.rewrite_hosts = lambda text, job, subdomain: text
+        vars(pods)["rewrite_hosts"] = lambda text, job, subdomain: text
     if "DRILL_NETWORK" in os.environ:
-        hosts.loopback_address = _address
+        vars(hosts)["loopback_address"] = _address
     sys.exit(cli.main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.drills.core import Outcome, Perished, check_blamed, drill
-from tests.drills.scene import EVERY, STEPS, Scene, kill
+from tests.drills.scene import EVERY, STEPS, STRIKE, Scene, kill
 
 
 def check_lost(outcome: Outcome, limit: int = 2 * EVERY) -> Outcome:
@@ -88,9 +88,17 @@ def kill_run(scene: Scene) -> Outcome:
     first.note_ports()
     kill([first.process.pid])
     first.process.wait()
-    scene.check_nothing_left()
+    scene.check_nothing_left(temporary=False)
     if first.status()["phase"] != "Running":
         raise Perished(f"the status of a run that was killed says {first.status()['phase']}")
+    page = first.report()
+    if (
+        ">Interrupted</span>" not in page
+        or "Go on from the newest checkpoint in claim drill with: ddp run job-0" not in page
+    ):
+        raise Perished(f"the report does not say that nobody runs it any more\n{page}")
+    assert first.run_folder is not None
+    (first.run_folder / "status.yaml.tmp").write_text("half a sta")  # as where the kill meets the writing
     again = scene.start()
     struck = again.began
     again.succeed(restarts=0, in_place=0)
@@ -107,8 +115,30 @@ def stop_rank(scene: Scene) -> Outcome:
     run.succeed(restarts=0, in_place=1)
     if not run.said(r"the process of rank 1 is stopped \(SIGSTOP\)"):
         raise Perished(f"the stopped rank is not named\n{run.output}")
+    if "ending the workers because of the hang" in run.logs()["attempt-1-pod-0"]:
+        raise Perished(f"pod 0 has ended the wait before the pod to blame\n{run.output}")
     scene.check_state()
     return check_lost(scene.recovery(struck, floor="ranks", waits=stall, note="floor with stallSeconds 4"))
+
+
+@drill("rank-hung", "a rank hangs in its own code, with no restart in place left: a new attempt, and status names it")
+def hang_rank(scene: Scene) -> Outcome:
+    stall = 4.0
+    run = scene.start(
+        env={"DRILL_FAULT": f"hang:1:{STRIKE}:1"},
+        recovery={"inPlaceRestarts": 0, "maxRestarts": 2},
+        watchdog={"startSeconds": 240, "stallSeconds": int(stall)},
+    )
+    status = run.succeed(restarts=1)
+    check_blamed(status, 1)
+    failure = status["lastFailure"]
+    if (failure["category"], failure["rank"]) != ("Hang", 1) or "rank 1 is in strike (trainee.py:" not in failure[
+        "message"
+    ]:
+        raise Perished(f"status does not name the rank that hung, and where: {failure}")
+    scene.check_state()
+    struck = float((scene.witness / "struck").read_text())
+    return check_lost(scene.recovery(struck, floor="agents", waits=stall, note="floor with stallSeconds 4"))
 
 
 @drill("graceful-stop", "SIGTERM to `ddp run`: all ranks save the same step; started again nothing is lost")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from tests.drills.core import NotHere, Outcome, drill
@@ -33,7 +34,7 @@ class Cable:
         for name in names:
             if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
                 raise NotHere("network namespaces cannot be made")
-            scene.on_leaving(lambda name=name: subprocess.run(["ip", "netns", "delete", name], check=True))
+            scene.on_leaving(partial(subprocess.run, ["ip", "netns", "delete", name], check=True))
         words = [sys.executable, str(Path(__file__).with_name("wire.py")), self.network, *names]
         self._wire = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         scene.on_leaving(self._close)

@@ -161,14 +161,16 @@ class Scene:
         if difference:
             raise Perished(f"the state of step {step} differs from an uninterrupted run's: {difference}")
 
-    def check_nothing_left(self) -> None:
-        """Insist that no process, listening port or temporary file is left."""
+    def check_nothing_left(self, *, temporary: bool = True) -> None:
+        """Insist that no process and no listening port is left, and no temporary file where they are asked for."""
         ports = {port for run in self.runs for port in run.ports}
         deadline = time.monotonic() + 10
         while (left := find_left(self.mark, ports)) and time.monotonic() < deadline:
             time.sleep(0.05)
         if left:
             raise Perished("left: " + "; ".join(left))
+        if not temporary:
+            return
         strays = [path for path in self.temporary.rglob("*") if not path.is_dir()]
         strays += list((self.folder / "ddp-runs").rglob("*.tmp"))
         strays += [path for path in (self.folder / "ddp-runs").glob("*/pods/*/runtime/*/*") if path.is_fifo()]
@@ -237,12 +239,19 @@ class Running:
         assert self.run_folder is not None
         return dict(yaml.safe_load((self.run_folder / "status.yaml").read_text())["status"])
 
+    def report(self) -> str:
+        """Return the page that `ddp report` makes of it."""
+        assert self.run_folder is not None
+        line = [sys.executable, "-P", "-c", _DDP, "report", str(self.run_folder)]
+        subprocess.run(line, cwd=self.folder, env=self.scene.environ(), check=True, stdout=subprocess.DEVNULL)
+        return (self.run_folder / "report.html").read_text()
+
     def note_ports(self) -> None:
         """Remember which ports the pods listen on, to see later that nobody does."""
         for pid in find_marked(self.scene.mark):
             with contextlib.suppress(psutil.Error):
                 connections = psutil.Process(pid).net_connections("tcp")
-                self.ports |= {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+                self.ports |= {one.laddr.port for one in connections if one.laddr and one.status == psutil.CONN_LISTEN}
 
     def tree(self) -> Tree:
         """Return who is who among its processes."""
@@ -294,12 +303,12 @@ class Tree:
                     workers[int(index)] = child.pid
                 elif child.ppid() == run:
                     launchers[int(index)] = child.pid
-        for index, pid in launchers.items():
+        for number, pid in launchers.items():
             # Of the launcher's children the agent is the one with the worker, or the oldest.
             with contextlib.suppress(psutil.Error):
                 children = psutil.Process(pid).children()
-                having = [c.pid for c in children if workers.get(index) in {g.pid for g in c.children()}]
-                agents[index] = (having or [c.pid for c in children])[0]
+                having = [c.pid for c in children if workers.get(number) in {g.pid for g in c.children()}]
+                agents[number] = (having or [c.pid for c in children])[0]
         return cls(launchers, agents, workers)
 
     @property
@@ -391,8 +400,9 @@ def find_left(mark: str, ports: set[int]) -> list[str]:
     found = [describe_process(pid) for pid in left]
     for one in psutil.net_connections("tcp") if ports else ():
         # A dying process loses its environment before its sockets. With one, it is a stranger with our former port.
-        if one.status == psutil.CONN_LISTEN and one.laddr.port in ports and (one.pid is None or one.pid in left):
-            found.append(f"somebody who listens on {one.laddr.port}")
+        port = one.laddr.port if one.laddr and one.status == psutil.CONN_LISTEN else None
+        if port in ports and (one.pid is None or one.pid in left):
+            found.append(f"somebody who listens on {port}")
     return found
 
 

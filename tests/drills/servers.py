@@ -7,9 +7,12 @@ import contextlib
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND
+from ddp_operator.status.termination import format_time
 from tests.drills.core import NotHere, Outcome, Perished, check_blamed, drill
 from tests.drills.scene import PATIENCE, ROOT, Scene
 from tests.integration.apiserver import ControlPlane, find_binary, free_ports
@@ -49,7 +52,7 @@ class Stage:
     async def train(self, job: str) -> None:
         """Let both pods of a Job run."""
         for index in (0, 1):
-            await self.until(lambda index=index: self.pod(job, index), f"pod {index} of {job}")
+            await self.until(partial(self.pod, job, index), f"pod {index} of {job}")
             await self.world.run_pod(job, index)
         await self.until(lambda: self.status().get("phase") == "Running", f"{job} running")
 
@@ -96,7 +99,7 @@ async def _api_down(scene: Scene, seconds: float) -> Outcome:
         since = time.monotonic()
         here.server.faults.add("drop", times=1_000_000_000)
         here.server.cut_watches()
-        here.server.change("Pod", pod["metadata"]["name"], lambda one: _fail(one))
+        here.server.change("Pod", pod["metadata"]["name"], _fail)
         await here.until(lambda: time.monotonic() - since > seconds, "the end of the outage")
         if here.status()["attempt"] != 1:
             raise Perished("something got through: this was no outage")
@@ -195,7 +198,7 @@ def _check(here: Stage, status: Mapping[str, Any], jobs: list[str], *, attempt: 
 
 def _fail(pod: Json) -> None:
     """Let a pod end as after a failed worker."""
-    ended = killed(pod)
+    ended = killed(pod, format_time(datetime.now(UTC)))
     for container in ended.get("containerStatuses", ()):
         container["state"]["terminated"]["exitCode"] = EXIT_RETRYABLE
     pod["status"].update(ended)

@@ -44,6 +44,8 @@ def strike(batch: Any, step: int) -> None:
         raise RuntimeError(f"broken on purpose at step {step}")
     if kind == "nan":
         batch.images.fill_(float("nan"))
+    if kind == "hang":
+        time.sleep(1e6)
     if kind == "limit":
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     if kind in ("eat", "limit"):
@@ -65,16 +67,16 @@ def watch_steps() -> None:
         time.sleep(PAUSE)
         return result
 
-    Engine.step = step  # type: ignore[method-assign]
+    setattr(Engine, inner.__name__, step)
 
 
 def slow_disk() -> None:
     """Let every sync take so long, as on a disk that is overloaded."""
     inner = os.fsync
 
-    def fsync(descriptor: int) -> None:
+    def fsync(fd: Any) -> None:
         time.sleep(SLOW_SYNC)
-        inner(descriptor)
+        inner(fd)
 
     os.fsync = fsync
 

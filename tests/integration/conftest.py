@@ -50,7 +50,9 @@ def start(kubeconfig: Path) -> Iterator[Start]:
 
         def begin(**settings: Any) -> RunningOperator:
             wanted: dict[str, Any] = {"kubeconfig": str(kubeconfig), "health_port": 0, "call_timeout": 2.0} | settings
-            return stack.enter_context(RunningOperator(Settings(**wanted)).start())
+            operator = RunningOperator(Settings(**wanted)).start()
+            stack.enter_context(operator)
+            return operator
 
         yield begin
 

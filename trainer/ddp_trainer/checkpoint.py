@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from ddp_trainer.errors import Superseded, UserError, require
+from ddp_trainer.fence import FOLDER as FENCE_FOLDER
 from ddp_trainer.fence import Fence
 from ddp_trainer.files import fsync_folder, write_atomically
 from ddp_trainer.options import option
@@ -123,8 +124,9 @@ class Checkpointer:
         """
         if self.fence is not None:
             self.fence.enter()
-        for temporary in self.folder.glob(".step-*.tmp"):
-            temporary.unlink(missing_ok=True)
+        for pattern in (".step-*.tmp", f"{FENCE_FOLDER}/.*.tmp"):
+            for temporary in self.folder.glob(pattern):
+                temporary.unlink(missing_ok=True)
 
     def check_fence(self) -> None:
         """Raise :class:`Superseded` unless this attempt may still write here."""

@@ -5,11 +5,13 @@ Numbers with a fraction are strings, as Kubernetes' API conventions ask. Times a
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
 
 Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
+ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
+"""Phases that a job does not leave by itself."""
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 

@@ -91,6 +91,10 @@ class LocalCluster:
             pods=(*self._recently_departed(key), *children("Pod")),
         )
 
+    async def fetch(self, key: Key) -> Snapshot | None:
+        """Return the same: there is no cache."""
+        return await self.observe(key)
+
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """Check an object and store it; a Job's pods start before this returns."""
         if manifest["kind"] == "Job":

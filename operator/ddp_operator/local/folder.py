@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import os
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -40,10 +42,15 @@ class RunFolder:
 
     Once the run is under way its records must not end it: a write that fails (a full disk) is told to ``on_problem``,
     the first of a row, and the next one is tried again.
+
+    Who writes the folder holds a lock on its job.yaml, which ends with the process, however that ends. So everybody can
+    tell a run that is under way from one that was killed, whose last words say that it runs.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.manifest = path / "job.yaml"
+        self.command = path / "command.txt"
         self.on_problem: Callable[[str], None] = lambda words: None
         self._failing: set[Path] = set()
         self.status = path / "status.yaml"
@@ -57,7 +64,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, runs: Path, name: str, now: datetime) -> RunFolder:
-        """Make a new folder ``<name>-<date>-<time>``; a second run in the same second gets a number behind it."""
+        """Make a new folder ``<name>-<date>-<time>``; a second run in the same second gets a number behind it.
+
+        What runs that were killed have left half-written beside it is removed.
+        """
         stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
         for number in range(1, 1000):
             path = runs / (stem if number == 1 else f"{stem}-{number}")
@@ -68,13 +78,46 @@ class RunFolder:
             folder = cls(path)
             folder.logs.mkdir()
             folder.pages.mkdir()
+            for former in runs.iterdir():
+                cls(former)._clear()
             return folder
         raise FileExistsError(f"{runs / stem}: a thousand runs in one second")
 
-    def write_manifest(self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any]) -> None:
-        """Keep the file as it was given, and what was made of it."""
-        (self.path / "job.yaml").write_text(text, encoding="utf-8")
+    def write_manifest(
+        self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any], command: str
+    ) -> None:
+        """Keep the file as it was given, what was made of it, and what was typed. The folder is in use from now on."""
+        self.manifest.write_text(text, encoding="utf-8")
+        self._lock()
+        self.command.write_text(f"{command}\n", encoding="utf-8")
         (self.path / "objects.yaml").write_text(_dump_all([resource, *children]), encoding="utf-8")
+
+    def _lock(self) -> None:
+        descriptor = os.open(self.manifest, os.O_RDWR)
+        weakref.finalize(self, os.close, descriptor)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a `ddp run` still writes here, as far as can be told."""
+        try:
+            descriptor = os.open(self.manifest, os.O_RDONLY)
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError | NotADirectoryError)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _clear(self) -> None:
+        """Remove what a run that was killed has left half-written: its own files, and those of its pods' launchers."""
+        # The summary is the last that is written: with it the run has ended in order.
+        if self.status.exists() and not self.summary.exists() and not self.in_use:
+            clear_half_written(self.path, "*.tmp", "metrics/*.tmp", "pods/*/runtime/**/*.tmp")
 
     def write_status(self, resource: Mapping[str, Any]) -> bool:
         """Write status.yaml, so that a reader sees the old one or the new one and never half of it.
@@ -136,6 +179,14 @@ class RunFolder:
             self._failing.add(path)
         else:
             self._failing.discard(path)
+
+
+def clear_half_written(folder: Path, *patterns: str) -> None:
+    """Remove temporary files whose writer is dead."""
+    for pattern in patterns:
+        for stray in folder.glob(pattern):
+            with suppress(OSError):
+                stray.unlink()
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from ddp_operator import constants
 from ddp_operator.local import pods, processes
 from ddp_operator.local.environment import MissingReference
+from ddp_operator.local.folder import clear_half_written
 from ddp_operator.local.gpus import GpuPool, count_gpus
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.store import Store, grace_of
@@ -168,6 +169,8 @@ class Kubelet:
                 run.killer.cancel()
             del self._runs[uid]
             self._give_back_gpus(uid)
+        # A launcher or a worker may have been killed while it wrote; in a cluster the container takes that along.
+        clear_half_written(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp")
         metadata = run.pod["metadata"]
         current = self.store.get("Pod", metadata["namespace"], metadata["name"])
         if current is not None and current["metadata"]["uid"] == uid:

@@ -12,7 +12,6 @@ from ddp_operator.remote.api import Api, Object, job_path, list_jobs
 
 Jobs = dict[tuple[str, str], Object]
 
-ENDED: Final = ("Succeeded", "Failed", "Rejected")
 _WATCH_SECONDS: Final = 240
 _RETRY_SECONDS: Final = 1.0
 _TRIES: Final = 30

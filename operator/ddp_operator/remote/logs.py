@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator import constants, exits
+from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.exits import CommandError
 from ddp_operator.remote.api import Api, ApiRefusal, add_cluster_arguments, connect, get_job, list_pods, place
-from ddp_operator.remote.following import ENDED
 
 _LOOK_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # a rank may say nothing for that long
@@ -106,7 +106,7 @@ class PodLogs:
     def is_over(self) -> bool:
         """Tell whether the job has ended (or is gone), so that no further pod will come."""
         try:
-            return (get_job(self._api, self._name).get("status") or {}).get("phase") in ENDED
+            return (get_job(self._api, self._name).get("status") or {}).get("phase") in ENDED_PHASES
         except CommandError as error:
             if error.code == exits.NOT_FOUND:
                 return True

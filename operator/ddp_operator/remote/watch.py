@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol, TextIO
 import msgspec
 
 from ddp_operator import exits
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.exits import CommandError
 from ddp_operator.local.display import PlainDisplay, View, describe_progress
 from ddp_operator.remote.api import Api, add_cluster_arguments, connect, get_job
-from ddp_operator.remote.following import ENDED, Jobs, follow_jobs
+from ddp_operator.remote.following import Jobs, follow_jobs
 from ddp_operator.why import explain_why
 
 _COLORS: Final = {"Running": "green", "Succeeded": "bright_green", "Failed": "red", "Rejected": "red"}
@@ -73,7 +73,7 @@ def _show(states: Iterable[Jobs], screen: Screen, namespace: str = "", name: str
             if job is None:
                 raise CommandError(f"{name} has been deleted", exits.NOT_FOUND)
             phase = job.get("status", {}).get("phase")
-            if phase in ENDED:
+            if phase in ENDED_PHASES:
                 screen.close()
                 print(explain_why(job, (), _now()), file=sys.stderr)
                 return exits.OK if phase == "Succeeded" else exits.FAILED

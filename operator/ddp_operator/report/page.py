@@ -28,7 +28,7 @@ h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px
 header p { margin: 6px 0 0; color: var(--soft); max-width: 90ch; overflow-wrap: anywhere; }
 .phase { font-size: 13px; font-weight: 600; border: 1px solid; border-radius: 999px; padding: 2px 10px;
   margin-left: 10px; vertical-align: 4px; color: var(--busy); }
-.phase.Succeeded { color: var(--good); } .phase.Failed, .phase.Rejected { color: var(--bad); }
+.phase.Succeeded { color: var(--good); } .phase.Failed, .phase.Rejected, .phase.Interrupted { color: var(--bad); }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px; margin: 22px 0 0;
   padding: 0; }
 .cards div, figure, .box { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
@@ -61,10 +61,11 @@ footer { margin-top: 32px; color: var(--soft); font-size: 13px; }
 def build_page(run: Run, now: datetime) -> str:
     """Return the page of a run. It asks for nothing from elsewhere, which its own policy makes sure of."""
     status = run.status
-    phase = status.phase or "Unknown"
+    phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
+    words = explain_interruption(run) if run.interrupted else str(explain_why(run.resource, (), now))
     sections = [
         f'<header><h1>{escape(run.name)}<span class="phase {phase}">{phase}</span></h1>',
-        f"<p>{escape(str(explain_why(run.resource, (), now)))}</p></header>",
+        f"<p>{escape(words)}</p></header>",
         f'<dl class="cards">{"".join(_cards(run))}</dl>',
         _failure(status.last_failure) if status.last_failure else "",
         _charts(run),
@@ -80,6 +81,14 @@ def build_page(run: Run, now: datetime) -> str:
         f'<link rel="icon" href="data:,">\n<title>{escape(run.name)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(filter(None, sections)) + "\n</body>\n</html>\n"
     )
+
+
+def explain_interruption(run: Run) -> str:
+    """Say that nobody runs the job any more, and how it goes on."""
+    words = f"The `ddp run` that wrote this ended before the job did; its last status says {run.status.phase}. "
+    claim = ((run.resource.get("spec") or {}).get("checkpoint") or {}).get("claimName")
+    how = f"Go on from the newest checkpoint in claim {claim}" if claim else "It keeps no checkpoint; start anew"
+    return f"{words}{how} with: {run.command or 'ddp run FILE'}"
 
 
 def _cards(run: Run) -> Iterable[str]:

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from ddp_operator import constants
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.local.folder import RunFolder, read_rows
 
 Point = tuple[float, float]
@@ -59,15 +59,25 @@ class RankTime:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run for the page. Times are seconds since the first row of figures."""
+    """A run for the page. Times are seconds since the first row of figures.
+
+    ``command``: what was typed, empty in an older folder. ``under_way``: a `ddp run` still writes the folder.
+    """
 
     name: str
+    command: str
+    under_way: bool
     resource: Mapping[str, Any]
     status: Status
     rows: Sequence[Row]
     marks: Sequence[Mark]
     events: Sequence[Event]
     ranks: Sequence[RankTime]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether `ddp run` has ended and the job had not: then nobody will ever bring the status up to date."""
+        return not self.under_way and self.status.phase not in ENDED_PHASES
 
     def series(self, column: str) -> list[Point]:
         """Return a column over time, without the rows that lack it."""
@@ -80,6 +90,7 @@ def read_run(path: Path) -> Run:
     folder = RunFolder(path)
     if not folder.status.exists():
         raise ValueError(f"{path}: holds no status.yaml, so it is no folder of `ddp run`")
+    under_way = folder.in_use  # before the status is read: a run that ends meanwhile is none that was interrupted
     try:
         resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
         status = msgspec.convert(resource.get("status") or {}, Status)
@@ -90,6 +101,8 @@ def read_run(path: Path) -> Run:
     pages = {page.stem: page.read_text(encoding="utf-8", errors="replace") for page in folder.pages.glob("*.prom")}
     return Run(
         name=path.resolve().name,
+        command=folder.command.read_text(encoding="utf-8").strip() if folder.command.exists() else "",
+        under_way=under_way,
         resource=resource,
         status=status,
         rows=rows,

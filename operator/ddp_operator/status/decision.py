@@ -71,12 +71,14 @@ class Decision:
 
     ``requeue_after`` is in seconds; None: look again only when something changes; 0: at once. Where the ledger changes
     (attempt, restarts, lastFailure, the end), ``actions`` is empty: the ledger is written first, a later pass acts on
-    it, and a crash in between loses nothing.
+    it, and a crash in between loses nothing. ``doubtful``: a failure without a culprit is about to be counted while a
+    pod seems to live whose end may only not have been heard of.
     """
 
     status: Status
     actions: tuple[Action, ...] = ()
     requeue_after: float | None = None
+    doubtful: bool = False
 
 
 AT_ONCE: Final = 0.0

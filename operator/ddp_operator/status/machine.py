@@ -7,6 +7,7 @@ reads.
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
@@ -80,7 +81,8 @@ def decide(
             since=now if _was_suspending(job) else parse_time(status.start_time),
         )
         if verdict is not None:
-            return _answer_failure(job, observation, verdict, pods, now, refusal)
+            decision = _answer_failure(job, observation, verdict, pods, now, refusal)
+            return dataclasses.replace(decision, doubtful=verdict.hearsay and any(pod.alive for pod in pods))
         deadline = deadlines.active(job, now)
         if deadline is not None and now >= deadline:
             words = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"

@@ -42,7 +42,7 @@ def prepare(*words: str, **changes: Any) -> Any:
     cli_run.add_arguments(parser)
     before, _, after = " ".join(words).partition("-- ")
     arguments = parser.parse_args([write(**changes), *before.split()])
-    arguments.extra = after.split()
+    arguments.extra, arguments.typed = after.split(), "ddp run job.yaml"
     return cli_run._prepare(Path("job.yaml").read_text(), arguments)
 
 

@@ -149,6 +149,17 @@ def test_who_waits_for_peers_is_told_from_who_does_not(tmp_path: Path) -> None:
     assert read_stack("rubbish").frames == []
 
 
+@pytest.mark.parametrize("look", [0.25, 1.0, 5.0])
+def test_the_pod_that_waits_bears_a_stall_longer_than_the_pod_to_blame_needs(look: float) -> None:
+    culprit, victim = (launcher.bear_stall(2, look, blames=blames) for blames in (True, False))
+    # Found a look and a second of waiting for a page later at worst, and again as late on a machine that is busy.
+    page, stacks = launcher._PAGE_TIMEOUT * 2, 2.0
+    assert victim >= 2 * (look + page + stacks) + culprit
+    assert culprit == 2 * look
+    assert victim <= 40  # in which time nobody learns of a hang that has no culprit
+    assert launcher.bear_stall(1, look, blames=False) == 0
+
+
 def pod(folder: Path, action: str) -> Pod:
     (folder / "errors").mkdir(exist_ok=True)
     plan = PLAN._replace(action=action)

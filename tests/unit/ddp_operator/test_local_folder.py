@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,70 @@ def test_the_status_file_is_yaml_for_people_and_replaced_in_one_piece(folder: Ru
     assert yaml.safe_load(text)["status"] == {"phase": "Failed", "traceback": "a\nb\n"}
     assert "traceback: |" in text
     assert not list(folder.path.glob("*.tmp"))
+
+
+WRITER = """
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from ddp_operator.local.folder import RunFolder
+folder = RunFolder.create(Path(sys.argv[1]), "x", datetime.now(UTC))
+folder.write_manifest("kind: K", [], {}, "ddp run job.yaml")
+folder.write_status({"kind": "K", "metadata": {}})
+print(folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes a run folder and says which."""
+    line = [sys.executable, "-c", WRITER, str(tmp_path)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_folder_is_in_use_until_its_writer_is_gone_however_that_ends(writer: subprocess.Popen[str]) -> None:
+    assert writer.stdout is not None
+    folder = RunFolder(Path(writer.stdout.readline().strip()))
+    assert folder.in_use
+    assert folder.command.read_text() == "ddp run job.yaml\n"
+    writer.kill()
+    writer.wait()
+    assert not folder.in_use
+
+
+def test_what_a_killed_run_left_half_written_goes_with_the_next_one(
+    tmp_path: Path, writer: subprocess.Popen[str]
+) -> None:
+    assert writer.stdout is not None
+    folder = RunFolder(Path(writer.stdout.readline().strip()))
+    runtime = folder.path / "pods" / "p" / "runtime" / "errors"
+    volume = folder.path / "pods" / "p" / "volumes" / "scratch"
+    for made in (runtime, volume):
+        made.mkdir(parents=True)
+    half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp", runtime / "0.json.77.tmp"]
+    users = [volume / "mine.tmp", tmp_path / "claims" / "c" / "theirs.tmp"]
+    users[1].parent.mkdir(parents=True)
+    for path in (*half, *users):
+        path.write_text("half")
+    RunFolder.create(tmp_path, "y", NOW)
+    assert all(path.exists() for path in half)  # its writer lives and is about to rename it
+    writer.kill()
+    writer.wait()
+    RunFolder.create(tmp_path, "y", NOW)
+    assert not any(path.exists() for path in half)
+    assert all(path.exists() for path in users)
+
+
+def test_a_folder_without_a_manifest_is_nobodys(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert not RunFolder(tmp_path).in_use
+    assert not RunFolder(tmp_path / "file").in_use
 
 
 def test_events_are_one_line_each(folder: RunFolder) -> None:

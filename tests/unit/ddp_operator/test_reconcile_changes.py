@@ -1,6 +1,11 @@
 """The reconcile when things change: pods that fail, users who edit, time that passes."""
 
+import dataclasses
+
+import pytest
+
 from ddp_operator import constants
+from ddp_operator.cluster import Key, Snapshot
 from tests.builders import child_pod, last_words, page, resource
 from tests.memory import World
 
@@ -10,6 +15,28 @@ PEER_LOST = last_words("NCCL", victim=True, message="connection closed by peer")
 
 
 class TestFailure:
+    async def test_after_an_outage_the_pod_is_blamed_whose_end_is_heard_of_after_its_jobs(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = await World().train()
+        before = await world.observe()
+        world.end_pod(1, constants.EXIT_RETRYABLE)
+        world.clock.advance(60)  # nobody hears of anything
+        fresh = await world.observe()
+
+        async def from_cache(key: Key) -> Snapshot:
+            return dataclasses.replace(fresh, pods=before.pods)
+
+        async def from_server(key: Key) -> Snapshot:
+            return fresh
+
+        monkeypatch.setattr(world.cluster, "observe", from_cache)
+        monkeypatch.setattr(world.cluster, "fetch", from_server)
+        await world.reconcile()
+        failure = world.status.last_failure
+        assert failure is not None
+        assert (world.status.attempt, failure.node, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
+
     async def test_next_attempt_begins_with_the_cause_in_status(self) -> None:
         world = await World().train(TRAINING)
         world.end_pod(1, constants.EXIT_RETRYABLE, ERROR)

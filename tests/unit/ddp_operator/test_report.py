@@ -101,6 +101,21 @@ class TestPage:
         assert "default-src 'none'" in page
         assert not re.search(r"url\(|@import|https?://", page)
 
+    def test_says_of_a_run_that_nobody_runs_any_more_how_it_goes_on(self, tmp_path: Path) -> None:
+        path = write_run(tmp_path, phase="Running")
+        page = build_page(read_run(path), NOW)
+        assert '<span class="phase Interrupted">Interrupted</span>' in page
+        assert "It keeps no checkpoint; start anew with: ddp run FILE" in page
+        run = RunFolder(path)
+        run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
+        claim = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
+        run.write_status(claim | {"status": {"phase": "Running", "attempt": 1}})
+        assert ">Running</span>" in build_page(read_run(path), NOW)
+        del run  # the lock goes with it
+        page = build_page(read_run(path), NOW)
+        assert "its last status says Running. Go on from the newest checkpoint in claim c with: ddp run" in page
+        assert "job.yaml --cpu -- &#x27;&lt;b&gt;&#x27;" in page
+
     def test_has_charts_failure_events_ranks_and_the_outcome(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         for title in ("Throughput", "Loss", "Time of a step on rank 0", "Last failure", "Events", "Ranks of the last"):

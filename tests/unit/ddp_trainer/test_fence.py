@@ -184,5 +184,8 @@ def test_what_slips_through_can_neither_replace_nor_remove_a_later_attempts(
 
 def test_a_new_attempt_clears_away_what_a_dead_one_left_half_written(tmp_path: Path) -> None:
     (tmp_path / ".step-000000007.pt.123.tmp").write_bytes(b"half")
+    (tmp_path / "fence").mkdir()
+    (tmp_path / "fence" / ".000000001.json.123.9.tmp").write_bytes(b"half")
     checkpointer(tmp_path, 2)
     assert files(tmp_path) == []
+    assert [path.name for path in (tmp_path / "fence").iterdir()] == ["000000001.json"]
