@@ -80,13 +80,15 @@ class MemoryCluster(LocalCluster):
         self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
         await super().create(manifest, dry_run=dry_run)
 
-    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
+    async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         self.calls.append(f"patch {name}")
-        await super().patch_job(namespace, name, patch)
+        await super().patch_job(namespace, name, patch, seen=seen)
 
-    async def delete(self, kind: Any, namespace: str, name: str, *, uid: str) -> None:
+    async def delete(
+        self, kind: Any, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
         self.calls.append(f"delete {name}")
-        await super().delete(kind, namespace, name, uid=uid)
+        await super().delete(kind, namespace, name, uid=uid, resource_version=resource_version)
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         self.calls.append("status")

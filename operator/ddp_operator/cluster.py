@@ -108,15 +108,20 @@ class Cluster(Protocol):
         """
         ...
 
-    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
+    async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge-patch a Job's ``spec`` (suspend, parallelism, completions). A Job that is gone is no error.
 
-        Raises: Refused.
+        ``seen``: only if the Job still is as it was observed. Raises: Refused, Conflict.
         """
         ...
 
-    async def delete(self, kind: ChildKind, namespace: str, name: str, *, uid: str) -> None:
-        """Delete a child and, in the background, what it owns. Gone already or another UID by now is no error."""
+    async def delete(
+        self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
+        """Delete a child and, in the background, what it owns. Gone already or another UID by now is no error.
+
+        Raises: Conflict where it is not at ``resource_version`` any more.
+        """
         ...
 
     async def discard(self, manifest: Object) -> None:
@@ -138,8 +143,8 @@ class Cluster(Protocol):
         """
         ...
 
-    async def delete_resource(self, key: Key, *, uid: str) -> None:
-        """Delete the custom resource itself (its time to live is over)."""
+    async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
+        """Delete the custom resource itself (its time to live is over). Raises: Conflict, as ``delete``."""
         ...
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:

@@ -37,7 +37,7 @@ RETRY_SHARE: Final = 2 / 15
 CALL_SHARE: Final = 1 / 3
 FENCE_SHARE: Final = 2 / 3
 """Share of the duration after which a leader that was not renewed begins no more write. The rest is for its last one
-to arrive, which is given no more time than that."""
+to arrive, which is given no more time than that, not even by the kernel (``ApiClient.unheard``)."""
 
 Sleep = Callable[[float], Awaitable[None]]
 Body = Mapping[str, Any]

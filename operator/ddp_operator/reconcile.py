@@ -100,10 +100,16 @@ class Reconciler:
         Returns seconds until the next pass is wanted without an event: None for never, 0 for at once.
         Raises: ClusterError where a call failed that may succeed later; call again after a back-off.
         """
-        return await self._pass(key, await self._cluster.observe(key))
+        try:
+            return await self._pass(key, await self._cluster.observe(key))
+        except Conflict:
+            return _AFTER_CONFLICT
 
     async def _pass(self, key: Key, snapshot: Snapshot | None, *, certain: bool = False) -> float | None:
-        """Decide on a snapshot and act; a failure that is in doubt is counted only where the snapshot is certain."""
+        """Decide on a snapshot and act; a failure that is in doubt is counted only where the snapshot is certain.
+
+        Every write names the version of what it was decided on. Raises: Conflict, ClusterError.
+        """
         if snapshot is None:
             self._forget(key)
             return None
@@ -140,16 +146,19 @@ class Reconciler:
                         return await self._write(key, snapshot, job, self._decide(job, observation, outcome))
                     wait = outcome
                 case DeleteJob(name, uid):
-                    await self._cluster.delete("Job", job.namespace, name, uid=uid)
+                    version = _seen(snapshot, name)["metadata"]["resourceVersion"]
+                    await self._cluster.delete("Job", job.namespace, name, uid=uid, resource_version=version)
                 case SuspendJob(name, suspend):
                     try:
-                        await self._cluster.patch_job(job.namespace, name, {"spec": {"suspend": suspend}})
+                        await self._cluster.patch_job(
+                            job.namespace, name, {"spec": {"suspend": suspend}}, seen=_seen(snapshot, name)
+                        )
                     except Refused as error:
                         return await self._write(key, snapshot, job, self._decide(job, observation, _refusal(error)))
                 case ResizeJob(name, nodes):
                     size = {"completions": nodes, "parallelism": nodes}
                     try:
-                        await self._cluster.patch_job(job.namespace, name, {"spec": size})
+                        await self._cluster.patch_job(job.namespace, name, {"spec": size}, seen=_seen(snapshot, name))
                     except Refused as error:
                         return await self._write(key, snapshot, job, self._decide(job, observation, _refusal(error)))
                 case FailPod(_, uid, words):
@@ -157,7 +166,8 @@ class Reconciler:
                         if raw["metadata"].get("uid") == uid:
                             await self._cluster.fail_pod(raw, lost.REASON, words)
                 case DeleteResource():
-                    await self._cluster.delete_resource(key, uid=job.uid)
+                    version = snapshot.resource["metadata"]["resourceVersion"]
+                    await self._cluster.delete_resource(key, uid=job.uid, resource_version=version)
                     return None
         requeue = await self._write(key, snapshot, job, decision)
         return requeue if wait is None else wait if requeue is None else min(wait, requeue)
@@ -292,10 +302,7 @@ class Reconciler:
                 left = _DETAILS_INTERVAL - since
                 return left if decision.requeue_after is None else min(left, decision.requeue_after)
             memory.written = now
-            try:
-                await self._patch_status(key, snapshot, decision.status)
-            except Conflict:
-                return _AFTER_CONFLICT
+            await self._patch_status(key, snapshot, decision.status)
             await self._tell(snapshot, job.status, decision.status)
         if is_finished(decision.status):
             self._forget(key)
@@ -339,6 +346,11 @@ class Reconciler:
         version = snapshot.resource["metadata"]["resourceVersion"]
         body: dict[str, Any] = msgspec.to_builtins(status)
         await self._cluster.patch_status(key, body, resource_version=version)
+
+
+def _seen(snapshot: Snapshot, name: str) -> Mapping[str, Any]:
+    """Return the Job of that name as it was observed."""
+    return next(raw for raw in snapshot.jobs if raw["metadata"]["name"] == name)
 
 
 def _seconds(now: datetime, last: datetime | None) -> float:

@@ -17,7 +17,7 @@ from ddp_operator.kube import ApiClient, KubeCluster, login
 from ddp_operator.kube.checks import check_cluster
 from ddp_operator.kube.store import Store, key_of
 from ddp_operator.kube.sync import Synchroniser
-from ddp_operator.leader import Leader, new_identity
+from ddp_operator.leader import FENCE_SHARE, Leader, new_identity
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings
 from ddp_operator.telemetry import Metrics
@@ -51,6 +51,7 @@ class Operator:
             qps=settings.qps,
             burst=settings.burst,
             timeout=settings.call_timeout,
+            unheard=settings.lease_seconds * (1 - FENCE_SHARE),
             on_call=self.metrics.on_call,
         )
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)

@@ -368,6 +368,33 @@ async def test_deleting_by_another_uid_deletes_nothing(world: World) -> None:
     assert len(snapshot.services) == 1
 
 
+async def test_what_has_changed_since_it_was_seen_is_neither_patched_nor_deleted(world: World) -> None:
+    owner = await start_job(world)
+    before = await world.cluster.observe(KEY)
+    assert before is not None
+    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
+    old = before.jobs[0]["metadata"]
+    with pytest.raises(Conflict):
+        await world.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=before.jobs[0])
+    with pytest.raises(Conflict):
+        await world.cluster.delete("Job", "default", JOB, uid=old["uid"], resource_version=old["resourceVersion"])
+    await world.cluster.patch_status(
+        KEY, {"phase": "Suspended"}, resource_version=before.resource["metadata"]["resourceVersion"]
+    )
+    with pytest.raises(Conflict):
+        await world.cluster.delete_resource(
+            KEY, uid=owner["metadata"]["uid"], resource_version=before.resource["metadata"]["resourceVersion"]
+        )
+    snapshot = await world.until(KEY, lambda seen: has(seen.jobs[0], "Suspended"), "suspension")
+    assert snapshot.jobs[0]["spec"]["suspend"]
+    # What is as it was seen is changed.
+    await world.until(KEY, lambda seen: not living(seen), "the end of the pods")
+    settled = await world.cluster.observe(KEY)
+    assert settled is not None
+    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=settled.jobs[0])
+    await until_running(world, 2)
+
+
 async def test_what_is_gone_may_be_deleted_and_patched(world: World) -> None:
     await world.cluster.delete("Job", "default", "nothing", uid="x")
     await world.cluster.delete_resource(KEY, uid="x")

@@ -1,7 +1,8 @@
 """Any life of a job: users, nodes, pods, watches and the operator's own end in any order, and what always holds.
 
 The operator's parts are the real ones (``tests/standin/simulation.py``). Watches bring late, or twice, what happened;
-clocks jump; calls fail. After each step the whole history is looked at, and in the end the job must get on.
+clocks jump; calls fail; an operator stands still, is deposed and goes on later. After each step the whole history is
+looked at, and in the end the job must get on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ddp_operator.kube.sync import WATCHED
 from ddp_operator.status import conditions as c
 from tests.builders import page, resource
 from tests.standin.selectors import labels_of
-from tests.standin.simulation import FINISHED, Simulation
+from tests.standin.simulation import FINISHED, Fence, Simulation
 from tests.standin.storage import Change, Object
 
 from . import strategies
@@ -80,6 +81,7 @@ ends = st.one_of(
     ),
     st.just((137, "", "OOMKilled")),
 )
+fences: st.SearchStrategy[Fence] = st.sampled_from(["closed", "late", "open"])
 picks = st.integers(0, 5)
 
 
@@ -232,6 +234,20 @@ class Life(RuleBasedStateMachine):
         sim.faults.clear()
         sim.kill_after = 0
 
+    @rule(times=st.integers(1, 3), nth=st.integers(1, 8), fence=fences, passes=st.integers(0, 2))
+    def depose(self, times: int, nth: int, fence: Fence, passes: int) -> None:
+        """Stop the operator at one of its calls, for another one to begin."""
+        sim = self.sim
+        sim.stop_at, sim.fence, sim.stale_passes = len(sim.calls) + nth, fence, passes
+        for _ in range(times):
+            self.run(sim.reconcile(KEY))
+        sim.stop_at = 0
+
+    @precondition(lambda self: self.sim.deposed)
+    @rule(pick=picks)
+    def wake(self, pick: int) -> None:
+        self.run(self.sim.wake(self.sim.deposed[pick % len(self.sim.deposed)]))
+
     @rule()
     def compare_with_lists(self) -> None:
         self.run(self.sim.sync.resync())
@@ -260,17 +276,22 @@ class Life(RuleBasedStateMachine):
                 if change.after and pod["status"].get("phase") not in FINISHED:
                     self.alive[pod["metadata"]["uid"]] = labels_of(pod)[constants.LABEL_ATTEMPT]
             if change.kind.kind == "Job" and change.before is None and change.after:
-                self.check_new_job(change.after)
+                self.check_new_job(change.after, late=change.version in self.sim.late_writes)
         self.looked_at = len(history)
         assert not self.sim.refused, "the operator wrote what the API server refuses"
 
-    def check_new_job(self, job: Object) -> None:
-        """A Job is made for the attempt that the ledger names, and never beside another attempt's pods."""
+    def check_new_job(self, job: Object, *, late: bool) -> None:
+        """A Job is made for the attempt that the ledger names, and never beside another attempt's pods.
+
+        ``late``: by an operator that had been deposed, against which there is no means but to delete that Job.
+        """
         attempt = int(labels_of(job)[constants.LABEL_ATTEMPT])
         owner = self.sim.get(constants.KIND, NAME)
         if owner is None or owner["metadata"]["uid"] != job["metadata"]["ownerReferences"][0]["uid"]:
             return  # its owner was deleted meanwhile: the garbage collector follows
         assert attempt <= self.sim.status(NAME).attempt, "a Job that the ledger does not know"
+        if late:
+            return
         former = {uid: of for uid, of in self.alive.items() if of != str(attempt)}
         assert not former, f"a Job of attempt {attempt} beside pods of another: {former}"
 
@@ -279,12 +300,15 @@ class Life(RuleBasedStateMachine):
             if self.sim.lives > 1:
                 self.run(self.come_to_an_end())
         finally:
+            self.run(self.sim.forget_deposed())
             self.loop.close()
         tally("life of a job")
 
     async def come_to_an_end(self) -> None:
         """From now on all is well: the job gets on to its end, and is then left alone."""
         sim = self.sim
+        while sim.deposed:
+            await sim.wake(sim.deposed[0])
         sim.page = page(ddp_step=50, ddp_total_steps=50, ddp_checkpoint_step=50, phase="Running")
         if self.exists:
             sim.edit(suspend=False)
@@ -312,6 +336,11 @@ class Life(RuleBasedStateMachine):
         await sim.settle()
         writes = [call for call in sim.calls[before:] if not call.startswith(("list", "get", "scrape"))]
         assert not writes, f"writes although nothing has changed: {writes}"
+        if self.exists:
+            former = [
+                pod for pod in self.living() if int(labels_of(pod)[constants.LABEL_ATTEMPT]) < sim.status(NAME).attempt
+            ]
+            assert not former, "pods of a former attempt live on"
 
     def evict_from_dead_nodes(self) -> None:
         """Do as Kubernetes does with pods on nodes that stay silent."""

@@ -21,6 +21,7 @@ from .watching import Watches
 
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 FINISHED = ("Succeeded", "Failed")
+PRECONDITIONS = ("uid", "resourceVersion")
 
 
 class Ask(NamedTuple):
@@ -278,8 +279,7 @@ class Api:
             after = from_scale(kind, stored, changed)
         elif subresource == "status":
             after = copied(stored) | {"status": changed.get("status", {})}
-            if "resourceVersion" in changed["metadata"]:
-                after["metadata"]["resourceVersion"] = changed["metadata"]["resourceVersion"]
+            after["metadata"] |= {key: changed["metadata"][key] for key in PRECONDITIONS if key in changed["metadata"]}
         else:
             after = changed
             if "status" in kind.subresources:
@@ -297,14 +297,15 @@ class Api:
         return to_scale(kind, updated) if subresource == "scale" else updated
 
     def _delete(self, kind: Kind, stored: Object, options: Object) -> Object:
-        uid = options.get("preconditions", {}).get("uid")
         meta = stored["metadata"]
-        if uid is not None and uid != meta["uid"]:
-            raise Failure(
-                409,
-                f'Operation cannot be fulfilled on {kind.plural} "{meta["name"]}": Precondition failed: UID in '
-                f"precondition: {uid}, UID in object meta: {meta['uid']}",
-            )
+        for name, words in zip(PRECONDITIONS, ("UID", "ResourceVersion"), strict=True):
+            wanted = options.get("preconditions", {}).get(name)
+            if wanted is not None and wanted != meta[name]:
+                raise Failure(
+                    409,
+                    f'Operation cannot be fulfilled on {kind.plural} "{meta["name"]}": Precondition failed: {words} in '
+                    f"precondition: {wanted}, {words} in object meta: {meta[name]}",
+                )
         grace = None
         if kind.kind == "Pod" and stored["spec"].get("nodeName") and stored["status"].get("phase") not in FINISHED:
             wanted = options.get("gracePeriodSeconds")

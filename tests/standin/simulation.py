@@ -1,21 +1,25 @@
 """The operator and its API server in one thread, without network and without time: every step is the test's.
 
 The operator's parts are the real ones, down to the client, whose calls end in the stand-in instead of a socket. When
-the watches deliver, when a timer is due, where the process dies and which call fails is said by the test, so that each
-run of it is the same.
+the watches deliver, when a timer is due, where the process dies or stands still and which call fails is said by the
+test, so that each run of it is the same.
 
-What is left out, and is tested over HTTP: Kopf, and the API server's checks of a Job's fields, which cost most.
+An operator that stands still is succeeded by another one once its Lease is over. Woken up, it goes on where it was.
+
+What is left out, and is tested over HTTP: Kopf, the Lease itself (the simulation says who leads), and the API server's
+checks of a Job's fields, which cost most.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
-import kopf
 import msgspec
 import yaml
 
@@ -23,20 +27,17 @@ from ddp_operator.api.status import Status
 from ddp_operator.cluster import ClusterError, Event, Key
 from ddp_operator.cluster import Object as Frozen
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTEMPT, LABEL_JOB_NAME
-from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.events import build_event
 from ddp_operator.kube.resources import path, plural
-from ddp_operator.kube.store import Store
-from ddp_operator.kube.sync import CHILD_SELECTOR, WATCHED, Laggard, Synchroniser
+from ddp_operator.kube.sync import CHILD_SELECTOR, WATCHED, Synchroniser
 from ddp_operator.local import pods
 from ddp_operator.local.store import format_time
-from ddp_operator.reconcile import Reconciler
 
 from .controllers import Controllers
 from .errors import Failure
 from .faults import Faults
+from .process import LEASE, Fence, Process
 from .running import CRD
 from .selectors import labels_of, parse
 from .server import Api, Ask
@@ -52,8 +53,12 @@ class Killed(BaseException):
     """The operator's process ends here, in the midst of whatever it does."""
 
 
+class Deposed(Exception):
+    """The operator's process stands still here, and another one leads."""
+
+
 class Simulation:
-    """An API server, its controllers and kubelets, and one operator."""
+    """An API server, its controllers and kubelets, and one operator that leads."""
 
     def __init__(self) -> None:
         self.now = BEGIN
@@ -75,6 +80,20 @@ class Simulation:
         """Every call of the operator: verb and resource."""
         self.kill_after = 0
         """The operator is killed right after this call, counted from the first; 0: never."""
+        self.stop_at = 0
+        """The operator stands still at this call, counted from the first, and is deposed; 0: never."""
+        self.fence: Fence = "closed"
+        """Of one that stands still at ``stop_at``. Unless it is closed, the call is made once it is woken up."""
+        self.wake_after: int | None = None
+        """So many calls later it goes on; None: when the test says so."""
+        self.stale_passes = 0
+        """So many passes a deposed operator with an open fence makes after that in which it was stopped."""
+        self.deposed: list[Process] = []
+        """Operators that stand still, the eldest first."""
+        self.late: list[str] = []
+        """Every call that was made by a deposed operator: verb and resource."""
+        self.late_writes: dict[int, tuple[str, str, str, str]] = {}
+        """What came of them, by the version that each write made: verb, plural, namespace, name."""
         self.frozen = False
         """The watches bring nothing: only the comparison with lists finds what happens."""
         self.echo = 0
@@ -85,8 +104,6 @@ class Simulation:
         """What the API server has found wrong with what the operator wrote."""
         self.events: list[str] = []
         """The reasons of all Events that the operator has posted."""
-        self._wanted: dict[Key, datetime] = {}
-        self._seen: dict[str, int] = {}
         self._begin()
 
     def clock(self) -> datetime:
@@ -98,72 +115,112 @@ class Simulation:
     def _begin(self) -> None:
         """Let a new process of the operator exist, which knows nothing."""
         self.lives += 1
-        self.store = Store()
-        self.client = _Client(self)
-        self.cluster = _Cluster(self, self.client, self.store)
-        self.reconciler = Reconciler(self.cluster, clock=self.clock)
-        self.sync = _Synchroniser(self.client, self.store, namespaces=(), interval=1e9, on_change=self.want)
-        self._wanted.clear()
+        self.process = Process(self)
 
-    def want(self, key: Key, seconds: float = 0.0) -> None:
-        """Ask for a pass in so many seconds."""
-        self._wanted[key] = self.now + timedelta(seconds=seconds)
+    @property
+    def sync(self) -> Synchroniser:
+        """What compares the leading operator's knowledge with lists."""
+        return self.process.sync
+
+    def want(self, key: Key, seconds: float = 0.0, *, of: Process | None = None) -> None:
+        """Ask an operator (the one that leads) for a pass in so many seconds."""
+        (of or self.process).wanted[key] = self.now + timedelta(seconds=seconds)
 
     async def restart(self) -> None:
         """Start the operator anew: it lists everything, compares, and looks at every resource."""
         while True:
             self._begin()
             for kind in WATCHED:
-                self._seen[kind] = len(self.storage.history)
+                self.process.seen[kind] = len(self.storage.history)
                 for obj in self.storage.list(self.api.kind(kind)):
                     if _matches(kind)(labels_of(obj)):
                         self._take(kind, "ADDED", obj)
             try:
                 while True:
                     try:
-                        await self.sync.resync()
+                        await self._run(self.sync.resync())
                     except ClusterError:
                         continue
                     return
-            except Killed:
+            except (Killed, Deposed):
                 continue
 
+    async def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Let the leading operator do something. Raises: Deposed where it is stopped meanwhile; Killed."""
+        process = self.process
+        task = asyncio.create_task(work)
+        stopped = asyncio.create_task(process.stands.wait())
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if process.fence is None:
+            return await task
+        process.work = task
+        self.deposed.append(process)
+        self.now += timedelta(seconds=LEASE)
+        raise Deposed
+
+    async def stand_still(self, process: Process) -> None:
+        """Stop an operator here, for its successor to begin, until it is woken up."""
+        process.fence = self.fence
+        process.stands.set()
+        await process.goes_on.wait()
+
+    async def forget_deposed(self) -> None:
+        """End the operators that stand still."""
+        work = [process.work for process in self.deposed if process.work is not None]
+        self.deposed.clear()
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    async def wake(self, process: Process) -> None:
+        """Let a deposed operator go on with what it was in the midst of. Then it learns that it does not lead."""
+        self.deposed.remove(process)
+        process.goes_on.set()
+        assert process.work is not None
+        await asyncio.gather(process.work, return_exceptions=True)
+        for _ in range(self.stale_passes if process.fence == "open" else 0):
+            for key in {Key("default", str(item["metadata"]["name"])) for item in self.list(KIND)}:
+                with contextlib.suppress(ClusterError):
+                    await process.reconciler.reconcile(key)
+
     def _take(self, kind: str, event: str, obj: Object) -> None:
-        key = self.store.remove(kind, obj) if event == "DELETED" else self.store.apply(kind, obj)
+        store = self.process.store
+        key = store.remove(kind, obj) if event == "DELETED" else store.apply(kind, obj)
         if key is not None:
             self.want(key)
 
     def deliver(self, kind: str, count: int | None = None) -> bool:
         """Let the watch of a kind bring its next changes (all); return whether there were any."""
-        history, first = self.storage.history, self._seen.get(kind, 0)
+        history, first = self.storage.history, self.process.seen.get(kind, 0)
         last = len(history) if count is None else min(len(history), first + count)
         for change in history[max(0, first - self.echo) : last]:
             event = event_of(change, self.api.kind(kind), None, _matches(kind))
             if event is not None:
                 self._take(kind, event["type"], copied(event["object"]))
-        self._seen[kind] = last
+        self.process.seen[kind] = last
         return last > first
 
     def repeat(self, kind: str, count: int) -> None:
         """Let the watch of a kind bring its last changes once more, as one that was cut may."""
-        self._seen[kind] = max(0, self._seen.get(kind, 0) - count)
+        self.process.seen[kind] = max(0, self.process.seen.get(kind, 0) - count)
 
     def due(self) -> Iterator[Key]:
         """Yield the resources of which a pass is due."""
-        yield from sorted(key for key, when in self._wanted.items() if when <= self.now)
+        yield from sorted(key for key, when in self.process.wanted.items() if when <= self.now)
 
     async def reconcile(self, key: Key) -> BaseException | None:
         """Make one pass, as the queue would; return what ended it, if something did."""
-        self._wanted.pop(key, None)
+        self.process.wanted.pop(key, None)
         try:
-            wait = await self.reconciler.reconcile(key)
+            wait = await self._run(self.process.reconciler.reconcile(key))
         except ClusterError as error:
             self.want(key)
             return error
-        except Killed as death:
+        except (Killed, Deposed) as death:
             await self.restart()
             return death
-        if wait is not None and key not in self._wanted:
+        if wait is not None and key not in self.process.wanted:
             self.want(key, wait)
         return None
 
@@ -177,24 +234,80 @@ class Simulation:
             rounds += 1
             self.controllers.round()
             if self.frozen:
-                await self.sync.resync()
+                await self._compare()
             moved = [] if self.frozen else [kind for kind in WATCHED if self.deliver(kind)]
             keys = list(self.due())
             for key in keys:
                 await self.reconcile(key)
             if not moved and not keys:
-                following = min(self._wanted.values(), default=end)
+                following = min(self.process.wanted.values(), default=end)
                 if following >= end:
-                    self.now = end
+                    self.now = max(self.now, end)
                     return
-                self.now, rounds = following, 0
+                self.now, rounds = max(self.now, following), 0
         raise AssertionError(f"no rest at {self.now}: {self.calls[-20:]}")
+
+    async def _compare(self) -> None:
+        try:
+            await self._run(self.sync.resync())
+        except (Killed, Deposed):
+            await self.restart()
 
     def move_clock(self, seconds: float) -> None:
         """Let the time jump, while nobody works."""
         self.now += timedelta(seconds=seconds)
 
     # The wire
+
+    async def answer(self, ask: Ask, process: Process) -> tuple[int, Any, float]:
+        """Answer one call of an operator, at once or once it is woken up. Raises: Killed; ClusterError."""
+        if process.fence is not None:
+            return self._call_late(ask)
+        if len(self.calls) + 1 == self.stop_at:
+            self.calls.append("stopped")
+            await self.stand_still(process)
+            if process.fence == "closed" and ask.method != "GET":
+                raise ClusterError("not sent, because this operator does not lead")
+            return self._call_late(ask)
+        answer = self.call(ask)
+        if self.wake_after is not None and self.deposed and len(self.calls) >= self.stop_at + self.wake_after:
+            await self.wake(self.deposed[0])
+        return answer
+
+    async def page_of(self, pod: Frozen, process: Process) -> str | None:
+        """Answer an operator's look at a pod's page. Raises: Killed."""
+        if process.fence is None:
+            self.calls.append("scrape")
+            if len(self.calls) == self.stop_at:
+                await self.stand_still(process)
+            else:
+                self.die_if_due()
+        return self.pages.get(labels_of(pod)[LABEL_JOB_NAME], self.page)
+
+    async def post(self, resource: Frozen, event: Event, process: Process) -> None:
+        """Post an Event for an operator, before anything else is done."""
+        number = len(self.events)
+        body = build_event(resource, event, self.now, number)
+        namespace = resource["metadata"]["namespace"]
+        self.events.append(event.reason)
+        try:
+            await process.client.request("POST", path("Event", namespace), body=body, kind=plural("Event"))
+        except (ApiError, ClusterError):
+            self.events[number] = "lost"
+
+    def _call_late(self, ask: Ask) -> tuple[int, Any, float]:
+        """Answer a call of an operator that does not lead any more."""
+        place = self.api.route(ask)
+        self.late.append(f"{place.verb} {place.resource}")
+        before = len(self.storage.history)
+        try:
+            return *self.api.perform(ask, place), 0.0
+        except Failure as failure:
+            return failure.code, failure.body(), 0.0
+        finally:
+            made = self.storage.history[before:]
+            if made:
+                self.late_writes |= dict(zip((c.version for c in made), self.storage.writes[-len(made) :], strict=True))
 
     def call(self, ask: Ask) -> tuple[int, Any, float]:
         """Answer one call of the operator. Raises: Killed; ClusterError where no answer comes."""
@@ -314,65 +427,6 @@ class Simulation:
         for pod in self.list("Pod"):
             if pod["spec"].get("nodeName") == name and pod["status"]["phase"] not in FINISHED:
                 self._write_pod(pod, pod["status"] | {"conditions": [unready]})
-
-
-class _Client(ApiClient):
-    """The operator's client, whose calls go nowhere but to the stand-in."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__(self._log_in, qps=1e9, burst=1_000_000_000)
-        self._simulation = simulation
-
-    async def _log_in(self) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(server="http://simulation")
-
-    async def connect(self) -> kopf.ConnectionInfo:
-        return await self._log_in()
-
-    async def _send(
-        self,
-        info: kopf.ConnectionInfo,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        data: bytes | None,
-        headers: dict[str, str],
-        kind: str,
-        seconds: float,
-    ) -> tuple[int, Any, float]:
-        query = {name: value for name, value in (params or {}).items() if name != "fieldValidation"}
-        content_type = headers.get("Content-Type", "")
-        return self._simulation.call(Ask(method, path, query, data or b"", content_type, headers["Accept"]))
-
-
-class _Synchroniser(Synchroniser):
-    """What the watches have not brought by now they have failed to bring: time stands still meanwhile."""
-
-    async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:
-        return [(kind, meta) for kind, meta in lagging if not self._store.is_current(kind, meta)]
-
-
-class _Cluster(KubeCluster):
-    """The operator's cluster. Pods say what the test wants; Events are posted before anything else is done."""
-
-    def __init__(self, simulation: Simulation, client: ApiClient, store: Store) -> None:
-        super().__init__(client, store, on_change=simulation.want)
-        self._simulation = simulation
-
-    async def scrape(self, pod: Frozen, port: int) -> str | None:
-        self._simulation.calls.append("scrape")
-        self._simulation.die_if_due()
-        return self._simulation.pages.get(labels_of(pod)[LABEL_JOB_NAME], self._simulation.page)
-
-    async def emit(self, resource: Frozen, event: Event) -> None:
-        number = len(self._simulation.events)
-        body = build_event(resource, event, self._simulation.now, number)
-        namespace = resource["metadata"]["namespace"]
-        self._simulation.events.append(event.reason)
-        try:
-            await self._client.request("POST", path("Event", namespace), body=body, kind=plural("Event"))
-        except (ApiError, ClusterError):
-            self._simulation.events[number] = "lost"
 
 
 @cache

@@ -7,6 +7,7 @@ session is built from Kopf's own ``ConnectionInfo``, so that both talk to the sa
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -66,11 +67,18 @@ class ApiClient:
         qps: float = 200.0,
         burst: int = 400,
         timeout: float = 30.0,
+        unheard: float | None = None,
         on_call: OnCall | None = None,
     ) -> None:
+        """Make a client that is not connected yet.
+
+        ``unheard``: for how many seconds the kernel may go on sending what the API server does not confirm, also after
+        the call was given up; None: as it likes, which is minutes.
+        """
         self._login = login
         self._limiter = RateLimiter(qps, burst)
         self._timeout = timeout
+        self._unheard = unheard
         self._on_call = on_call
         self.fence: Callable[[], float] | None = None
         """Asked before every write: for how many seconds it may take, 0 if it must not be sent at all."""
@@ -212,12 +220,20 @@ class ApiClient:
             except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
                 raise StartupError(f"the certificates for {info.server} cannot be used: {exc}") from None
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=secure),
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=secure, socket_factory=self._make_socket),
             headers={"User-Agent": f"ddp-operator/{__version__}"},
             proxy=info.proxy_url,
             # A cookie of one answer must not travel with the next call.
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+
+    def _make_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
+        if self._unheard is not None and option is not None:
+            made.setsockopt(socket.IPPROTO_TCP, option, int(self._unheard * 1000))
+        return made
 
 
 def _expires(info: kopf.ConnectionInfo) -> bool:

@@ -25,7 +25,7 @@ from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.events import EventPoster
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
-from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, trimmed
+from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, key_of, trimmed
 
 FIELD_MANAGER: Final = MANAGED_BY
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -94,7 +94,10 @@ class KubeCluster:
             )
         except ApiError as exc:
             if exc.status == 409 and exc.reason == "AlreadyExists":
-                raise AlreadyExists(await self._existing(kind, meta["namespace"], meta["name"])) from None
+                existing = await self._look_again(kind, meta["namespace"], meta["name"])
+                if existing is None:
+                    raise ClusterError(f"{exc}, and is gone again") from exc
+                raise AlreadyExists(existing) from None
             if exc.status in INVALID:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 403:
@@ -106,8 +109,10 @@ class KubeCluster:
         if not dry_run:
             self._remember(kind, created)
 
-    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
-        """Merge-patch a Job."""
+    async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
+        """Merge-patch a Job; one that was seen must still be at that version."""
+        if seen is not None:
+            patch = {**patch, "metadata": {key: seen["metadata"][key] for key in ("uid", "resourceVersion")}}
         try:
             job = await self._client.request(
                 "PATCH",
@@ -125,12 +130,16 @@ class KubeCluster:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 403:
                 raise Refused(exc.message, reason="Forbidden") from exc
+            if exc.status == 409:
+                await self._look_again("Job", namespace, name)
             raise _retriable(exc) from exc
         self._remember("Job", job)
 
-    async def delete(self, kind: ChildKind, namespace: str, name: str, *, uid: str) -> None:
-        """Delete a child if it still is the one of this UID."""
-        await self._delete(kind, namespace, name, uid)
+    async def delete(
+        self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
+        """Delete a child if it still is the one of this UID, and at this version where one is given."""
+        await self._delete(kind, namespace, name, uid, resource_version=resource_version)
 
     async def discard(self, manifest: Object) -> None:
         """Look whose the object of that name is; delete it if it is ours."""
@@ -192,9 +201,9 @@ class KubeCluster:
         self._remember("Pod", failed)
         await self._delete("Pod", meta["namespace"], meta["name"], meta["uid"], grace_seconds=0)
 
-    async def delete_resource(self, key: Key, *, uid: str) -> None:
+    async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource; the garbage collector follows with its children."""
-        await self._delete(KIND, key.namespace, key.name, uid)
+        await self._delete(KIND, key.namespace, key.name, uid, resource_version=resource_version)
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         """Replace the status by PUT to the status subresource.
@@ -249,25 +258,32 @@ class KubeCluster:
         items: list[dict[str, Any]] = answer.get("items") or []
         return sorted(items, key=lambda item: str(item["metadata"]["name"]))
 
-    async def _existing(self, kind: str, namespace: str, name: str) -> Object:
-        try:
-            existing: dict[str, Any] = await self._client.request("GET", path(kind, namespace, name), kind=plural(kind))
-        except ApiError as exc:
-            raise ClusterError(str(exc)) from exc  # gone again: the next attempt will see
-        self._remember(kind, existing)
-        return existing
+    async def _look_again(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Read an object that is not as it was seen, since a watch may be late or silent.
 
-    async def _exists(self, kind: str, namespace: str, name: str, uid: str) -> bool:
+        The resource that it belongs to is read, too: what was decided on an old one must not be decided again.
+        """
         try:
-            found = await self._client.request("GET", path(kind, namespace, name), kind=plural(kind))
+            found: Object = await self._client.request("GET", path(kind, namespace, name), kind=plural(kind))
         except ApiError as exc:
             if exc.status == 404:
-                return False
+                return None
             raise ClusterError(str(exc)) from exc
-        return bool(found["metadata"].get("uid") == uid)
+        owner = key_of(kind, found["metadata"])
+        if kind != KIND and owner is not None:
+            await self._look_again(KIND, owner.namespace, owner.name)
+        self._remember(kind, found)
+        return found
 
     async def _delete(
-        self, kind: str, namespace: str, name: str, uid: str, *, grace_seconds: int | None = None
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        uid: str,
+        *,
+        resource_version: str | None = None,
+        grace_seconds: int | None = None,
     ) -> None:
         body: dict[str, Any] = {
             "apiVersion": "v1",
@@ -275,13 +291,17 @@ class KubeCluster:
             "propagationPolicy": "Background",
             "preconditions": {"uid": uid},
         }
+        if resource_version is not None:
+            body["preconditions"]["resourceVersion"] = resource_version
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
             answer = await self._client.request("DELETE", path(kind, namespace, name), body=body, kind=plural(kind))
         except ApiError as exc:
-            if exc.status == 409 and await self._exists(kind, namespace, name, uid):
-                raise Conflict(str(exc)) from exc
+            if exc.status == 409:
+                found = await self._look_again(kind, namespace, name)
+                if found is not None and found["metadata"].get("uid") == uid:
+                    raise Conflict(str(exc)) from exc
             if exc.status not in (404, 409):
                 raise ClusterError(str(exc)) from exc
             answer = None  # gone, or replaced by a namesake: this one does not exist any more

@@ -106,17 +106,22 @@ class LocalCluster:
             self.store.add(manifest)
             self._settle()
 
-    async def patch_job(self, namespace: str, name: str, patch: Object) -> None:
-        """Merge ``patch`` into a Job's spec."""
+    async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
+        """Merge ``patch`` into a Job's spec. Raises: Conflict."""
         job = self.store.get("Job", namespace, name)
         if job is not None:
+            if seen is not None:
+                _expect(job, seen["metadata"]["resourceVersion"])
             self.store.change(job, spec={**job["spec"], **patch.get("spec", {})})
             self._settle()
 
-    async def delete(self, kind: ChildKind, namespace: str, name: str, *, uid: str) -> None:
-        """Delete a child and what it owns; pods get their grace time."""
+    async def delete(
+        self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
+        """Delete a child and what it owns; pods get their grace time. Raises: Conflict."""
         item = self.store.get(kind, namespace, name)
         if item is not None and item["metadata"]["uid"] == uid:
+            _expect(item, resource_version)
             self.store.delete(item, grace_seconds=grace_of(item))
             self._settle()
 
@@ -144,18 +149,20 @@ class LocalCluster:
         self.store.delete(current)
         self._settle()
 
-    async def delete_resource(self, key: Key, *, uid: str) -> None:
-        """Delete the custom resource and with it everything that it owns."""
+    async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
+        """Delete the custom resource and with it everything that it owns. Raises: Conflict."""
         item = self.store.get(constants.KIND, key.namespace, key.name)
         if item is not None and item["metadata"]["uid"] == uid:
+            _expect(item, resource_version)
             self.store.delete(item)
             self._settle()
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         """Replace the resource's status. Raises: Conflict."""
         item = self.store.get(constants.KIND, key.namespace, key.name)
-        if item is None or item["metadata"]["resourceVersion"] != resource_version:
-            raise Conflict(f"{key} has changed since it was observed")
+        if item is None:
+            raise Conflict(f"{key} is gone")
+        _expect(item, resource_version)
         self.store.change(item, status=dict(status))
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
@@ -281,3 +288,8 @@ class LocalCluster:
     def _release(self, pod: Object) -> None:
         left = [name for name in pod["metadata"].get("finalizers") or () if name != FINALIZER]
         self.store.change(pod, meta={"finalizers": left})
+
+
+def _expect(item: Object, version: str | None) -> None:
+    if version is not None and item["metadata"]["resourceVersion"] != version:
+        raise Conflict(f"{item['kind']} {item['metadata']['name']} has changed since it was observed")

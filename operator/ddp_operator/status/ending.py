@@ -46,7 +46,12 @@ def _clean(
     view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]
 ) -> list[Action]:
     policy = job.spec.clean_pod_policy
-    if view.deleting or policy == "None":
+    if view.deleting:
+        return []
+    if view.attempt < job.status.attempt and not view.finished and not will_fail(view, job, observation, now):
+        # Made by an operator that was deposed before and heard late: nobody has asked for its pods.
+        return [DeleteJob(view.name, view.uid)]
+    if policy == "None":
         return []
     if policy == "All":
         return [DeleteJob(view.name, view.uid)]

@@ -250,6 +250,12 @@ class TestAfterTheEnd:
         jobs = [child_job(1, conditions={"Failed": ""}), child_job(2), child_job(3, deleting=True)]
         assert run(finished(), jobs, cleanPodPolicy=policy).actions == actions
 
+    @pytest.mark.parametrize("policy", ["All", "Running", "None"])
+    def test_a_former_attempt_that_somebody_made_again_is_deleted(self, policy: str) -> None:
+        jobs = [child_job(1), child_job(2, suspend=True)]
+        ended = finished(attempt=2, job_name="train-2")
+        assert run(ended, jobs, cleanPodPolicy=policy).actions[0] == DeleteJob("train-1", "job-1")
+
     def test_job_that_is_about_to_fail_keeps_its_logs(self) -> None:
         failure = LastFailure(attempt=1, category="UserError", time=format_time(NOW))
         pods = [child_pod(0, "Failed", code=81), child_pod(1)]

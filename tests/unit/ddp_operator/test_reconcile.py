@@ -231,7 +231,7 @@ class TestRefusedSpec:
     async def test_refused_patch_of_a_job_is_said_not_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = await World().train(TRAINING)
 
-        async def refuse(*args: Any) -> None:
+        async def refuse(*args: Any, seen: Any) -> None:
             raise Refused("a webhook says no", reason="Forbidden")
 
         monkeypatch.setattr(world.cluster, "patch_job", refuse)

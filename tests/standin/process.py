@@ -1,0 +1,116 @@
+"""An operator's process in a simulation: all that it knows, so that another one may begin beside it with nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+import kopf
+
+from ddp_operator.cluster import Event, Key, Object
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.kube.store import Store
+from ddp_operator.kube.sync import Laggard, Synchroniser
+from ddp_operator.reconcile import Reconciler
+
+from .server import Ask
+
+LEASE = 15.0
+"""Seconds after which an operator that stands still is succeeded."""
+
+Fence = Literal["closed", "late", "open"]
+"""What a deposed operator still writes: nothing; the one call that had passed its fence when it was stopped; or, as if
+there were no fence, whatever its pass makes it write."""
+
+
+class Surroundings(Protocol):
+    """What a process needs of the world around it."""
+
+    def clock(self) -> datetime: ...
+
+    def want(self, key: Key, seconds: float = 0.0, *, of: Process | None = None) -> None: ...
+
+    async def answer(self, ask: Ask, process: Process) -> tuple[int, Any, float]: ...
+
+    async def page_of(self, pod: Object, process: Process) -> str | None: ...
+
+    async def post(self, resource: Object, event: Event, process: Process) -> None: ...
+
+
+class Process:
+    """One operator: what it knows, and when it wants to look at what. It begins with nothing."""
+
+    def __init__(self, simulation: Surroundings) -> None:
+        self.wanted: dict[Key, datetime] = {}
+        self.seen: dict[str, int] = {}
+        """How much of the history its watch of a kind has brought."""
+        self.store = Store()
+        self.client = _Client(simulation, self)
+        self.cluster = _Cluster(simulation, self)
+        self.reconciler = Reconciler(self.cluster, clock=simulation.clock)
+        self.sync = _Synchroniser(
+            self.client, self.store, namespaces=(), interval=1e9, on_change=lambda key: simulation.want(key, of=self)
+        )
+        self.fence: Fence | None = None
+        """None: it leads."""
+        self.stands = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.work: asyncio.Task[Any] | None = None
+        """What it was in the midst of when it was stopped."""
+        self.client.fence = lambda: 0.0 if self.fence in ("closed", "late") else LEASE
+
+
+class _Client(ApiClient):
+    """The operator's client, whose calls go nowhere but to the stand-in."""
+
+    def __init__(self, simulation: Surroundings, process: Process) -> None:
+        super().__init__(self._log_in, qps=1e9, burst=1_000_000_000)
+        self._simulation = simulation
+        self._process = process
+
+    async def _log_in(self) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server="http://simulation")
+
+    async def connect(self) -> kopf.ConnectionInfo:
+        return await self._log_in()
+
+    async def _send(
+        self,
+        info: kopf.ConnectionInfo,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        data: bytes | None,
+        headers: dict[str, str],
+        kind: str,
+        seconds: float,
+    ) -> tuple[int, Any, float]:
+        query = {name: value for name, value in (params or {}).items() if name != "fieldValidation"}
+        content_type = headers.get("Content-Type", "")
+        ask = Ask(method, path, query, data or b"", content_type, headers["Accept"])
+        return await self._simulation.answer(ask, self._process)
+
+
+class _Synchroniser(Synchroniser):
+    """What the watches have not brought by now they have failed to bring: time stands still meanwhile."""
+
+    async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:
+        return [(kind, meta) for kind, meta in lagging if not self._store.is_current(kind, meta)]
+
+
+class _Cluster(KubeCluster):
+    """The operator's cluster. Pods say what the test wants; Events are posted before anything else is done."""
+
+    def __init__(self, simulation: Surroundings, process: Process) -> None:
+        super().__init__(process.client, process.store, on_change=lambda key: simulation.want(key, of=process))
+        self._simulation = simulation
+        self._process = process
+
+    async def scrape(self, pod: Object, port: int) -> str | None:
+        return await self._simulation.page_of(pod, self._process)
+
+    async def emit(self, resource: Object, event: Event) -> None:
+        await self._simulation.post(resource, event, self._process)
