@@ -73,6 +73,8 @@ class _Memory:
     written: datetime | None = None
     compared: tuple[datetime, int, ranks.Ranks] | None = None
     asked: tuple[datetime, Mapping[str, Trouble]] | None = None
+    built: tuple[str, int] | None = None
+    """UID and generation of the spec of which it is known that children can be built from it."""
 
 
 class Reconciler:
@@ -120,7 +122,7 @@ class Reconciler:
             return None
         if job.deleting:
             return None  # owner references take the children away
-        refusal = await self._check(job, snapshot)
+        refusal = await self._check(key, job, snapshot)
         asked, page = await self._scrape(key, job, snapshot)
         service = any(_owned(job, raw) for raw in snapshot.services)
         if job.spec.network_policy.enabled:
@@ -175,21 +177,28 @@ class Reconciler:
     def _decide(self, job: DDPTrainingJob, observation: Observation, refusal: Refusal | None) -> Decision:
         return decide(job, observation, self._clock(), refusal=refusal, progress_interval=self._progress_interval)
 
-    async def _check(self, job: DDPTrainingJob, snapshot: Snapshot) -> Refusal | None:
+    async def _check(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> Refusal | None:
         """Return why the spec cannot be carried out: by our rules, and before attempt 1 by the API server's."""
-        if is_finished(job.status):
+        memory, spec = self._memory[key], (job.uid, job.generation)
+        if is_finished(job.status) or (job.status.attempt > 0 and memory.built == spec):
             return None
         try:
             children = build_children(job, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
         except InvalidManifest as error:
             return Refusal("InvalidSpec", str(error))
+        memory.built = spec
         if job.status.attempt > 0:
             return None
-        for child in children:
+        for child in reversed(children):
             if child["kind"] == "ConfigMap":
                 continue  # nothing in it comes from the user
+            # The Service belongs to no attempt, so once nothing else is refused it is made at once, before the ledger
+            # is written: a name that is taken shows as well as it would in a dry run.
+            last = child["kind"] == "Service"
+            if last and any(_owned(job, raw) for raw in snapshot.services):
+                continue
             try:
-                await self._cluster.create(child, dry_run=True)
+                await self._cluster.create(child, dry_run=not last or job.spec.suspend)
             except Refused as error:
                 return _refusal(error)
             except AlreadyExists as error:

@@ -29,9 +29,9 @@ class Settings:
     """The namespaces to serve; empty: all of them (which needs a ClusterRole)."""
     workers: int = 16
     """How many resources are reconciled at the same time."""
-    qps: float = 200.0
+    qps: float = 500.0
     """Calls a second to the API server, on average. The server's own fairness rules stay in charge above that."""
-    burst: int = 400
+    burst: int = 1000
     """Calls that may be made at once after a quiet time."""
     call_timeout: float = 30.0
     """Seconds after which a call to the API server counts as failed."""

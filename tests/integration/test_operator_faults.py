@@ -22,7 +22,7 @@ from .conftest import Start, job_manifest
 
 # Every call that writes, and how often it fails in a row: once more where the first one is a dry run.
 WRITES = {
-    ("create", "services"): 3,
+    ("create", "services"): 2,
     ("create", "configmaps"): 2,
     ("create", "jobs"): 3,
     ("update", f"{PLURAL}/status"): 2,

@@ -64,8 +64,8 @@ class ApiClient:
         self,
         login: Login,
         *,
-        qps: float = 200.0,
-        burst: int = 400,
+        qps: float = 500.0,
+        burst: int = 1000,
         timeout: float = 30.0,
         unheard: float | None = None,
         on_call: OnCall | None = None,
@@ -80,6 +80,8 @@ class ApiClient:
         self._timeout = timeout
         self._unheard = unheard
         self._on_call = on_call
+        self.under_way = 0
+        """Calls that have been sent and not been answered yet."""
         self.fence: Callable[[], float] | None = None
         """Asked before every write: for how many seconds it may take, 0 if it must not be sent at all."""
         self._info: kopf.ConnectionInfo | None = None
@@ -169,6 +171,7 @@ class ApiClient:
         if self._session is None:
             raise ClusterError(f"{method} {path}: the client is closed")
         code = "error"
+        self.under_way += 1
         try:
             async with self._session.request(
                 method,
@@ -192,6 +195,7 @@ class ApiClient:
         except RuntimeError as exc:  # aiohttp's way to say that the session was closed meanwhile
             raise ClusterError(f"{method} {path}: {exc}") from exc
         finally:
+            self.under_way -= 1
             if self._on_call is not None:
                 self._on_call(VERBS.get(method, method), kind, code)
 

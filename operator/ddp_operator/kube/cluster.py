@@ -29,6 +29,7 @@ from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, key_of,
 
 FIELD_MANAGER: Final = MANAGED_BY
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 INVALID: Final = frozenset({400, 413, 422})
 
 
@@ -88,9 +89,16 @@ class KubeCluster:
         params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         if dry_run:
             params["dryRun"] = "All"
+        # The answer to a ConfigMap would hold the whole launcher once more.
+        brief = dry_run or kind in UNWATCHED_KINDS
         try:
             created = await self._client.request(
-                "POST", path(kind, meta["namespace"]), params=params, body=manifest, kind=plural(kind)
+                "POST",
+                path(kind, meta["namespace"]),
+                params=params,
+                body=manifest,
+                accept=ONE_METADATA_ONLY if brief else "application/json",
+                kind=plural(kind),
             )
         except ApiError as exc:
             if exc.status == 409 and exc.reason == "AlreadyExists":

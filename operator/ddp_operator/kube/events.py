@@ -1,4 +1,5 @@
-"""Posting Kubernetes Events in the background: nobody's reconcile waits for a line of text."""
+"""Posting Kubernetes Events in the background: nobody's reconcile waits for a line of text, nor for the API server's
+time that it takes: while there is much to do, events wait."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from ddp_operator.kube.resources import path, plural
 
 logger = logging.getLogger(__name__)
 
-BACKLOG: Final = 1000
+BACKLOG: Final = 4000
+BUSY: Final = 4
+"""With so many calls under way an event waits, but not longer than ``PATIENCE`` seconds."""
+PATIENCE: Final = 30.0
+PAUSE: Final = 0.1
 MESSAGE_LIMIT: Final = 1024  # the API server's own for an Event
 CLOSE_TIMEOUT: Final = 1.0
 NAME_LIMIT: Final = 253 - len(".0123456789abcdef")
@@ -26,8 +31,9 @@ class EventPoster:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(BACKLOG)
+        self._queue: asyncio.Queue[tuple[float, dict[str, Any]]] = asyncio.Queue(BACKLOG)
         self._task: asyncio.Task[None] | None = None
+        self._ending = False
         self._last_number = 0
 
     def put(self, resource: Object, event: Event) -> None:
@@ -35,7 +41,8 @@ class EventPoster:
         now = datetime.now(UTC)
         self._last_number = max(self._last_number + 1, int(now.timestamp() * 1_000_000))
         try:
-            self._queue.put_nowait(build_event(resource, event, now, self._last_number))
+            since = asyncio.get_running_loop().time()
+            self._queue.put_nowait((since, build_event(resource, event, now, self._last_number)))
         except asyncio.QueueFull:
             logger.debug("dropped an event: %s", event)
             return
@@ -46,6 +53,7 @@ class EventPoster:
         """Give what waits a moment to get out, then stop."""
         if self._task is None:
             return
+        self._ending = True
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._queue.join()
@@ -57,7 +65,9 @@ class EventPoster:
 
     async def _run(self) -> None:
         while True:
-            event = await self._queue.get()
+            since, event = await self._queue.get()
+            while self._is_busy(since):
+                await asyncio.sleep(PAUSE)
             try:
                 await self._client.request(
                     "POST",
@@ -70,6 +80,11 @@ class EventPoster:
                 logger.debug("lost an event: %s", exc)
             finally:
                 self._queue.task_done()
+
+    def _is_busy(self, since: float) -> bool:
+        """Tell whether an event that was put at ``since`` (loop time) is to give way to other calls."""
+        patient = not self._ending and asyncio.get_running_loop().time() < since + PATIENCE
+        return patient and self._client.under_way >= BUSY
 
 
 def build_event(resource: Object, event: Event, now: datetime, number: int) -> dict[str, Any]:

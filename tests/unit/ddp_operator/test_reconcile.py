@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import constants
+from ddp_operator import constants, reconcile
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.cluster import ClusterError, Event, Refused
+from ddp_operator.manifests.children import build_children
 from ddp_operator.offline import check_manifest
 from tests.builders import last_words, page, resource, template, trainer
 from tests.memory import World
@@ -25,15 +26,43 @@ class TestCreate:
             [child] = world.cluster.store.list(kind)
             assert [owner["uid"] for owner in child["metadata"]["ownerReferences"]] == [uid]
 
-    async def test_writes_the_ledger_before_the_first_child(self) -> None:
+    async def test_writes_the_ledger_before_the_first_child_of_an_attempt(self) -> None:
         world = await World().settle()
-        writes = [call for call in world.cluster.calls if not call.startswith(("dry-run", "scrape"))]
-        assert writes[0] == "status"
+        calls = world.cluster.calls
+        assert calls == ["dry-run Job", "create Service", "status", "create ConfigMap", "create Job", *calls[5:]]
 
-    async def test_asks_the_api_server_about_service_and_job_before_it_promises_anything(self) -> None:
+    async def test_asks_the_api_server_about_the_job_before_anything_is_made(self) -> None:
         world = World()
         await world.reconcile()
-        assert world.cluster.calls == ["dry-run Service", "dry-run Job", "status"]
+        assert world.cluster.calls == ["dry-run Job", "create Service", "status"]
+
+    async def test_suspended_job_that_is_refused_makes_nothing_either(self) -> None:
+        world = World(suspend=True)
+        await world.reconcile()
+        assert world.cluster.calls == ["dry-run Job", "dry-run Service", "status"]
+
+    async def test_service_of_an_earlier_pass_is_not_asked_for_again(self) -> None:
+        world = World()
+        await world.reconcile()
+        assert world.raw is not None
+        world.cluster.store.change(world.raw, status={})
+        await world.reconcile()
+        assert world.cluster.calls[3:] == ["dry-run Job", "status"]
+
+    async def test_builds_children_once_for_a_spec_that_does_not_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = await World().settle()
+        built: list[int] = []
+
+        def build(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+            built.append(1)
+            return build_children(*args, **kwargs)
+
+        monkeypatch.setattr(reconcile, "build_children", build)
+        await world.reconcile()
+        assert built == []
+        world.edit(nodes=3)
+        await world.reconcile()
+        assert built == [1]
 
     async def test_second_pass_writes_nothing(self) -> None:
         world = await World().settle()
@@ -146,6 +175,8 @@ class TestNameConflict:
     async def test_conflict_met_only_at_creation_is_said_and_looked_at_again(self) -> None:
         world = World()
         await world.reconcile()
+        [ours] = world.cluster.store.list("Service")
+        world.cluster.store.delete(ours)
         other = world.cluster.add(self.service())
         await world.settle()
         assert world.state("Accepted") == ("False", "NameConflict")

@@ -1,0 +1,71 @@
+"""The poster of Kubernetes Events: lines of text that wait for what matters, but not for ever."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import Event
+from ddp_operator.kube import events
+from ddp_operator.kube.events import EventPoster
+from tests.builders import child_job
+
+
+class Client:
+    """Notes what is posted."""
+
+    def __init__(self, under_way: int) -> None:
+        self.under_way = under_way
+        self.posted: list[str] = []
+
+    async def request(self, method: str, path: str, **options: Any) -> None:
+        self.posted.append(options["body"]["reason"])
+
+
+def put(client: Client) -> EventPoster:
+    poster = EventPoster(client)  # type: ignore[arg-type]
+    poster.put({"apiVersion": "v1", "kind": "Test"} | child_job(), Event("Normal", "Started", "words"))
+    return poster
+
+
+async def several_pauses() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_an_event_is_posted_at_once_while_little_is_done() -> None:
+    client = Client(events.BUSY - 1)
+    poster = put(client)
+    await several_pauses()
+    assert client.posted == ["Started"]
+    await poster.close()
+
+
+async def test_an_event_waits_while_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PAUSE", 0.0)
+    client = Client(events.BUSY)
+    poster = put(client)
+    await several_pauses()
+    assert client.posted == []
+    client.under_way = 0
+    await several_pauses()
+    assert client.posted == ["Started"]
+    await poster.close()
+
+
+async def test_an_event_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PATIENCE", 0.0)
+    client = Client(1000)
+    poster = put(client)
+    await several_pauses()
+    assert client.posted == ["Started"]
+    await poster.close()
+
+
+async def test_an_operator_that_ends_takes_no_event_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PAUSE", 0.0)
+    client = Client(events.BUSY)
+    poster = put(client)
+    await several_pauses()
+    await poster.close()
+    assert client.posted == ["Started"]
