@@ -66,7 +66,7 @@ class EventPoster:
     async def _run(self) -> None:
         while True:
             since, event = await self._queue.get()
-            while self._is_busy(since):
+            while self._is_busy(since):  # noqa: ASYNC110 - the busiest place is not to send messages for this
                 await asyncio.sleep(PAUSE)
             try:
                 await self._client.request(
