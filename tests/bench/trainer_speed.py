@@ -148,8 +148,8 @@ def over_slow_link(spec: Spec, folder: Path, rate: str) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure everything that can be measured here."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks")
     parser.add_argument("--only", default="", help="part of a title: only these families; 'link': only the slow link")
     parser.add_argument("--rate", default="1gbit", help="of the slow link, as tc writes it")
