@@ -93,9 +93,9 @@ def _damage(scene: Scene, how: Callable[[Path], None], words: str) -> Outcome:
     run = scene.start()
     scene.until_step(run)
     tree, claims = run.tree(), _claims(scene)
-    kill([tree.workers[1]], signal.SIGSTOP)
-    # Rank 0 now waits in a collective: what is being written is written, and nothing more is begun.
-    scene.until(lambda: not list(claims.glob(".step-*.tmp")), "the end of a write", alive=run)
+    last = _stop_between_saves(scene, run, tree.workers[1])
+    # On a busy machine the last save may not even have begun yet.
+    scene.until(lambda: last in _saved(claims), f"the checkpoint of step {last}", alive=run)
     older, newest = _saved(claims)[-2:]
     (path,) = claims.glob(f"step-{newest:09d}*.pt")
     how(path)
@@ -106,6 +106,17 @@ def _damage(scene: Scene, how: Callable[[Path], None], words: str) -> Outcome:
     _insist_on(scene, run, older)
     scene.check_state()
     return check_lost(scene.recovery(struck, floor="ranks"), 3 * EVERY)
+
+
+def _stop_between_saves(scene: Scene, run: Running, pid: int) -> int:
+    """Stop rank 1 where rank 0, which may end the step that it is in, comes to no other save; return the last one."""
+    while True:
+        kill([pid], signal.SIGSTOP)
+        made = scene.steps()[-1].step + 1
+        if made % EVERY in (1, 2):
+            return made - made % EVERY
+        kill([pid], signal.SIGCONT)
+        scene.until_step(run, made + 1)
 
 
 def _claims(scene: Scene) -> Path:

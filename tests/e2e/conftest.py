@@ -123,33 +123,49 @@ def adapt(manifest: Mapping[str, Any], name: str | None = None) -> dict[str, Any
     return adapted
 
 
+class Operator:
+    """The operator as a process of this checkout, which a test may kill and start again."""
+
+    def __init__(self, kubeconfig: str, log: Path) -> None:
+        self.kubeconfig, self.log = kubeconfig, log
+        self.start()
+
+    def start(self) -> None:
+        """Start it."""
+        with self.log.open("a") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ddp_operator"],
+                env=os.environ | {"KUBECONFIG": self.kubeconfig},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self.process.kill()
+        self.process.wait()
+
+
 @pytest.fixture(scope="session")
-def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """See to it that an operator runs."""
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | None]:
+    """See to it that an operator runs; returns it where it is a process of these tests."""
     kubeconfig = os.environ["DDP_E2E_KUBECONFIG"]
     if os.environ.get("DDP_E2E_OPERATOR", "installed") == "installed":
-        yield
+        yield None
         return
     crds = str(ROOT / "deploy" / "crds")
     subprocess.run(["kubectl", "--kubeconfig", kubeconfig, "apply", "-f", crds], check=True, timeout=60)
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ddp_operator"],
-            env=os.environ | {"KUBECONFIG": kubeconfig},
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
+    found = Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
     try:
-        yield
+        yield found
     finally:
-        process.terminate()
-        process.wait(30)
-    assert "Traceback" not in log.read_text(), log.read_text()
+        found.process.terminate()
+        found.process.wait(30)
+    assert "Traceback" not in found.log.read_text(), found.log.read_text()
 
 
 @pytest.fixture
-def cluster(operator: None) -> Iterator[Cluster]:
+def cluster(operator: Operator | None) -> Iterator[Cluster]:
     """A new namespace, deleted afterwards."""
     name = f"ddp-e2e-{uuid.uuid4().hex[:8]}"
     found = Cluster(os.environ["DDP_E2E_KUBECONFIG"], name)

@@ -85,8 +85,15 @@ class Training:
             "metrics": {"logPatterns": [r"^step (?P<step>\d+)"]},
             "scheduling": {"placement": "Spread"},
         } | spec
+        self.manifest = job
         applied = cluster.apply(job)
         assert applied.returncode == 0, applied.stderr
+
+    def patch(self, **spec: Any) -> None:
+        """Change members of the spec."""
+        text = json.dumps({"spec": spec})
+        patched = self.cluster.kubectl("patch", "ddp", self.name, "--type", "merge", "--patch", text)
+        assert patched.returncode == 0, patched.stderr
 
     @property
     def status(self) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""What others do to a job while it trains on real kubelets: evictions, edits, a resource made anew, an operator killed.
+
+As in ``test_recovery``: no test depends on how long something takes, and the seconds are printed.
+"""
+
+from __future__ import annotations
+
+import pytest
+from kubernetes import client
+
+from .conftest import Cluster, Operator
+from .test_recovery import Training
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def test_an_evicted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> None:
+    job = Training(cluster, "evicted")
+    done, name = job.trained(), job.pod(1).metadata.name
+
+    def evict() -> None:
+        about = client.V1ObjectMeta(name=name, namespace=cluster.namespace)
+        cluster.core.create_namespaced_pod_eviction(name, cluster.namespace, client.V1Eviction(metadata=about))
+
+    job.recovered(done, evict, "a pod was evicted")
+    status = job.status
+    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    failure = status["lastFailure"]
+    assert (failure["category"], failure["node"]) == ("Preempted", 1), failure
+    assert "EvictionByEvictionAPI" in failure["message"], failure
+
+
+def test_an_operator_that_is_killed_loses_nothing(cluster: Cluster, operator: Operator | None) -> None:
+    if operator is None:
+        pytest.skip("the operator is installed in the cluster and none of this test's processes (DDP_E2E_OPERATOR)")
+    job = Training(cluster, "orphan")
+    done, name = job.trained(), job.pod(1).metadata.name
+
+    def interfere() -> None:
+        operator.kill()
+        try:
+            cluster.core.delete_namespaced_pod(name, cluster.namespace)
+            cluster.until(lambda: name not in {pod.metadata.name for pod in cluster.pods("orphan")}, f"{name} is gone")
+        finally:
+            operator.start()
+
+    job.recovered(done, interfere, "the operator was killed, then a pod deleted, then the operator started")
+    status = job.status
+    # Whether it is free depends on what was left to see: a pod that is gone when the operator comes back told nobody.
+    assert (status["attempt"], status["restarts"]["total"]) == (2, 1), status
+    assert status["lastFailure"]["attempt"] == 1, status
+    jobs = [one.metadata.name for one in cluster.batch.list_namespaced_job(cluster.namespace).items]
+    assert "orphan-2" in jobs
+    assert set(jobs) <= {"orphan-1", "orphan-2"}, jobs
+
+
+def test_a_job_deleted_and_made_anew_at_once_under_its_name_goes_on_from_the_checkpoint(cluster: Cluster) -> None:
+    job = Training(cluster, "phoenix")
+    done = job.trained()
+    former = {pod.metadata.uid for pod in cluster.pods("phoenix")}
+    old = cluster.get("phoenix")
+    assert old is not None
+
+    def recreate() -> None:
+        assert cluster.kubectl("delete", "ddp", "phoenix").returncode == 0
+        applied = cluster.apply(job.manifest)
+        assert applied.returncode == 0, applied.stderr
+
+    job.recovered(done, recreate, "the resource was deleted and made anew")
+    new = cluster.get("phoenix")
+    assert new is not None
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    assert new["status"]["attempt"] == 1
+    assert "lastFailure" not in new["status"]
+    assert not former & {pod.metadata.uid for pod in cluster.pods("phoenix")}
+
+
+def test_a_job_that_is_suspended_edited_and_resumed_during_a_restart_loses_nothing(cluster: Cluster) -> None:
+    job = Training(cluster, "edited")
+    done, name = job.trained(), job.pod(1).metadata.name
+
+    def interfere() -> None:
+        cluster.core.delete_namespaced_pod(name, cluster.namespace)
+        cluster.until(lambda: job.status["attempt"] == 2, "a second attempt")
+        job.patch(suspend=True)
+        cluster.phase("edited", "Suspended")
+        job.patch(suspend=False, ttlSecondsAfterFinished=3600)
+
+    job.recovered(done, interfere, "suspended, edited and resumed during a restart")
+    status = job.status
+    assert status["restarts"]["counted"] == 0, status
+    assert cluster.get("edited")["spec"]["ttlSecondsAfterFinished"] == 3600  # type: ignore[index]
+    living = [pod for pod in cluster.pods("edited") if pod.status.phase == "Running"]
+    assert len(living) == 2, [pod.metadata.name for pod in living]
