@@ -80,7 +80,7 @@ test-fast: install ## unit tests only
 
 .PHONY: fuzz
 fuzz: install ## try thousands of new manifests, lives of a job, lost calls, pages, last words and checkpoints
-	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/property tests/integration/test_apiserver_manifests.py \
+	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/property tests/integration/test_apiserver_{manifests,updates}.py \
 		--numprocesses $(JOBS) --dist worksteal --timeout 3600 --durations=10 --durations-min=3 $(ARGS)
 
 .PHONY: cov

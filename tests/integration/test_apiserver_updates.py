@@ -1,0 +1,167 @@
+"""Random changes of stored jobs: a real API server takes exactly those that the rules take offline, old beside new."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_operator.api.cel import check_rules
+from ddp_operator.constants import KIND
+from ddp_operator.kube import ApiError
+from ddp_operator.kube.resources import path
+from tests.builders import resource, template, trainer
+from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
+from tests.property.profile import examples, tally
+from tests.property.strategies import FULL, RICH, mutated
+from tests.property.test_manifests import SCHEMA, default, prune, taken
+from tests.standin import World
+
+from .apiserver import ControlPlane
+from .test_apiserver_manifests import as_kubectl_sends
+
+pytestmark = pytest.mark.apiserver
+LEAST = resource("least")
+MOST = resource(
+    "most",
+    **FULL["spec"],
+    elastic={"minNodes": 1, "maxNodes": 4},
+    watchdog={"stallSeconds": 100},
+    preflight={"mode": "Warn", "checks": ["dns", "allreduce"]},
+    scheduling={"placement": "Pack", "topologyKey": "zone", "priorityClassName": "high"},
+    networkPolicy={"enabled": True, "egressCidrs": ["10.0.0.0/8"]},
+    pendingDeadlineSeconds=60,
+    successPolicy="RankZero",
+)
+BASES = {"least": LEAST, "most": MOST, "rich": resource("rich", nodes=2, template=RICH)}
+STATUSES: dict[str, Any] = {
+    "new": None,
+    "rejected": {"phase": "Rejected", "attempt": 0},
+    "told": {"phase": "Rejected"},
+    "running": {"phase": "Running", "attempt": 1},
+    "restarted": {"phase": "Succeeded", "attempt": 3},
+}
+VALUES: dict[str, tuple[Any, ...]] = {
+    "nodes": (1, 2, 3, 5),
+    "procPerNode": ("auto", "gpu", 1, 2),
+    "elastic": ({"minNodes": 1, "maxNodes": 4}, {"minNodes": 1, "maxNodes": 8}, {"minNodes": 1}),
+    "suspend": (True, False),
+    "template": (template(), RICH, template(trainer(image="example.com/train:2")), template(tolerations=[])),
+    "rendezvous": ({}, {"port": 29400}, {"port": 29401}, {"backend": "c10d", "joinTimeoutSeconds": 600}),
+    "shm": ({}, {"sizeLimit": "8Gi"}, {"sizeLimit": "8192Mi"}),
+    "recovery": ({}, {"maxRestarts": 9}, {"inPlaceRestarts": 0, "countDisruptions": True}),
+    "watchdog": ({}, {"stallSeconds": 100}, {"stallSeconds": 101}, {"action": "Report"}),
+    "preflight": ({}, {"mode": "Fail"}, {"mode": "Warn", "checks": ["dns", "allreduce"]}, {"checks": []}),
+    "checkpoint": ({}, {"path": "/ckpt"}, {"path": "/ckpt", "claimName": "c", "graceSeconds": 120}),
+    "metrics": ({}, {"port": 9400}, {"port": 9401}, {"logPatterns": ["(?P<step>[0-9]+)"]}),
+    "scheduling": ({}, {"gang": "None"}, {"placement": "Pack", "topologyKey": "zone", "priorityClassName": "high"}),
+    "networkPolicy": ({}, {"enabled": False}, {"enabled": True}, {"enabled": True, "egressCidrs": ["10.0.0.0/8"]}),
+    "activeDeadlineSeconds": (60, 61),
+    "pendingDeadlineSeconds": (60, 61),
+    "ttlSecondsAfterFinished": (0, 60),
+    "successPolicy": ("AllNodes", "RankZero"),
+    "cleanPodPolicy": ("All", "Running", "None"),
+    "securityProfile": ("Default", "Restricted"),
+}
+"""Members of a spec that are taken as they are, so that it is the change that decides. Some say what is the default."""
+
+
+@st.composite
+def changed(draw: st.DrawFn, base: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest with one to three members set or taken away."""
+    new = copy.deepcopy(base)
+    for name in draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3, unique=True)):
+        if draw(st.booleans()) or name not in new["spec"]:
+            new["spec"][name] = draw(st.sampled_from(VALUES[name]))
+        else:
+            del new["spec"][name]
+    return new
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Return the name of a stored job, and what somebody wants it to be.
+
+    Templates are drawn from proper ones only: a real API server takes two objects for equal that have the same number
+    of members, where it knows none of them and they have no name in common.
+    """
+    base, status = draw(st.sampled_from(sorted(BASES))), draw(st.sampled_from(sorted(STATUSES)))
+    any_change = changed(BASES[base]) | mutated(BASES[base], outside=("spec", "template"))
+    return f"{base}-{status}", draw(any_change)
+
+
+@dataclass(frozen=True)
+class Server:
+    """An event loop of its own, the API server's default namespace, and what is stored in it, by name."""
+
+    runner: asyncio.Runner
+    world: World
+    stored: dict[str, dict[str, Any]] = field(repr=False)
+
+
+@pytest.fixture(scope="module")
+def server(plane: ControlPlane) -> Iterator[Server]:
+    """An API server with a job for every base and status."""
+
+    async def store(world: World) -> dict[str, dict[str, Any]]:
+        for base, manifest in BASES.items():
+            for word, status in STATUSES.items():
+                name = f"{base}-{word}"
+                await world.create(manifest | {"metadata": {"name": name}})
+                if status is not None:
+                    await world.patch(KIND, name, {"status": status}, "status")
+        return {
+            found["metadata"]["name"]: found for found in await world.list(KIND) if "-" in found["metadata"]["name"]
+        }
+
+    with asyncio.Runner() as runner:
+        world = World(plane.admin)
+        yield Server(runner, world, runner.run(store(world)))
+        for base in BASES:
+            for word in STATUSES:
+                runner.run(world.delete(KIND, f"{base}-{word}"))
+        runner.run(world.client.close())
+
+
+async def refusal(world: World, name: str, raw: Any) -> str:
+    """Return why the API server does not take a new version of a job; nothing: it does."""
+    params = {"dryRun": "All", "fieldValidation": "Strict"}
+    try:
+        await world.client.request("PUT", path(KIND, "default", name), params=params, body=raw)
+    except ApiError as error:
+        if error.status not in (400, 422):
+            raise
+        return str(error) or "refused"
+    return ""
+
+
+def taken_for(old: dict[str, Any], raw: dict[str, Any]) -> bool:
+    """Tell offline whether a stored job may be changed so."""
+    if not taken(raw):
+        return False
+    new = copy.deepcopy(raw)
+    prune(new, SCHEMA, keep=("metadata",))
+    default(new, SCHEMA)
+    new.pop("status", None)
+    return not check_rules(new | ({"status": old["status"]} if "status" in old else {}), old)
+
+
+@examples(300)
+@given(change=changes())
+def test_the_api_server_takes_the_changes_that_are_taken_offline(
+    server: Server, change: tuple[str, dict[str, Any]]
+) -> None:
+    name, raw = change
+    if not isinstance(raw.get("status") or {}, dict) or raw.get("kind") != KIND:
+        return  # the API server drops what a user says of status; another kind is another place
+    old = server.stored[name]
+    raw = raw | {"metadata": {"name": name, "resourceVersion": old["metadata"]["resourceVersion"]}}
+    said = server.runner.run(refusal(server.world, name, as_kubectl_sends(raw)))
+    assert taken_for(old, raw) == (not said), said or "the API server takes it"
+    tally(f"update held against a real API server, which {'refused' if said else 'took'} it")
