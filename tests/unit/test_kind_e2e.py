@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ddp_operator import __version__
 
@@ -17,7 +18,11 @@ FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
 case "$(basename "$0") $*" in
   "kind get clusters") echo ddp-taken ;;
-  "kind create"*) echo kubeconfig > "$(echo "$*" | sed 's/.*--kubeconfig \\([^ ]*\\).*/\\1/')" ;;
+  "kind get nodes"*) echo ddp-e2e-worker ;;
+  "kind create"*)
+    cp "$(echo "$*" | sed 's/.*--config \\([^ ]*\\).*/\\1/')" "$CALLS.kind"
+    echo kubeconfig > "$(echo "$*" | sed 's/.*--kubeconfig \\([^ ]*\\).*/\\1/')" ;;
+  "python-of-mine"*) env > "$CALLS.env" ;;
 esac
 case "$(basename "$0") $*" in "${FAIL:-nothing}"*) exit 3 ;; esac
 """
@@ -32,7 +37,7 @@ def run(folder: Path, *arguments: str, without: str = "", **env: str) -> tuple[i
         if name != without:
             (tools / name).write_text(FAKE)
             (tools / name).chmod(0o755)
-    for name in ("bash", "sh", "sed", "grep", "git", "mktemp", "rm", "basename", "dirname", "cat"):
+    for name in ("bash", "sh", "sed", "grep", "git", "mktemp", "rm", "basename", "dirname", "cat", "cp", "env", "mkdir"):
         found = shutil.which(name)
         assert found, name
         (tools / name).symlink_to(found)
@@ -54,7 +59,7 @@ def test_it_builds_loads_installs_tests_and_removes(tmp_path: Path) -> None:
     assert code == 0, output
     assert kinds(calls) == [
         "docker info", "kind get", "docker build", "docker build", "kind create", "kind load", "helm install",
-        "helm test", "python-of-mine -m", "kind delete",
+        "helm test", "python-of-mine -m", "kind get", "docker exec", "kind delete",
     ]  # fmt: skip
     # What is built is what the chart and the samples ask for.
     for name in ("operator", "trainer"):
@@ -64,6 +69,22 @@ def test_it_builds_loads_installs_tests_and_removes(tmp_path: Path) -> None:
     assert "helm install ddp-operator charts/" in calls[6]
     assert calls[8] == "python-of-mine -m pytest tests/e2e -k sample"
     assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_nodes_can_be_switched_off_and_share_a_folder_that_is_emptied(tmp_path: Path) -> None:
+    code, output, calls = run(tmp_path)
+    assert code == 0, output
+    cluster = yaml.safe_load((tmp_path / "calls.kind").read_text())
+    (mount,) = cluster["nodes"][0].pop("extraMounts")
+    assert all(node.pop("extraMounts") == [mount] for node in cluster["nodes"][1:])
+    assert cluster == yaml.safe_load((ROOT / "deploy" / "kind" / "cluster.yaml").read_text())
+    assert mount["hostPath"].startswith(str(tmp_path))
+    told = dict(line.split("=", 1) for line in (tmp_path / "calls.env").read_text().splitlines() if "DDP_E2E" in line)
+    assert yaml.safe_load(told["DDP_E2E_CHECKPOINTS"]) == {"hostPath": {"path": mount["containerPath"]}}
+    assert (told["DDP_E2E_NODE_STOP"], told["DDP_E2E_NODE_START"]) == ("docker stop", "docker start")
+    # No node that a test switches off has the operator on it; what pods wrote into the folder only a node's root may remove.
+    assert 'nodeSelector={"node-role.kubernetes.io/control-plane":""}' in calls[6]
+    assert f"docker exec ddp-e2e-worker find {mount['containerPath']} -mindepth 1 -delete" in calls
 
 
 @pytest.mark.parametrize("step", ["docker build", "kind load", "helm install", "helm test", "python-of-mine"])
