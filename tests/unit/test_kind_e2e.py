@@ -26,6 +26,7 @@ case "$(basename "$0") $*" in
 esac
 case "$(basename "$0") $*" in "${FAIL:-nothing}"*) exit 3 ;; esac
 """
+BASICS = ("bash", "basename", "cat", "cp", "dirname", "env", "git", "grep", "mkdir", "mktemp", "rm", "sed", "sh")
 TOOLS = ("docker", "kind", "kubectl", "helm", "python-of-mine")
 
 
@@ -37,7 +38,7 @@ def run(folder: Path, *arguments: str, without: str = "", **env: str) -> tuple[i
         if name != without:
             (tools / name).write_text(FAKE)
             (tools / name).chmod(0o755)
-    for name in ("bash", "sh", "sed", "grep", "git", "mktemp", "rm", "basename", "dirname", "cat", "cp", "env", "mkdir"):
+    for name in BASICS:
         found = shutil.which(name)
         assert found, name
         (tools / name).symlink_to(found)
@@ -82,7 +83,7 @@ def test_nodes_can_be_switched_off_and_share_a_folder_that_is_emptied(tmp_path: 
     told = dict(line.split("=", 1) for line in (tmp_path / "calls.env").read_text().splitlines() if "DDP_E2E" in line)
     assert yaml.safe_load(told["DDP_E2E_CHECKPOINTS"]) == {"hostPath": {"path": mount["containerPath"]}}
     assert (told["DDP_E2E_NODE_STOP"], told["DDP_E2E_NODE_START"]) == ("docker stop", "docker start")
-    # No node that a test switches off has the operator on it; what pods wrote into the folder only a node's root may remove.
+    # The operator is on no node that a test switches off; only a node's root may remove what pods wrote.
     assert 'nodeSelector={"node-role.kubernetes.io/control-plane":""}' in calls[6]
     assert f"docker exec ddp-e2e-worker find {mount['containerPath']} -mindepth 1 -delete" in calls
 

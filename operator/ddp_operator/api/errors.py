@@ -28,11 +28,14 @@ class FieldError:
         return f"{self.path}: Invalid value: {json.dumps(self.value, default=str)}: {self.message}"
 
 
-def unknown_member(name: str, parent: str, known: Sequence[str]) -> FieldError:
-    """Return the refusal of a field that is not among the known members of ``parent``."""
+def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str = "") -> FieldError:
+    """Return the refusal of a field that is not among the known members of ``parent``.
+
+    ``belongs``: what to write instead, where that is known; otherwise the members are named.
+    """
     full = f"{parent}.{name}" if parent else name
     close = difflib.get_close_matches(name, known, n=1)
-    remedy = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    remedy = belongs or (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")
     return FieldError("", f'unknown field "{full}"; {remedy}')
 
 

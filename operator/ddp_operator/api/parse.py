@@ -66,10 +66,12 @@ def parse_manifest(text: str) -> Manifest:
     documents = _load_documents(text)
     ours = [d for d in documents if d.get("kind") == constants.KIND]
     if len(ours) != 1:
-        found = ", ".join(sorted({str(d.get("kind")) for d in documents})) or "nothing"
+        kinds = {str(d.get("kind")) for d in documents}
+        found = ", ".join(sorted(kinds)) or "nothing"
         problem = "no" if not ours else f"{len(ours)} objects of"
+        remedy = "`ddp convert` makes one of a PyTorchJob" if "PyTorchJob" in kinds and not ours else "give exactly one"
         raise InvalidManifest(
-            [FieldError("kind", f"the file holds {problem} kind {constants.KIND} (found: {found}); give exactly one")]
+            [FieldError("kind", f"the file holds {problem} kind {constants.KIND} (found: {found}); {remedy}")]
         )
     raw = ours[0]
     if raw.get("apiVersion") != constants.API_VERSION:
@@ -90,7 +92,13 @@ def parse_manifest(text: str) -> Manifest:
 
 def _check_shape(raw: Mapping[str, Any]) -> None:
     """Check what lies outside spec: the API server's object meta and unknown top-level fields."""
-    errors = [unknown_member(str(name), "", _TOP_LEVEL) for name in raw if name not in _TOP_LEVEL]
+    errors = [
+        unknown_member(
+            str(name), "", _TOP_LEVEL, belongs=f"it belongs below spec: spec.{name}" if name in _SPEC else ""
+        )
+        for name in raw
+        if name not in _TOP_LEVEL
+    ]
     metadata = raw.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if metadata is not None and not isinstance(metadata, Mapping):
@@ -113,6 +121,24 @@ def _check_shape(raw: Mapping[str, Any]) -> None:
         raise InvalidManifest(errors)
 
 
+_CONTAINER = "spec.template.spec.containers"
+# What other operators and torchrun call it, or where Kubernetes has it: field of spec -> what to write instead.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("gpu", "gpus", "gpuPerNode", "gpusPerNode", "numGpus"),
+        f"GPUs are asked for by resources.limits of the container, as nvidia.com/gpu, in {_CONTAINER}",
+    ),
+    **dict.fromkeys(
+        ("image", "command", "args", "env", "resources", "volumeMounts", "script", "entrypoint"),
+        f"it belongs to the container, in {_CONTAINER}",
+    ),
+    **dict.fromkeys(("replicas", "workers", "numNodes", "nnodes", "worldSize"), "write nodes: the number of pods"),
+    **dict.fromkeys(("nprocPerNode", "nproc_per_node", "numProcPerNode", "procs"), "write procPerNode"),
+    **dict.fromkeys(("maxRestarts", "backoffLimit", "restartPolicy"), "write recovery.maxRestarts"),
+    **dict.fromkeys(("containers", "volumes", "nodeSelector", "tolerations"), "it belongs below spec.template.spec"),
+    "queue": "write scheduling.queue, or for Kueue the label kueue.x-k8s.io/queue-name",
+}
+_SPEC = frozenset(field.encode_name for field in msgspec.structs.fields(Spec))
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
@@ -148,14 +174,16 @@ def _explain(text: str, raw: Any) -> FieldError:
     what = match["what"]
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", what)
     if unknown:
-        return unknown_member(unknown[1], path, tuple(_schema_at(path).get("properties", ())))
+        known = tuple(_schema_at(path).get("properties", ()))
+        return unknown_member(unknown[1], path, known, belongs=_ELSEWHERE.get(unknown[1], "") if path == "spec" else "")
     missing = re.fullmatch(r"Object missing required field `(.*)`", what)
     if missing:
         return FieldError(f"{path}.{missing[1]}", "Required value: it has no default; add it")
     wrong_type = re.fullmatch(r"Expected `(.*)`, got `(.*)`", what)
     if wrong_type:
         wanted, got = _json_type(wrong_type[1].replace(" | null", "")), _json_type(wrong_type[2])
-        return FieldError(path, f'{path} in body must be of type {wanted}: "{got}"', got)
+        words = f'{path} in body must be of type {wanted}: "{got}"'  # as the API server says it
+        return FieldError(path, f"{words}; {_remedy(wanted, path)}", got)
     wrong_choice = re.fullmatch(r"Invalid enum value '?(.*?)'?", what)
     if wrong_choice:
         allowed = ", ".join(f'"{choice}"' for choice in _schema_at(path).get("enum", ()))
@@ -163,6 +191,20 @@ def _explain(text: str, raw: Any) -> FieldError:
     return FieldError(path, what)
 
 
+def _remedy(wanted: str, path: str) -> str:
+    """Return how to write a value of that type."""
+    if wanted == "object" and (members := _schema_at(path).get("properties")):
+        return f"write its members below it: {', '.join(members)}"
+    return _REMEDIES.get(wanted, "write one")
+
+
+_REMEDIES = {
+    "integer": "write a whole number, without quotes",
+    "boolean": "write true or false, without quotes",
+    "string": "quote it",
+    "array": "write a list: [a, b], or a line with '- ' for each",
+    "object": "write its members below it",
+}
 _JSON_TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 
 
@@ -228,5 +270,6 @@ def _load_documents(text: str) -> list[dict[str, Any]]:
         raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
     for document in documents:
         if not isinstance(document, dict):
-            raise InvalidManifest([FieldError("the file", "holds something that is no Kubernetes object; remove it")])
+            words = "holds something that is no Kubernetes object; remove it, or give the path of a job's YAML"
+            raise InvalidManifest([FieldError("the file", words)])
     return documents

@@ -17,6 +17,16 @@ _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGT]|[KMGT]i)?
 _GPU_RESOURCES = re.compile(r"(nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe))")
 
 
+# What an API server takes, which is more than is read here.
+_ANY_QUANTITY = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
+
+
+def is_quantity(value: Any) -> bool:
+    """Tell whether an API server would take this for a quantity."""
+    known = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return known and _ANY_QUANTITY.fullmatch(str(value)) is not None
+
+
 def parse_quantity(value: Any) -> Decimal | None:
     """Return a quantity as a number, or None where it is not one."""
     match = _QUANTITY.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None

@@ -16,6 +16,7 @@ from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
 from ddp_operator.launcher import compile_log_pattern
+from ddp_operator.manifests.containers import check_containers
 from ddp_operator.manifests.quantities import count_gpus, cpu_limit
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, split_user_command
 
@@ -57,6 +58,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     path = f"{_POD}.containers[{index}]"
     errors += _check_pod(pod, spec)
     errors += _check_trainer(trainer, path, spec)
+    errors += check_containers(pod, _POD)
     nproc = _resolve_nproc(trainer, path, spec)
     if isinstance(nproc, FieldError):
         errors.append(nproc)
@@ -98,6 +100,9 @@ def _check_metadata(template: Mapping[str, Any]) -> Iterator[FieldError]:
 def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
     """Check the types of what is read below, so that reading cannot trip over them."""
     containers = pod.get("containers")
+    if isinstance(containers, Mapping):
+        yield FieldError(f"{_POD}.containers", "must be a list; write '- ' before the first member of each container")
+        return
     if not isinstance(containers, list) or not containers:
         yield FieldError(
             f"{_POD}.containers",
@@ -134,7 +139,8 @@ def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
             yield FieldError(f"{path}.{part}", f'{words} [python, train.py, --lr, "0.1"]')
     for part in ("env", "envFrom", "ports", "volumeMounts"):
         if not _is_list_of_objects(container.get(part)):
-            yield FieldError(f"{path}.{part}", "must be a list of objects")
+            example = "; write {name: NAME, value: TEXT} for each variable" if part == "env" else ""
+            yield FieldError(f"{path}.{part}", f"must be a list of objects{example}")
     for part, members in (("resources", ("limits", "requests")), ("securityContext", ("capabilities",))):
         value = container.get(part) or {}
         if not isinstance(value, Mapping):

@@ -12,6 +12,8 @@ from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 from tests.builders import resource, template
 
+NO_OBJECT = "the file: holds something that is no Kubernetes object; remove it, or give the path of a job's YAML"
+
 
 def parse(**spec: Any) -> Spec:
     return parse_manifest(yaml.safe_dump(resource(**spec))).job.spec
@@ -74,8 +76,8 @@ class TestFile:
         [
             ("", "kind: the file holds no kind DDPTrainingJob (found: nothing); give exactly one"),
             ("kind: Job\n", "kind: the file holds no kind DDPTrainingJob (found: Job); give exactly one"),
-            ("- 1\n", "the file: holds something that is no Kubernetes object; remove it"),
-            ("just words\n", "the file: holds something that is no Kubernetes object; remove it"),
+            ("- 1\n", NO_OBJECT),
+            ("just words\n", NO_OBJECT),
             ("a: [1\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
             ("a: 1\nb: 2\na: 3\n", 'line 3: key "a" is given twice; remove one'),
             ("1: 2\n", "line 1: the key 1 is not a string; quote it"),
@@ -111,15 +113,18 @@ class TestWords:
             ({"shm": {"zzz": 1}}, 'unknown field "spec.shm.zzz"; known here: sizeLimit'),
             (
                 {"nodes": "2"},
-                'spec.nodes: Invalid value: "string": spec.nodes in body must be of type integer: "string"',
+                'spec.nodes: Invalid value: "string": spec.nodes in body must be of type integer: "string"; '
+                "write a whole number, without quotes",
             ),
             (
                 {"suspend": "no"},
-                'spec.suspend: Invalid value: "string": spec.suspend in body must be of type boolean: "string"',
+                'spec.suspend: Invalid value: "string": spec.suspend in body must be of type boolean: "string"; '
+                "write true or false, without quotes",
             ),
             (
                 {"template": []},
-                'spec.template: Invalid value: "array": spec.template in body must be of type object: "array"',
+                'spec.template: Invalid value: "array": spec.template in body must be of type object: "array"; '
+                "write its members below it",
             ),
             ({"template": None}, "spec.template: Required value: it has no default; add it"),
             ({"checkpoint": {}}, "spec.checkpoint.path: Required value: it has no default; add it"),
@@ -130,7 +135,8 @@ class TestWords:
             (
                 {"recovery": {"nonRetryableExitCodes": [1, "x"]}},
                 'spec.recovery.nonRetryableExitCodes[1]: Invalid value: "string": '
-                'spec.recovery.nonRetryableExitCodes[1] in body must be of type integer: "string"',
+                'spec.recovery.nonRetryableExitCodes[1] in body must be of type integer: "string"; '
+                "write a whole number, without quotes",
             ),
         ],
     )
