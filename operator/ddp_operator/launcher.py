@@ -352,6 +352,8 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     if hasattr(signal, "SIGUSR1"):
         stacks = os.open(os.path.join(runtime, "stacks", local_rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
+    if sys.stderr is not None:
+        faulthandler.enable()  # a crash in native code says at least where the script was
     pid = os.getpid()
     try:
         _run_python(kind, target, args)
@@ -921,6 +923,10 @@ _LOST = re.compile(
     re.I,
 )
 _CUDA = re.compile(r"\bCUDA\b|cudnn|cublas|AcceleratorError|\bNVML\b|\bHIP error", re.I)
+# The script wants a GPU in a pod without one: its backend is called nccl, but nobody's network is to blame.
+_NO_GPU = re.compile(
+    r"no GPUs found|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected", re.I
+)
 _AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 _OWN_WORDS = {
     EXIT_USER_ERROR: Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR),
@@ -941,6 +947,51 @@ _HINTS = {
     CATEGORY_NODE_LOST: "check that all pods of the job run, that pod 0 is reachable by name, and any NetworkPolicy",
     CATEGORY_PREEMPTED: "",
 }
+# What a message says of the remedy better than its category does.
+_ADVICE = (
+    (
+        re.compile(rf"{_NO_GPU.pattern}|No CUDA GPUs are available", re.I),
+        "the pod has no GPU: ask for one in the trainer's resources.limits (nvidia.com/gpu), or train on CPUs, with "
+        "the backend gloo",
+    ),
+    (
+        re.compile("invalid device ordinal", re.I),
+        "a rank wants a GPU that its pod does not have: let it take the one of LOCAL_RANK, and let procPerNode be gpu",
+    ),
+    (
+        re.compile(r"Bus error|shared memory|\(shm\)"),
+        "/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers",
+    ),
+    (
+        re.compile(r"DataLoader worker .* (killed by signal: Killed|exited unexpectedly)"),
+        "a DataLoader worker was killed, mostly for memory: raise the memory limit, or use fewer or leaner workers",
+    ),
+    (
+        re.compile("EADDRINUSE|address already in use", re.I),
+        "another process has that port: let the script use MASTER_ADDR and MASTER_PORT as they are, and no fixed port",
+    ),
+)
+_SILENT = "it ended without an exception: its last lines in the log say why"
+_CRASHED = "it crashed in native code, a library's or a kernel's; the log has the stack of a Python script then"
+_HINTS_OF_EXIT_CODES = {
+    **dict.fromkeys((128 + signal.SIGSEGV, 128 + signal.SIGABRT, 128 + signal.SIGBUS, 128 + signal.SIGFPE), _CRASHED),
+    128
+    + signal.SIGKILL: "it was killed from outside, mostly by the kernel for memory: kubectl describe pod, and dmesg "
+    "on the node",
+}
+
+
+def advise(verdict: Verdict, report: dict[str, Any]) -> str:
+    """Return what to do about a failure; empty where nothing is."""
+    for pattern, words in _ADVICE:
+        if pattern.search(report["message"]):
+            return words
+    if report["rank"] is not None and not report["traceback"]:
+        if verdict.category == CATEGORY_UNKNOWN:
+            return _HINTS_OF_EXIT_CODES.get(report["exitCode"], _SILENT)
+        if verdict.category == CATEGORY_USER_ERROR:
+            return _SILENT
+    return _HINTS.get(verdict.category, "")
 
 
 def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retryable: Iterable[int] = ()) -> Verdict:
@@ -956,6 +1007,8 @@ def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retrya
     text = f"{kind}: {message}"
     if kind and _OOM.search(text):
         return Verdict(CATEGORY_OOM, EXIT_OOM)
+    if kind and _NO_GPU.search(text):
+        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
     if kind and _PEERS.search(text):
         lost = bool(_LOST.search(text)) and "in use" not in text and "EADDRINUSE" not in text
         return Verdict(CATEGORY_NCCL, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
@@ -2337,7 +2390,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 def finish(verdict: Verdict, report: dict[str, Any]) -> int:
     """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
-    hint = _HINTS.get(verdict.category, "")
+    hint = advise(verdict, report)
     if _LOCAL_POD in os.environ:
         hint = hint.partition("; `ddp run`")[0]  # that is where we are
     message = {"version": 1, "category": verdict.category, **report, "hint": hint}

@@ -121,6 +121,8 @@ GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/
         (1, "RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory", Verdict("OOM", 84)),
         (1, "MemoryError", "", Verdict("OOM", 84)),
         (1, "RuntimeError", "CUDA error: device-side assert triggered", Verdict("CUDAError", 82)),
+        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Verdict("UserError", 82)),
+        (1, "AssertionError", "Torch not compiled with CUDA enabled", Verdict("UserError", 82)),
         (-9, "", "", Verdict("Unknown", 82)),
         (-11, "", "", Verdict("Unknown", 82)),
         (1, "", "", Verdict("Unknown", 82)),
@@ -133,6 +135,34 @@ GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/
 )
 def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None:
     assert classify(code, kind, message, oom_killed=False, non_retryable=[2]) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message", "remedy"),
+    [
+        (1, "ValueError", "boom", "look at the traceback"),
+        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "backend gloo"),
+        (1, "RuntimeError", "CUDA error: invalid device ordinal", "LOCAL_RANK"),
+        (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", "for memory"),
+        (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
+        (1, "torch.distributed.DistNetworkError", "port: 29500, EADDRINUSE", "no fixed port"),
+        (1, "RuntimeError", GLOO, "another rank went away first"),
+        (3, "SystemExit", "3", "its last lines in the log"),
+        (4, "", "", "its last lines in the log"),
+        (-11, "", "", "native code"),
+        (-9, "", "", "by the kernel for memory"),
+    ],
+)
+def test_the_hint_is_of_this_failure(code: int, kind: str, message: str, remedy: str) -> None:
+    exit_code = code if code >= 0 else 128 - code
+    trace = "Traceback" if kind not in ("", "SystemExit") else ""
+    report = {"rank": 1, "message": f"{kind}: {message}", "traceback": trace, "exitCode": exit_code}
+    assert remedy in launcher.advise(classify(code, kind, message, oom_killed=False), report)
+
+
+def test_without_a_rank_there_is_no_log_of_it_to_look_at() -> None:
+    report = {"rank": None, "message": "torchrun failed", "traceback": "", "exitCode": 1}
+    assert launcher.advise(Verdict("Unknown", 82), report) == ""
 
 
 def test_sigkill_is_out_of_memory_only_where_the_kernel_says_so() -> None:
