@@ -925,7 +925,7 @@ _LOST = re.compile(
 _CUDA = re.compile(r"\bCUDA\b|cudnn|cublas|AcceleratorError|\bNVML\b|\bHIP error", re.I)
 # The script wants a GPU in a pod without one: its backend is called nccl, but nobody's network is to blame.
 _NO_GPU = re.compile(
-    r"no GPUs found|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected", re.I
+    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected", re.I
 )
 _AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 _OWN_WORDS = {
@@ -971,7 +971,8 @@ _ADVICE = (
         "another process has that port: let the script use MASTER_ADDR and MASTER_PORT as they are, and no fixed port",
     ),
 )
-_SILENT = "it ended without an exception: its last lines in the log say why"
+_EXITED = "worker exited with code"
+_SILENT = "the script ended itself: its last lines in the log say why"
 _CRASHED = "it crashed in native code, a library's or a kernel's; the log has the stack of a Python script then"
 _HINTS_OF_EXIT_CODES = {
     **dict.fromkeys((128 + signal.SIGSEGV, 128 + signal.SIGABRT, 128 + signal.SIGBUS, 128 + signal.SIGFPE), _CRASHED),
@@ -986,11 +987,12 @@ def advise(verdict: Verdict, report: dict[str, Any]) -> str:
     for pattern, words in _ADVICE:
         if pattern.search(report["message"]):
             return words
-    if report["rank"] is not None and not report["traceback"]:
-        if verdict.category == CATEGORY_UNKNOWN:
-            return _HINTS_OF_EXIT_CODES.get(report["exitCode"], _SILENT)
-        if verdict.category == CATEGORY_USER_ERROR:
-            return _SILENT
+    if verdict.category == CATEGORY_UNKNOWN and report["rank"] is not None:
+        return _HINTS_OF_EXIT_CODES.get(report["exitCode"], _SILENT)
+    if report["message"].startswith(_EXITED):
+        return _SILENT
+    if verdict.category == CATEGORY_USER_ERROR and not report["traceback"]:
+        return ""  # the launcher's own words, which say what to do
     return _HINTS.get(verdict.category, "")
 
 
@@ -2369,13 +2371,25 @@ def build_preflight_rows(report: dict[str, Any]) -> list[str]:
     return rows
 
 
+_CAUGHT = re.compile(r"Caught \S+ in (.*?)\.?\nOriginal Traceback")
+
+
 def describe_root(failure: dict[str, Any]) -> str:
     """Return one line about a failed worker."""
     if failure["type"] == CATEGORY_HANG:
         return str(failure["message"])
     if failure["type"] in ("", "SystemExit"):
-        return f"worker {name_exit(failure['exitCode'])}" + (f": {failure['message']}" if failure["message"] else "")
-    return f"{failure['type'].rpartition('.')[2]}: {failure['message']}"
+        said = failure["message"] if failure["message"] != str(failure["exitCode"]) else ""
+        return f"worker {name_exit(failure['exitCode'])}" + (f": {said}" if said else "")
+    # torch hands the exception of a helper on with its traceback as the message: the last line is what happened.
+    caught = _CAUGHT.match(failure["message"])
+    if caught:
+        return f"{failure['message'].rstrip().splitlines()[-1]} (in {caught[1]})"
+    name = failure["type"].rpartition(".")[2]
+    if not failure["message"]:  # as of a bare assert: the place says more than nothing
+        places = re.findall(r'File "([^"]+)", line (\d+)', failure["traceback"])
+        return f"{name} ({os.path.basename(places[-1][0])}, line {places[-1][1]})" if places else str(name)
+    return f"{name}: {failure['message']}"
 
 
 def read_json(path: str) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _explain_failure(name: str, status: Status) -> Why:
     what = f"{name} has failed{tries}"
     # The operator's own words on why it gave up; the cause that follows them is told apart.
     words = condition.message.partition("; last: ")[0] if condition else ""
-    if words and (failure is None or failure.message not in words):
+    if words and (failure is None or failure.message.strip().partition("\n")[0] not in words):
         what += f" ({reason}): {_sentence(words)}"
     else:
         what += f" ({reason})." if reason else "."

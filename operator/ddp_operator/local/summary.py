@@ -63,7 +63,7 @@ def _explain(status: Status, folder: RunFolder) -> list[str]:
         if bad.get(condition.type) == condition.status and condition.message:
             # The operator's own words on why it gave up; what follows them is the cause, which gets lines of its own.
             words = condition.message.partition("; last: ")[0]
-            if failure is None or failure.message not in words:
+            if failure is None or failure.message.strip().partition("\n")[0] not in words:
                 lines.append(f"  {condition.reason}: {words}")
     return lines + _describe_failure(failure, folder) if failure is not None else lines
 
@@ -72,6 +72,7 @@ def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
     who = f"rank {failure.rank}" if failure.rank is not None else "no rank known"
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
     message = failure.message.removeprefix(f"{failure.category}: ")  # our own exceptions are called as the category
+    message = "\n              ".join(message.strip().splitlines())
     lines = [
         f"  cause:      {failure.category}: {message}",
         f"  where:      {who}, pod {failure.pod}, attempt {failure.attempt}{code}",

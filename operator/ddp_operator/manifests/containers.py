@@ -26,7 +26,7 @@ def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
                     yield FieldError(f"{here}.env[{number}].value", "must be a string; quote it", variable["value"])
             for number, mount in enumerate(container.get("volumeMounts") or ()):
                 name = mount.get("name")
-                if name not in volumes:
+                if isinstance(name, str) and name not in volumes:
                     words = f"there is no such volume; add it to {path}.volumes"
                     yield FieldError(f"{here}.volumeMounts[{number}].name", words, name)
 

@@ -197,7 +197,8 @@ def say(cause: LastFailure) -> str:
     """Return a failure in one line."""
     who = f"rank {cause.rank} on pod {cause.node}" if cause.rank is not None else f"pod {cause.node}"
     where = f"{who}: " if cause.node is not None else ""
-    return f"{cause.category}: {where}{cause.message or 'no message'}"
+    message = cause.message.strip().partition("\n")[0]  # the whole of it is in status.lastFailure
+    return f"{cause.category}: {where}{message or 'no message'}"
 
 
 def _last_restart(status: Status, now: datetime, failure: LastFailure | None) -> LastRestart:

@@ -163,7 +163,8 @@ def _answer_failure(
     limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, pods, now)
     if budget.used >= limit:
         since = f" since step {budget.checkpoint_step}" if budget.counted > budget.used else ""
-        words = f"failed {budget.used + 1} times{since}, recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
+        often = "once" if budget.used == 0 else f"{budget.used + 1} times"
+        words = f"failed {often}{since}, recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
         return ledger.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
     if budget.without_progress >= _CRASH_LOOP:
         at = f"beyond step {budget.step}" if budget.step else "before the first step"

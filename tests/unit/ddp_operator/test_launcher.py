@@ -147,6 +147,7 @@ def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None
         (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
         (1, "torch.distributed.DistNetworkError", "port: 29500, EADDRINUSE", "no fixed port"),
         (1, "RuntimeError", GLOO, "another rank went away first"),
+        (1, "RuntimeError", "Distributed package doesn't have NCCL built in", "backend gloo"),
         (3, "SystemExit", "3", "its last lines in the log"),
         (4, "", "", "its last lines in the log"),
         (-11, "", "", "native code"),
@@ -154,10 +155,46 @@ def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None
     ],
 )
 def test_the_hint_is_of_this_failure(code: int, kind: str, message: str, remedy: str) -> None:
-    exit_code = code if code >= 0 else 128 - code
-    trace = "Traceback" if kind not in ("", "SystemExit") else ""
-    report = {"rank": 1, "message": f"{kind}: {message}", "traceback": trace, "exitCode": exit_code}
+    failed = {"type": kind, "message": message, "exitCode": code, "traceback": "Traceback" if kind else ""}
+    report = {
+        **failed,
+        "rank": 1,
+        "message": launcher.describe_root(failed),
+        "exitCode": code % 256 if code > 0 else 128 - code,
+    }
     assert remedy in launcher.advise(classify(code, kind, message, oom_killed=False), report)
+
+
+def test_an_exception_that_torch_hands_on_is_told_by_its_last_line() -> None:
+    message = "Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n  File x\n"
+    failed = {"type": "KeyError", "exitCode": 1, "message": f"{message}KeyError: 'no label'\n"}
+    assert launcher.describe_root(failed) == "KeyError: 'no label' (in DataLoader worker process 1)"
+    assert launcher.describe_root({**failed, "message": "Caught it"}) == "KeyError: Caught it"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "traceback", "words"),
+    [
+        ("SystemExit", "3", "", "worker exited with code 3"),
+        ("SystemExit", "no such option", "", "worker exited with code 3: no such option"),
+        (
+            "AssertionError",
+            "",
+            'File "/lib/a.py", line 2\n  File "/x/train.py", line 12',
+            "AssertionError (train.py, line 12)",
+        ),
+        ("MemoryError", "", "", "MemoryError"),
+        ("pkg.errors.Bad", "boom", "", "Bad: boom"),
+    ],
+)
+def test_a_failed_worker_is_told_in_a_line(kind: str, message: str, traceback: str, words: str) -> None:
+    failed = {"type": kind, "exitCode": 3, "message": message, "traceback": traceback}
+    assert launcher.describe_root(failed) == words
+
+
+def test_the_launchers_own_words_need_no_hint() -> None:
+    report = {"rank": None, "message": "training script not found: x; check command", "traceback": "", "exitCode": 81}
+    assert launcher.advise(Verdict("UserError", 81), report) == ""
 
 
 def test_without_a_rank_there_is_no_log_of_it_to_look_at() -> None:

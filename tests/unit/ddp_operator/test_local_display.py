@@ -157,6 +157,14 @@ def test_a_cause_is_not_told_twice(folder: RunFolder) -> None:
     assert text.count("ValueError: bad") == 1
 
 
+def test_a_cause_of_many_lines_keeps_to_its_column_and_is_not_told_twice(folder: RunFolder) -> None:
+    once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
+    many = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, message="ValueError: bad\nindeed\n"))
+    text = describe_run("x", many, folder, seconds=5, interrupted=False)
+    assert "  cause:      UserError: ValueError: bad\n              indeed\n  where:" in text
+    assert text.count("ValueError: bad") == 1
+
+
 def test_a_refusal_is_told_in_the_operators_words(folder: RunFolder) -> None:
     refused = Status(phase="Rejected", conditions=(condition("Accepted", "False", "InvalidSpec", "nodes: too many"),))
     assert "InvalidSpec: nodes: too many" in describe_run("x", refused, folder, seconds=1, interrupted=False)

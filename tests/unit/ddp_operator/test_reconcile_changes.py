@@ -128,6 +128,13 @@ class TestFailure:
         )
         assert world.events[-2:] == ["FailureUserError", "Failed"]
 
+    async def test_a_cause_of_many_lines_is_one_line_in_the_condition(self) -> None:
+        world = await World(recovery={"maxRestarts": 0}).train(TRAINING)
+        world.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
+        await world.settle()
+        words = "failed once, recovery.maxRestarts is 0; last: UserError: rank 0 on pod 0: KeyError: 1"
+        assert world.condition("Failed").message == words
+
     async def test_budget_ends_the_job(self) -> None:
         world = await World(recovery={"maxRestarts": 1}).train(TRAINING)
         world.end_pod(0, constants.EXIT_RETRYABLE, ERROR)
