@@ -67,7 +67,7 @@ def judge(
     if any(pod.alive for pod in pods) and not _waited(first, now):
         return Verdict(None)
     # Nobody confessed: a signal-killed pod is a likelier cause than those who lost their peer.
-    killed = [(pod, end) for pod, end in ended if _is_of_incident(end, first)]
+    killed = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
     if killed:
         pod, end = min(killed, key=lambda item: (item[1].victim, _order(item)))
         # Where all ranks of all pods wait for each other, a hang has only victims; watchdog.action may still say Fail.
@@ -176,6 +176,12 @@ def _ends_attempt(pod: PodView, end: Termination) -> bool:
 def _waited(since: datetime | None, now: datetime) -> bool:
     """Tell whether witnesses had their time; where clocks disagree by more than that, it is not waited for them."""
     return since is None or abs(now - since) > _WITNESS_WAIT
+
+
+def _was_stopped(end: Termination, first: datetime | None) -> bool:
+    """Tell whether a pod only obeyed when the Job controller took down what was left of a Job that had failed."""
+    obeyed = end.container_exit_code == constants.EXIT_PREEMPTED
+    return obeyed and first is not None and end.time is not None and end.time > first.timestamp()
 
 
 def _is_of_incident(end: Termination, first: datetime | None) -> bool:

@@ -129,6 +129,14 @@ class TestVictims:
     def test_yield_to_a_pod_that_was_killed(self) -> None:
         assert blamed(verdict(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Unknown")
 
+    def test_do_not_yield_to_a_pod_that_only_obeyed_when_the_failed_job_was_taken_down(self) -> None:
+        """A rank that its peer gave up on sleeps on until it is told to stop: that stop explains nothing."""
+        gave_up = ended(0, constants.EXIT_PEER_LOST)
+        late = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=2)
+        assert blamed(verdict(gave_up, late, seconds=3)) == (0, "NCCL")
+        early = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=-2)
+        assert blamed(verdict(gave_up, early, seconds=3)) == (1, "Preempted")
+
     def test_do_not_yield_to_a_pod_that_was_killed_and_replaced_long_ago(self) -> None:
         long_ago = ended(1, 137, seconds=-3600, suffix="first", age=7200)
         assert blamed(verdict(long_ago, ended(0, 86), ended(1, 86, seconds=1), seconds=20)) == (0, "NCCL")
