@@ -1524,6 +1524,8 @@ _COLLECTIVE_CALLS = re.compile(
 )
 _STACK_LIMIT = 64 * 1024
 _SECONDS_FOR_CULPRIT = 15.0  # what two seconds of waiting for a page and two for stacks become on a busy machine
+_PAUSES_KNOWN = 3  # with fewer between lines of a log, nothing is known of the next one
+_LONGER_PAUSE = 4.0
 _IDLE_SHARE = 0.01  # of a CPU for each worker: below it nothing is computed
 
 
@@ -1603,6 +1605,37 @@ def bear_stall(nodes: int, look: float, *, blames: bool) -> float:
     if nodes == 1:
         return 0.0
     return 2 * look + (0.0 if blames else 3 * look + _SECONDS_FOR_CULPRIT)
+
+
+class LogPulse:
+    """When a step last showed in the log of a script that reports none itself.
+
+    Nobody promised a line every so many seconds, so a silence only counts where it is both longer than the watchdog's
+    time and much longer than any before it; and even then nothing is done but to tell.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[int, float] = {}
+        self._since: float | None = None
+        self._pauses = 0
+        self._longest = 0.0
+
+    def observe(self, steps: dict[int, float], now: float) -> None:
+        """Take in how many steps each rank's log has shown so far; none where no worker runs."""
+        if not steps:
+            self._since = None
+        elif steps != self._steps:
+            if self._since is not None:
+                self._pauses, self._longest = self._pauses + 1, max(self._longest, now - self._since)
+            self._since = now
+        self._steps = steps
+
+    def silence(self, stall: float, now: float) -> float | None:
+        """Return for how long no step has shown, where that is too long; ``stall`` is the watchdog's time."""
+        if self._since is None or self._pauses < _PAUSES_KNOWN:
+            return None
+        age = now - self._since
+        return age if age >= max(stall, _LONGER_PAUSE * self._longest) else None
 
 
 class Idleness:
@@ -1808,6 +1841,8 @@ class Launcher:
         dog = pod.watchdog
         self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
         self._idleness, self._idle_told = Idleness(time.monotonic()), False
+        self._log_pulse = LogPulse()
+        self._silence: float | None = None
         self._watchdog = Watchdog(pod.watchdog) if pod.watchdog else None
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
@@ -2133,6 +2168,8 @@ class Launcher:
         rows += [f"# TYPE {METRIC_HANGS} counter", f"{METRIC_HANGS} {self._hangs}"]
         rows += build_preflight_rows(self._preflight)
         age = self._watchdog.age(time.monotonic()) if self._watchdog else None
+        if age is None:
+            age = self._silence
         if age is not None:
             rows.append(f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.")
             rows += [f"# TYPE {METRIC_HEARTBEAT_AGE} gauge", f"{METRIC_HEARTBEAT_AGE} {age:.3f}"]
@@ -2153,14 +2190,12 @@ class Launcher:
         """Look once: say what stalls, and end it when it is time to."""
         workers = [one for one in self._workers() if process_state(one["pid"]) and not self._has_closed(one)]
         # What a pattern finds in the log is no heartbeat: nobody promised a line every so many seconds.
-        pages = {rank: page for rank, page in pages.items() if os.path.exists(self._runtime("metrics", f"{rank}.port"))}
-        watchdog.observe({one["localRank"]: one["pid"] for one in workers}, pages, now)
+        beating = {
+            rank: page for rank, page in pages.items() if os.path.exists(self._runtime("metrics", f"{rank}.port"))
+        }
+        watchdog.observe({one["localRank"]: one["pid"] for one in workers}, beating, now)
         if not watchdog.known:
-            idle = self._idleness.observe(count_cpu_seconds(one["pid"] for one in workers), len(workers), now)
-            if idle >= max(plan.stall, 1.0) and not self._idle_told:
-                self._idle_told = True
-                log(f"the workers have used no CPU for {idle:.0f} s; as the script reports no steps, nothing is done")
-                self._show_stacks(workers)
+            self._listen(plan, workers, pages, now)
             return
         stall = watchdog.find_stall(now)
         if stall is None:
@@ -2174,6 +2209,24 @@ class Launcher:
         if now >= self._end_hung_at and plan.action != "Report":
             self._end_hung_at = math.inf
             self._end_hung()
+
+    def _listen(self, plan: WatchdogPlan, workers: list[dict[str, Any]], pages: dict[int, str], now: float) -> None:
+        """Tell of a script without heartbeats what can be seen from outside: idle workers, and a log that is silent."""
+        idle = self._idleness.observe(count_cpu_seconds(one["pid"] for one in workers), len(workers), now)
+        counts = {rank: _BEATS.search(page) for rank, page in pages.items() if workers}
+        self._log_pulse.observe(
+            {rank: float(one[2]) for rank, one in counts.items() if one and _is_number(one[2])}, now
+        )
+        self._silence = self._log_pulse.silence(plan.stall, now)
+        what = ""
+        if idle >= max(plan.stall, 1.0):
+            what = f"the workers have used no CPU for {idle:.0f} s"
+        elif self._silence is not None:
+            what = f"the log has shown no step for {self._silence:.0f} s, longer than ever before"
+        if what and not self._idle_told:
+            log(f"{what}; as the script reports no steps itself, nothing is done")
+            self._show_stacks(workers)
+        self._idle_told = bool(what)
 
     def _describe_hung(self, worker: dict[str, Any], stall: Stall, blamed: dict[int, str]) -> dict[str, Any]:
         """Return a rank's error file."""

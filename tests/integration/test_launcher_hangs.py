@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -117,6 +119,28 @@ def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alon
     job.start()
     job.until_logged(0, "the workers have used no CPU for ")
     job.until_logged(0, "train.py")
+    (tmp_path / "enough").touch()
+    assert job.wait(0).code == 0
+
+
+def test_a_log_that_falls_silent_is_told_and_the_script_left_alone(pods: PodsFactory, tmp_path: Path) -> None:
+    script = """
+import os, time
+for step in range(1, 6):
+    print(f"step {step}", flush=True)
+    time.sleep(0.5)
+while not os.path.exists("enough"):
+    pass
+print("step 6", flush=True)
+"""
+    env = {"DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart", "DDP_LOG_PATTERNS": '["step (?P<step>[0-9]+)"]'}
+    job = pods(script, nodes=1, env=env)
+    job.start()
+    job.until_logged(0, "the log has shown no step for ")
+    job.until_logged(0, "train.py")
+    port = json.loads((tmp_path / "port-0").read_text())
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        assert "ddp_launcher_heartbeat_age_seconds " in page.read().decode()
     (tmp_path / "enough").touch()
     assert job.wait(0).code == 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_operator import launcher
-from ddp_operator.launcher import Idleness, Pod, Verdict, Watchdog, WatchdogPlan, read_stack, read_watchdog
+from ddp_operator.launcher import Idleness, LogPulse, Pod, Verdict, Watchdog, WatchdogPlan, read_stack, read_watchdog
 
 PLAN = WatchdogPlan(start=100, stall=10, checkpoint=50, action="Restart")
 BOTH = {0: 11, 1: 12}
@@ -108,6 +108,41 @@ def test_idle_workers_are_told_from_busy_ones() -> None:
     assert idleness.observe(cpu=5.02, workers=2, now=40) == 30
     assert idleness.observe(cpu=15.0, workers=2, now=50) == 0
     assert idleness.observe(cpu=15.0, workers=0, now=90) == 0
+
+
+class TestLogPulse:
+    def with_lines(self, *times: float) -> LogPulse:
+        pulse = LogPulse()
+        for number, now in enumerate(times, start=1):
+            pulse.observe({0: float(number)}, now)
+        return pulse
+
+    def test_a_silence_longer_than_the_budget_and_than_ever_is_told(self) -> None:
+        pulse = self.with_lines(0, 2, 4, 6)
+        pulse.observe({0: 4.0}, 15)
+        assert pulse.silence(10, 15) is None
+        assert pulse.silence(10, 16) == 10
+
+    def test_lines_that_come_seldom_are_waited_for(self) -> None:
+        pulse = self.with_lines(0, 2, 102, 104)
+        assert pulse.silence(10, 503) is None
+        assert pulse.silence(10, 504) == 400
+
+    def test_few_lines_say_nothing_of_the_next(self) -> None:
+        assert self.with_lines(0, 2, 4).silence(10, 1000) is None
+
+    def test_a_step_ends_the_silence(self) -> None:
+        pulse = self.with_lines(0, 2, 4, 6)
+        assert pulse.silence(10, 20) == 14
+        pulse.observe({0: 5.0}, 21)
+        assert pulse.silence(10, 22) is None
+
+    def test_there_is_no_silence_without_workers(self) -> None:
+        pulse = self.with_lines(0, 2, 4, 6)
+        pulse.observe({}, 7)
+        assert pulse.silence(10, 100) is None
+        pulse.observe({0: 1.0}, 101)
+        assert pulse.silence(10, 110) is None
 
 
 STACKS = """Thread 0x00007f01 (most recent call first):
