@@ -133,7 +133,10 @@ while not os.path.exists("enough"):
     pass
 print("step 6", flush=True)
 """
-    env = {"DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart", "DDP_LOG_PATTERNS": '["step (?P<step>[0-9]+)"]'}
+    env = {
+        "DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart",
+        "DDP_LOG_PATTERNS": '["step (?P<step>[0-9]+)"]',
+    }
     job = pods(script, nodes=1, env=env)
     job.start()
     job.until_logged(0, "the log has shown no step for ")
