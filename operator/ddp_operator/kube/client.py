@@ -27,6 +27,12 @@ OnCall = Callable[[str, str, str], None]
 
 CONNECTIONS = 64
 CONNECT_TIMEOUT = 10.0
+SEND_BUFFER = 208 * 1024
+"""Bytes; Linux doubles them, and lets nobody have more by default.
+
+The launcher's ConfigMap, the largest body, has to go to the kernel in one piece: the rest of a half-sent body is sent
+when a process that stood still wakes up, whoever leads by then.
+"""
 LONGEST_PAUSE = 30.0
 """Seconds that a Retry-After is honoured at most."""
 RENEW_BEFORE = timedelta(seconds=30)
@@ -234,6 +240,7 @@ class ApiClient:
     def _make_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, _ = address
         made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux
         if self._unheard is not None and option is not None:
             made.setsockopt(socket.IPPROTO_TCP, option, int(self._unheard * 1000))
