@@ -65,21 +65,27 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recove
 
     The counter of a process starts at 0 with it, and the run's step goes on from the checkpoint: once a new process has
     made a step, their difference is where it took up. A dead worker's last page may be shown for a moment beside the
-    next restart's count, so where there are steps only their counter tells a new process.
+    next restart's count, and be renewed once. So there is a new process where the counter is smaller than before; and,
+    as that may be missed between two samples, where after a restart the difference is another, or the counter goes on.
     """
     step, made, gone, reborn = before.step, before.steps_of_process, False, False
+    counts: set[int] = set()
     for sample in after:
         if not sample.answered:
             gone = gone or sample.time >= killed_at
             continue
         rung = "group" if sample.attempt > before.attempt else "pod" if gone else "process"
+        restarted = rung != "process" or (sample.in_place_restarts or 0) > (before.in_place_restarts or 0)
         if made is None:
-            restarted = (sample.in_place_restarts or 0) > (before.in_place_restarts or 0)
-            if sample.running and (restarted or rung != "process"):
+            if sample.running and restarted:
                 return Recovery(sample.time - killed_at, rung, None, None)
             continue
         if sample.steps_of_process is None or sample.step is None:
             continue
+        if restarted:
+            counts.add(sample.steps_of_process)
+            other = step is not None and sample.step - sample.steps_of_process != step - made
+            reborn = reborn or other or len(counts) > 2
         reborn = reborn or sample.steps_of_process < made
         if not reborn:
             made, step = sample.steps_of_process, sample.step

@@ -23,6 +23,21 @@ def test_the_last_page_of_a_dead_process_is_no_recovery() -> None:
     assert measure(BEFORE, 100.0, [at(101, 41, 41, 1), at(102, 41, 41, 1)]) is None
 
 
+def test_a_new_process_whose_first_steps_were_not_seen_is_known_by_where_it_took_up() -> None:
+    """A slow look, and a counter that has overtaken the old one's meanwhile."""
+    early = Sample(99.0, 1, step=5, steps_of_process=5, in_place_restarts=0)
+    found = measure(early, 100.0, [at(100.1, 5, 5, 1), at(101, 14, 6, 1)])
+    assert found == Recovery(seconds=1.0, rung="process", step_before=5, resumed_from=8)
+
+
+def test_a_new_process_that_began_from_nothing_is_known_by_its_going_on() -> None:
+    early = Sample(99.0, 1, step=5, steps_of_process=5, in_place_restarts=0)
+    late_page = [at(100.1, 5, 5, 1), at(100.3, 6, 6, 1), at(100.5, 6, 6, 1)]
+    assert measure(early, 100.0, late_page) is None
+    found = measure(early, 100.0, [*late_page, at(101, 9, 9, 1)])
+    assert found == Recovery(seconds=1.0, rung="process", step_before=6, resumed_from=0)
+
+
 def test_a_page_that_goes_away_is_a_replaced_pod() -> None:
     samples = [at(101, None, None, None), at(108, None, None, 0), at(112, 41, 1, 0)]
     found = measure(BEFORE, 100.0, samples)
