@@ -1840,7 +1840,7 @@ class Launcher:
         self._end_hung_at = math.inf
         dog = pod.watchdog
         self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
-        self._idleness, self._idle_told = Idleness(time.monotonic()), False
+        self._idleness, self._told = Idleness(time.monotonic()), set[str]()
         self._log_pulse = LogPulse()
         self._silence: float | None = None
         self._watchdog = Watchdog(pod.watchdog) if pod.watchdog else None
@@ -2218,15 +2218,18 @@ class Launcher:
             {rank: float(one[2]) for rank, one in counts.items() if one and _is_number(one[2])}, now
         )
         self._silence = self._log_pulse.silence(plan.stall, now)
-        what = ""
         if idle >= max(plan.stall, 1.0):
-            what = f"the workers have used no CPU for {idle:.0f} s"
+            self._tell_once("idle", f"the workers have used no CPU for {idle:.0f} s", workers)
         elif self._silence is not None:
-            what = f"the log has shown no step for {self._silence:.0f} s, longer than ever before"
-        if what and not self._idle_told:
+            silence = f"the log has shown no step for {self._silence:.0f} s, longer than ever before"
+            self._tell_once("silent", silence, workers)
+
+    def _tell_once(self, kind: str, what: str, workers: list[dict[str, Any]]) -> None:
+        """Say what is odd about a script that is left alone, with its stacks; a kind of oddity is told once a pod."""
+        if kind not in self._told:
+            self._told.add(kind)
             log(f"{what}; as the script reports no steps itself, nothing is done")
             self._show_stacks(workers)
-        self._idle_told = bool(what)
 
     def _describe_hung(self, worker: dict[str, Any], stall: Stall, blamed: dict[int, str]) -> dict[str, Any]:
         """Return a rank's error file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -83,7 +84,7 @@ def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods:
     assert "in load_batch" in second.log
     assert "---- rank 0 (pid " in first.log
     assert "---- rank 1 (pid " in second.log
-    assert "restarting the workers in place, restart 1: no step for" in second.log
+    assert "restarting the workers in place, restart 1: no step for" in second.log, first.log + "=====\n" + second.log
     assert "rank 1 is in load_batch (train.py:" in second.log
 
 
@@ -126,12 +127,14 @@ def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alon
 def test_a_log_that_falls_silent_is_told_and_the_script_left_alone(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, time
-for step in range(1, 6):
+step = 0
+while not os.path.exists("hush"):
+    step += 1
     print(f"step {step}", flush=True)
-    time.sleep(0.5)
+    time.sleep(0.2)
 while not os.path.exists("enough"):
     pass
-print("step 6", flush=True)
+print(f"step {step + 1}", flush=True)
 """
     env = {
         "DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart",
@@ -139,13 +142,24 @@ print("step 6", flush=True)
     }
     job = pods(script, nodes=1, env=env)
     job.start()
+    job.until_logged(0, "step 20")  # several looks of the launcher, also where these are late
+    (tmp_path / "hush").touch()
     job.until_logged(0, "the log has shown no step for ")
     job.until_logged(0, "train.py")
     port = json.loads((tmp_path / "port-0").read_text())
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-        assert "ddp_launcher_heartbeat_age_seconds " in page.read().decode()
+
+    def age() -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+            found = re.search(r"^ddp_launcher_heartbeat_age_seconds (\S+)$", page.read().decode(), re.M)
+        assert found
+        return float(found[1])
+
+    first = age()
+    job.until(lambda: age() > first + 1, "several more looks")
     (tmp_path / "enough").touch()
-    assert job.wait(0).code == 0
+    ended = job.wait(0)
+    assert ended.code == 0
+    assert ended.log.count("the log has shown no step for ") == 1
 
 
 def test_an_agent_in_its_exit_barrier_does_not_use_up_the_grace_time(pods: PodsFactory, tmp_path: Path) -> None:

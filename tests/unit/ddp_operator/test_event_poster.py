@@ -33,8 +33,12 @@ async def several_pauses() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_event_is_posted_at_once_while_little_is_done() -> None:
-    client = Client(events.BUSY - 1)
+@pytest.mark.parametrize(
+    ("under_way", "patience"), [(events.BUSY - 1, events.PATIENCE), (1000, 0.0)], ids=["little is done", "long enough"]
+)
+async def test_an_event_is_posted_at_once(under_way: int, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "PATIENCE", patience)
+    client = Client(under_way)
     poster = put(client)
     await several_pauses()
     assert client.posted == ["Started"]
@@ -48,15 +52,6 @@ async def test_an_event_waits_while_much_is_done(monkeypatch: pytest.MonkeyPatch
     await several_pauses()
     assert client.posted == []
     client.under_way = 0
-    await several_pauses()
-    assert client.posted == ["Started"]
-    await poster.close()
-
-
-async def test_an_event_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "PATIENCE", 0.0)
-    client = Client(1000)
-    poster = put(client)
     await several_pauses()
     assert client.posted == ["Started"]
     await poster.close()
