@@ -84,6 +84,7 @@ def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods:
     assert "in load_batch" in second.log
     assert "---- rank 0 (pid " in first.log
     assert "---- rank 1 (pid " in second.log
+    assert "Thread 0x" not in second.log  # to walk other threads, such as the exporter's, crashes a rank now and then
     assert "restarting the workers in place, restart 1: no step for" in second.log, first.log + "=====\n" + second.log
     assert "rank 1 is in load_batch (train.py:" in second.log
 

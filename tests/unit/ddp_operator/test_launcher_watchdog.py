@@ -145,11 +145,7 @@ class TestLogPulse:
         assert pulse.silence(10, 110) is None
 
 
-STACKS = """Thread 0x00007f01 (most recent call first):
-  File "/lib/python3.11/threading.py", line 324 in wait
-  File "/lib/python3.11/threading.py", line 1002 in _bootstrap
-
-Current thread 0x00007f02 (most recent call first):
+STACKS = """Stack (most recent call first):
   File "{inner}", line 1 in load
   File "/app/train.py", line 9 in <module>
   File "{launcher}", line 300 in _run_python
@@ -182,6 +178,12 @@ def test_who_waits_for_peers_is_told_from_who_does_not(tmp_path: Path) -> None:
     assert not stack(str(tmp_path / "reads.py")).waits_for_peers
     assert not read_stack("").waits_for_peers
     assert read_stack("rubbish").frames == []
+
+
+def test_a_deep_stack_counts_and_that_of_another_thread_does_not() -> None:
+    frames = 'Stack (most recent call first):\n  File "/app/train.py", line 9 in descend\n'
+    assert read_stack(frames + "  ...\n").place == "descend (train.py:9)"
+    assert read_stack(frames).frames == []
 
 
 @pytest.mark.parametrize("look", [0.25, 1.0, 5.0])
