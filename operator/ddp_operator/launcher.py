@@ -1153,13 +1153,13 @@ def read_progress(page: str) -> dict[str, float]:
     return found
 
 
-def fetch_page(port: int) -> str:
+def fetch_page(port: int, path: str = "/metrics") -> str:
     """Return one rank's page, at most 1 MiB within a second. Raises: OSError or ValueError."""
     deadline = time.monotonic() + _PAGE_TIMEOUT
     with socket.socket() as connection:
         connection.settimeout(_PAGE_TIMEOUT)
         connection.connect(("127.0.0.1", port))
-        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         chunks: list[bytes] = []
         size = 0
         while size <= _PAGE_LIMIT:
@@ -1220,11 +1220,21 @@ class Metrics:
         self.collect()
         return read_progress(self._last[min(self._last)]) if self._last else {}
 
+    def threads(self, rank: int) -> str:
+        """Return what the other threads of a local rank do, if it has any and an exporter that answers."""
+        try:
+            return self._ask(rank, "/threads")[:_STACK_LIMIT].rstrip()
+        except (OSError, ValueError, OverflowError):
+            return ""
+
+    def _ask(self, rank: int, page: str) -> str:
+        with open(os.path.join(self._folder, f"{rank}.port"), encoding="ascii") as file:
+            return fetch_page(int(file.read(16)), page)
+
     def _collect(self, rank: int, pages: dict[int, str]) -> None:
         path = os.path.join(self._folder, str(rank))
         try:
-            with open(f"{path}.port", encoding="ascii") as file:
-                pages[rank] = fetch_page(int(file.read(16)))
+            pages[rank] = self._ask(rank, "/metrics")
             return
         except (OSError, ValueError, OverflowError):
             pass
@@ -2274,7 +2284,11 @@ class Launcher:
                 break
         for one in workers:
             head = f"---- rank {one['rank']} (pid {one['pid']}, state {process_state(one['pid']) or 'gone'}) ----"
-            log(f"{head}\n{texts.get(one['localRank']) or 'no stack: its process does not answer'}")
+            text = texts.get(one["localRank"])
+            log(f"{head}\n{text or 'no stack: its process does not answer'}")
+            others = self.metrics.threads(one["localRank"]) if text else ""
+            if others:
+                log(others)
         return {rank: read_stack(text) for rank, text in texts.items()}
 
     def _end_hung(self) -> None:

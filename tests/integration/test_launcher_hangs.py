@@ -60,6 +60,12 @@ dist.init_process_group("gloo")
 def all_reduce(step):
     dist.all_reduce(torch.ones(1))
 """
+PREFETCH = """
+import threading
+def read_ahead():
+    time.sleep(600)
+threading.Thread(target=read_ahead, name="prefetch", daemon=True).start()
+"""
 # As much of a collective as two ranks need that shall not import torch.
 FILES = """
 def wait(step):
@@ -69,7 +75,7 @@ def all_reduce(step):
     open(f"at-{rank}-{step}", "w").close()
     wait(step)
 """
-SLEEP = TRAIN.replace("MEET", GLOO).replace("HANG", "time.sleep(600)")
+SLEEP = TRAIN.replace("MEET", GLOO + PREFETCH).replace("HANG", "time.sleep(600)")
 STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal.SIGSTOP)")
 # The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way.
 BUDGETS = "start=500,stall=4,checkpoint=500,action="
@@ -84,7 +90,9 @@ def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods:
     assert "in load_batch" in second.log
     assert "---- rank 0 (pid " in first.log
     assert "---- rank 1 (pid " in second.log
-    assert "Thread 0x" not in second.log  # to walk other threads, such as the exporter's, crashes a rank now and then
+    assert "Thread 0x" not in second.log  # as faulthandler writes them all, which crashes a rank now and then
+    assert "[launcher] Thread prefetch (most recent call first):" in second.log
+    assert re.search(r"launcher\]   File .*train\.py\", line \d+ in read_ahead", second.log)
     assert "restarting the workers in place, restart 1: no step for" in second.log, first.log + "=====\n" + second.log
     assert "rank 1 is in load_batch (train.py:" in second.log
 

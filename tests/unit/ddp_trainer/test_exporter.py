@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import socket
 import textwrap
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -53,6 +54,23 @@ def test_two_lines_are_enough_for_a_foreign_script(monkeypatch: pytest.MonkeyPat
     assert page["ddp_step"] == 2
     assert page["ddp_loss"] == 1.0
     assert page["ddp_step_seconds_count"] == 2
+
+
+def test_threads_are_told_but_the_main_one_and_the_servers(exporter: Exporter) -> None:
+    enough = threading.Event()
+
+    def read_ahead() -> None:
+        enough.wait()
+
+    prefetch = threading.Thread(target=read_ahead, name="prefetch \ud800")
+    prefetch.start()
+    text = get(exporter.port, "/threads").decode()
+    enough.set()
+    prefetch.join()
+    assert text.startswith("Thread prefetch \\ud800 (most recent call first):\n  File ")
+    assert re.search(r'  File ".*test_exporter\.py", line \d+ in read_ahead\n', text)
+    assert text.count("Thread ") == 1, text
+    assert get(exporter.port, "/threads") == b""
 
 
 def test_every_series_carries_the_rank_and_nothing_else(exporter: Exporter) -> None:
