@@ -82,6 +82,8 @@ METRIC_SAVING = "ddp_saving"
 LAUNCHER_PHASES = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 
 _AGENT_PID = "DDP_AGENT_PID"
+# Asks a worker for its stack. SIGUSR1 would be the script's own, which may save and end on it, as it does under Slurm.
+_STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _STOPPING = "stopping"  # a file of the runtime directory
 _LOCAL_POD = "DDP_LOCAL_POD"  # set in every process of a pod under `ddp run`
@@ -349,11 +351,10 @@ def worker_main(words: Sequence[str]) -> NoReturn:
             os._exit(127 if error.errno == errno.ENOENT else 126)
     import faulthandler
 
-    if hasattr(signal, "SIGUSR1"):
-        stacks = os.open(os.path.join(runtime, "stacks", local_rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        # Not those of all threads: faulthandler walks their list without a lock, and where one of them just ends, such
-        # as that of an answered scrape, the rank crashes (1 of 230 times). The kernel gives the signal to the main one.
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False, chain=False)
+    stacks = os.open(os.path.join(runtime, "stacks", local_rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Not those of all threads: faulthandler walks their list without a lock, and where one of them just ends, such as
+    # that of an answered scrape, the rank crashes (1 of 230 times). The kernel gives the signal to the main thread.
+    faulthandler.register(_STACK_SIGNAL, file=stacks, all_threads=False, chain=False)
     if sys.stderr is not None:
         faulthandler.enable()  # a crash in native code says at least where the script was
     pid = os.getpid()
@@ -1709,6 +1710,19 @@ def _read_from(path: str, offset: int) -> str:
         return ""
 
 
+def catches(pid: int, number: int) -> bool:
+    """Tell whether a process handles a signal. One that does not, as after an exec, would be ended by most of them.
+
+    Source: SigCgt in proc(5). True where there is no /proc to ask.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return not os.path.exists("/proc/self/status")
+
+
 def process_state(pid: int) -> str:
     """Return the letter of a process's state, ``T`` for a stopped one; empty where it is gone or already a zombie."""
     try:
@@ -2271,10 +2285,10 @@ class Launcher:
         """Write the Python stacks of all ranks to the log, and return them by local rank."""
         places = {one["localRank"]: os.path.join(self.pod.runtime, "stacks", str(one["localRank"])) for one in workers}
         able = [one for one in workers if one.get("kind") != "program" and process_state(one["pid"]) not in ("T", "t")]
-        asked = [one for one in able if os.path.exists(places[one["localRank"]])]
+        asked = [one for one in able if os.path.exists(places[one["localRank"]]) and catches(one["pid"], _STACK_SIGNAL)]
         before = {one["localRank"]: os.path.getsize(places[one["localRank"]]) for one in asked}
-        for one in asked:  # a program other than Python would be ended by it
-            self._kill(one["pid"], signal.SIGUSR1)
+        for one in asked:
+            self._kill(one["pid"], _STACK_SIGNAL)
         texts: dict[int, str] = {}
         deadline = time.monotonic() + 2
         while time.monotonic() < deadline:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -278,13 +277,12 @@ else:
 def test_sigusr1_shows_the_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path) -> None:
     job = pods(
         "train.py",
-        script="def stuck_here():\n    import time; time.sleep(600)\n"
+        script="def stuck_here():\n    open('stuck', 'w').close()\n    import time; time.sleep(600)\n"
         + SLEEP.replace("time.sleep(600)", "stuck_here()"),
         nodes=1,
     )
     job.start()
-    job.until(lambda: (tmp_path / "started-0-0").exists(), "the rank runs")
-    time.sleep(0.2)
+    job.until(lambda: (tmp_path / "stuck").exists(), "the rank is stuck")
     job.signal(0, signal.SIGUSR1)
     job.until_logged(0, "in stuck_here")
     job.signal(0, signal.SIGTERM)

@@ -121,14 +121,29 @@ def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_
     assert ended.log.count("hang: ") == 1
 
 
+WAITS = "while not os.path.exists('enough'): time.sleep(0.2)"
+SAVES_AND_STOPS = f"""
+import os, signal, time
+for number in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda *_: os._exit(7))
+{WAITS}
+"""
+BECOMES_ANOTHER = f"""
+import os, sys
+os.execv(sys.executable, [sys.executable, "-c", {"import os, time" + chr(10) + WAITS!r}])
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"), [(SAVES_AND_STOPS, "train.py"), (BECOMES_ANOTHER, "no stack")], ids=["own signals", "exec"]
+)
 def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alone(
-    pods: PodsFactory, tmp_path: Path
+    pods: PodsFactory, tmp_path: Path, script: str, shown: str
 ) -> None:
-    script = "import os, time\nwhile not os.path.exists('enough'): time.sleep(0.2)\n"
     job = pods(script, nodes=1, env={"DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart"})
     job.start()
     job.until_logged(0, "the workers have used no CPU for ")
-    job.until_logged(0, "train.py")
+    job.until_logged(0, shown)
     (tmp_path / "enough").touch()
     assert job.wait(0).code == 0
 

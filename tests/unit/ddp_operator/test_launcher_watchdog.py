@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -231,5 +232,14 @@ def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tm
 def test_processes_are_looked_at_by_their_state() -> None:
     assert launcher.process_state(os.getpid()) in ("R", "S")
     assert launcher.process_state(2**22 + 1) == ""
+
+
+def test_a_process_that_would_be_ended_by_a_signal_is_told_from_one_that_handles_it() -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    assert launcher.catches(os.getpid(), signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    assert not launcher.catches(os.getpid(), signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+    assert not launcher.catches(2**22 + 1, signal.SIGUSR2)
     assert os.getpid() in launcher.find_family(os.getppid())
     assert launcher.count_cpu_seconds([os.getpid()]) > 0
