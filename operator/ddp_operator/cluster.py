@@ -64,6 +64,14 @@ class ClusterError(Exception):
     """A call failed for a reason that a later, identical call may not meet (network, 429, 5xx): try again."""
 
 
+class Unable(ClusterError):
+    """The API server answered that it cannot do it now (5xx), in the words of ``message``: a webhook that is away."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
 class Conflict(ClusterError):
     """The resource changed since it was observed (409 on a precondition): observe again."""
 
@@ -104,7 +112,7 @@ class Cluster(Protocol):
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """POST one child. With ``dry_run`` the object is checked by every admission step and not stored.
 
-        Raises: AlreadyExists, Refused.
+        Raises: AlreadyExists, Refused, Unable.
         """
         ...
 

@@ -31,6 +31,7 @@ from ddp_operator.cluster import (
     Key,
     Refused,
     Snapshot,
+    Unable,
     controller_of,
 )
 from ddp_operator.manifests.children import build_children
@@ -56,6 +57,8 @@ from ddp_operator.status.observation import NodeView, Observation, Trouble, obse
 _WAIT_FOR_COLLECTOR = 1.0
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
 _AFTER_CONFLICT = 0.5
+# A single error of the API server passes; one that stays has to be told.
+_SERVER_PATIENCE = 10.0
 # Between two writes of one status that only bring counts and words up to date.
 _DETAILS_INTERVAL = 1.0
 
@@ -75,6 +78,8 @@ class _Memory:
     asked: tuple[datetime, Mapping[str, Trouble]] | None = None
     built: tuple[str, int] | None = None
     """UID and generation of the spec of which it is known that children can be built from it."""
+    unable: datetime | None = None
+    """Since when the API server has failed to create a child."""
 
 
 class Reconciler:
@@ -124,7 +129,7 @@ class Reconciler:
             return None  # owner references take the children away
         refusal = await self._check(key, job, snapshot)
         asked, page = await self._scrape(key, job, snapshot)
-        service = any(_owned(job, raw) for raw in snapshot.services)
+        service = all(any(_owned(job, raw) for raw in kind) for kind in (snapshot.services, snapshot.config_maps))
         if job.spec.network_policy.enabled:
             service = service and any(_owned(job, raw) for raw in snapshot.policies)
         observation = observe_children(job, snapshot.jobs, snapshot.pods, page, asked=asked, service=service)
@@ -143,7 +148,7 @@ class Reconciler:
         for action in decision.actions:
             match action:
                 case EnsureChildren():
-                    outcome = await self._ensure_children(job, snapshot, action)
+                    outcome = await self._ensure_children(key, job, snapshot, action)
                     if isinstance(outcome, Refusal):
                         return await self._write(key, snapshot, job, self._decide(job, observation, outcome))
                     wait = outcome
@@ -201,21 +206,30 @@ class Reconciler:
                 await self._cluster.create(child, dry_run=not last or job.spec.suspend)
             except Refused as error:
                 return _refusal(error)
+            except Unable as error:
+                return self._explain_inability(key, error)
             except AlreadyExists as error:
                 conflict = _foreign(job, error.existing)
                 if conflict is not None:
                     return conflict
+        memory.unable = None
         return None
 
+    def _explain_inability(self, key: Key, error: Unable) -> Refusal:
+        """Return what to tell of an API server that has failed for a while. Raises: the error, until then."""
+        memory, now = self._memory[key], self._clock()
+        memory.unable = memory.unable or now
+        if _seconds(now, memory.unable) < _SERVER_PATIENCE:
+            raise error
+        return Refusal("ServerError", f"the API server fails to create {error.message}")
+
     async def _ensure_children(
-        self, job: DDPTrainingJob, snapshot: Snapshot, action: EnsureChildren
+        self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, action: EnsureChildren
     ) -> Refusal | float | None:
         """Create what is missing. Returns a refusal, or seconds to wait for a garbage collector, or None."""
-        present = {
-            (raw["kind"], raw["metadata"]["name"])
-            for raw in (*snapshot.services, *snapshot.config_maps, *snapshot.jobs, *snapshot.policies)
-            if _owned(job, raw)
-        }
+        # What is shared by all attempts is not watched: somebody may have deleted it long ago.
+        shared = () if action.attempt > 1 else (*snapshot.services, *snapshot.config_maps, *snapshot.policies)
+        present = {(raw["kind"], raw["metadata"]["name"]) for raw in (*shared, *snapshot.jobs) if _owned(job, raw)}
         for child in build_children(job, attempt=action.attempt, nodes=action.nodes):
             if (child["kind"], child["metadata"]["name"]) in present:
                 continue
@@ -225,6 +239,8 @@ class Reconciler:
                 await self._cluster.create(child)
             except Refused as error:
                 return _refusal(error)
+            except Unable as error:
+                return self._explain_inability(key, error)
             except AlreadyExists as error:
                 existing = error.existing
                 if _owned(job, existing) and "deletionTimestamp" not in (existing.get("metadata") or {}):
@@ -233,6 +249,7 @@ class Reconciler:
                 if conflict is not None:
                     return conflict
                 return _WAIT_FOR_COLLECTOR
+        self._memory[key].unable = None
         return None
 
     async def _ask_nodes(self, job: DDPTrainingJob, observation: Observation) -> Mapping[str, NodeView]:

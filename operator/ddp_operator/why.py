@@ -36,6 +36,8 @@ REMEDIES: Final = {
     "NameConflict": "Delete or rename that object, or give the job another name.",
     "Forbidden": "The operator's role lacks that permission, or a quota or policy of the namespace forbids the object: "
     "ask whoever owns the namespace.",
+    "ServerError": "It is tried again every half a minute; an admission webhook that does not answer is mended or "
+    "removed by whoever runs the cluster: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations.",
     # Suspended
     "SuspendedBySpec": "Let it go on with: ddp resume {name}.",
     "Stopping": "Its pods save a checkpoint and end within their grace time; nothing is to be done.",

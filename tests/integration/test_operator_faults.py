@@ -12,10 +12,11 @@ import kopf
 import pytest
 import yaml
 
-from ddp_operator import handlers, workqueue
-from ddp_operator.constants import KIND, PLURAL
+from ddp_operator import handlers, reconcile, workqueue
+from ddp_operator.constants import EXIT_RETRYABLE, KIND, PLURAL
 from ddp_operator.kube import sync
 from ddp_operator.runtime import Operator
+from ddp_operator.status import machine
 from tests.standin import StandIn, World
 
 from .conftest import Start, job_manifest
@@ -78,6 +79,42 @@ async def test_a_refused_job_is_told_with_the_servers_words(
     resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert (accepted["status"], "injected fault" in accepted["message"]) == ("False", True)
+
+
+async def test_a_webhook_that_is_away_is_told_and_waited_for(
+    server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_SERVER_PATIENCE", 0.3)
+    monkeypatch.setattr(machine, "_RECHECK_REFUSAL", 0.1)
+    start()
+    words = 'Internal error occurred: failed calling webhook "audit.example.com": connection refused'
+    server.faults.add(500, verb="create", resource="jobs", times=1_000_000, message=words)
+    await world.create(job_manifest())
+    told = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    (accepted,) = [entry for entry in told["status"]["conditions"] if entry["type"] == "Accepted"]
+    assert (accepted["status"], accepted["reason"], told["status"]["phase"]) == ("Unknown", "ServerError", "Pending")
+    assert words in accepted["message"]
+    server.faults.clear()
+    done = await run_to_the_end(world)
+    assert done["status"]["restarts"]["total"] == 0
+    assert [event["reason"] for event in server.list("Event")].count("ServerError") == 1
+
+
+async def test_a_shared_child_that_somebody_deletes_is_made_anew(server: StandIn, world: World, start: Start) -> None:
+    running = start()
+    await world.create(job_manifest())
+    for index in (0, 1):
+        await world.run_pod("digits-1", index)
+    (config,) = server.list("ConfigMap")
+    for kind, name in (("Service", "digits"), ("ConfigMap", config["metadata"]["name"])):
+        server.remove(kind, name)
+        running.operator.sync.nudge()
+        await world.until(lambda kind=kind: server.list(kind), f"{kind} is made anew beside the running Job")
+        server.remove(kind, name)
+    # Nobody tells of it; the next attempt must not count on what was there.
+    await world.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE)
+    await world.child_job("digits-2")
+    assert (len(server.list("Service")), len(server.list("ConfigMap"))) == (1, 1)
 
 
 async def test_events_that_cannot_be_posted_hold_nothing_up(server: StandIn, world: World, start: Start) -> None:

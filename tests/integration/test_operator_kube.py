@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, Snapshot
+from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, Snapshot, Unable
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import KubeCluster, scrape, sync
 from ddp_operator.kube.store import Store
@@ -118,6 +118,30 @@ async def test_a_forbidden_create_says_so(cluster: KubeCluster, server: StandIn)
     with pytest.raises(Refused) as caught:
         await cluster.create(job())
     assert caught.value.reason == "Forbidden"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (422, "jobs.batch \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"),
+        (400, 'admission webhook "validate.kyverno.svc-fail" denied the request: no'),
+    ],
+)
+async def test_a_job_that_a_policy_denies_is_forbidden_and_not_wrong(
+    cluster: KubeCluster, server: StandIn, status: int, words: str
+) -> None:
+    server.faults.add(status, verb="create", resource="jobs", message=words)
+    with pytest.raises(Refused) as caught:
+        await cluster.create(job())
+    assert (caught.value.reason, caught.value.message) == ("Forbidden", words)
+
+
+async def test_a_server_that_fails_at_a_creation_is_quoted(cluster: KubeCluster, server: StandIn) -> None:
+    words = 'Internal error occurred: failed calling webhook "audit.example.com"'
+    server.faults.add(500, verb="create", resource="services", message=words)
+    with pytest.raises(Unable) as caught:
+        await cluster.create(service("extra"))
+    assert caught.value.message == f"Service extra: {words}"
 
 
 async def test_a_vanished_namespace_is_no_refusal(cluster: KubeCluster) -> None:

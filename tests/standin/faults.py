@@ -27,6 +27,7 @@ class Fault:
     nth: int = 1
     times: int = 1
     retry_after: int | None = None
+    message: str = "injected fault"
     seen: int = 0
 
     @property
@@ -52,9 +53,10 @@ class Faults:
         nth: int = 1,
         times: int = 1,
         retry_after: int | None = None,
+        message: str = "injected fault",
     ) -> Fault:
         """Add a rule: the ``nth`` matching call from now on, and ``times`` in a row."""
-        fault = Fault(status, verb, resource, name, nth, times, retry_after)
+        fault = Fault(status, verb, resource, name, nth, times, retry_after, message)
         with self._lock:
             self._rules.append(fault)
         return fault

@@ -150,7 +150,7 @@ class Api:
             return _cut(request)
         try:
             if fault is not None and isinstance(fault.status, int):
-                raise Failure(fault.status, "injected fault", retry_after=fault.retry_after)
+                raise Failure(fault.status, fault.message, retry_after=fault.retry_after)
             if verb == "watch":
                 self.calls.append(Call(verb, resource, 200, user))
                 return await self.watches.serve(request, kind, namespace)

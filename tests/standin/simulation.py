@@ -319,7 +319,7 @@ class Simulation:
                 raise ClusterError("no answer")
             try:
                 if fault is not None and isinstance(fault.status, int):
-                    raise Failure(fault.status, "injected fault")
+                    raise Failure(fault.status, fault.message)
                 answer: tuple[int, Any, float] = (*self.api.perform(ask, place), 0.0)
             except Failure as failure:
                 if failure.code in (400, 422) and fault is None:

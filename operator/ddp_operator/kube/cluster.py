@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,6 +17,7 @@ from ddp_operator.cluster import (
     Object,
     Refused,
     Snapshot,
+    Unable,
     controller_of,
 )
 from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
@@ -31,6 +33,8 @@ FIELD_MANAGER: Final = MANAGED_BY
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 INVALID: Final = frozenset({400, 413, 422})
+# A policy of the cluster may refuse with any status, and be changed at any time: the spec is not wrong as such.
+DENIED: Final = re.compile(r"\bdenied (the )?request\b")
 
 
 class KubeCluster:
@@ -106,14 +110,19 @@ class KubeCluster:
                 if existing is None:
                     raise ClusterError(f"{exc}, and is gone again") from exc
                 raise AlreadyExists(existing) from None
+            if exc.status == 403 or DENIED.search(exc.message):
+                raise Refused(exc.message, reason="Forbidden") from exc
             if exc.status in INVALID:
                 raise Refused(exc.message, reason="Invalid") from exc
-            if exc.status == 403:
-                raise Refused(exc.message, reason="Forbidden") from exc
             if exc.status == 404 and manifest["kind"] == POD_GROUP:
                 words = f"spec.scheduling.gang: the cluster knows no PodGroup of {manifest['apiVersion']}"
                 raise Refused(f"{words}; install that scheduler or set gang: None", reason="Invalid") from exc
             raise ClusterError(str(exc)) from exc  # 404: the namespace is on its way out, and the resource with it
+        except ClusterError as exc:
+            answer = exc.__cause__
+            if isinstance(answer, ApiError) and answer.status >= 500:
+                raise Unable(f"{manifest['kind']} {meta['name']}: {answer.message}") from exc
+            raise
         if not dry_run:
             self._remember(kind, created)
 

@@ -26,6 +26,7 @@ VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"
 NAME_CONFLICT: Final = "NameConflict"
 FORBIDDEN: Final = "Forbidden"
+SERVER_ERROR: Final = "ServerError"
 # Suspended
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 STOPPING: Final = "Stopping"

@@ -59,9 +59,9 @@ Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | FailPod | DeleteR
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The resource cannot be carried out as it is. ``reason`` is a reason of the condition Accepted."""
+    """The resource cannot be carried out as it is, or as the API server is. ``reason`` is a reason of Accepted."""
 
-    reason: Literal["InvalidSpec", "NameConflict", "Forbidden"]
+    reason: Literal["InvalidSpec", "NameConflict", "Forbidden", "ServerError"]
     message: str
 
 

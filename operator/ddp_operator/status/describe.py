@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import CheckpointStatus, Condition, Nodes, Phase, Progress, Status
+from ddp_operator.api.status import CheckpointStatus, Condition, ConditionStatus, Nodes, Phase, Progress, Status
 from ddp_operator.progress import Page, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
@@ -56,7 +56,7 @@ def describe(
     facts = [
         _accepted(refusal, status.attempt, observation),
         _suspended(job, status, alive + former_alive),
-        describe_scheduling(job, observation, status.attempt, nodes),
+        describe_scheduling(job, observation, status.attempt, nodes, now),
         rendezvous,
         describe_stall(job, observation, now)
         or _progressing(job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run),
@@ -164,7 +164,8 @@ def _accepted(refusal: Refusal | None, attempt: int, observation: Observation) -
         return Fact(c.ACCEPTED, "True", c.VALID)
     goes_on = observation.job(attempt) is not None
     what = "the running attempt goes on with the former spec" if goes_on else f"attempt {attempt} cannot start"
-    return Fact(c.ACCEPTED, "False", refusal.reason, f"{what}: {refusal.message}")
+    state: ConditionStatus = "Unknown" if refusal.reason == c.SERVER_ERROR else "False"
+    return Fact(c.ACCEPTED, state, refusal.reason, f"{what}: {refusal.message}")
 
 
 def _suspended(job: DDPTrainingJob, status: Status, alive: int) -> Fact:

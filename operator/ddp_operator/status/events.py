@@ -19,7 +19,7 @@ def transition_events(old: Status, new: Status) -> tuple[Event, ...]:
 def _events(old: Status, new: Status) -> Iterator[Event]:
     accepted = c.find(new.conditions, c.ACCEPTED)
     before = c.find(old.conditions, c.ACCEPTED)
-    if accepted and accepted.status == "False" and (before is None or before.message != accepted.message):
+    if accepted and accepted.status != "True" and (before is None or before.message != accepted.message):
         yield Event("Warning", accepted.reason, accepted.message)
     if new.last_failure is not None and new.last_failure != old.last_failure:
         failure = new.last_failure

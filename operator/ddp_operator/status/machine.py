@@ -225,14 +225,15 @@ def _follows_size(job: DDPTrainingJob, attempt_job: JobView, pods: tuple[PodView
 
 
 def _reject(job: DDPTrainingJob, refusal: Refusal, now: datetime) -> Decision:
-    facts = [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)]
+    undecided = refusal.reason == c.SERVER_ERROR
+    facts = [Fact(c.ACCEPTED, "Unknown" if undecided else "False", refusal.reason, refusal.message)]
     status = replace(
         job.status,
-        phase="Rejected",
+        phase="Pending" if undecided else "Rejected",
         observed_generation=job.generation,
         conditions=c.merge_conditions(job.status.conditions, facts, now, job.generation),
     )
-    # A spec stays bad until it is edited, which sends an event; a conflict or a missing permission may pass.
+    # A spec stays bad until it is edited, which sends an event; anything else may pass.
     return Decision(status, requeue_after=None if refusal.reason == c.INVALID_SPEC else _RECHECK_REFUSAL)
 
 

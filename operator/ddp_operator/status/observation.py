@@ -38,6 +38,8 @@ class JobView:
     failed_message: str
     failed_at: datetime | None
     deleting: bool
+    ignored_since: datetime | None = None
+    """Since when it waits for a first word of the Job controller."""
 
     @property
     def finished(self) -> bool:
@@ -72,6 +74,13 @@ class PodView:
     grace_ends: datetime | None = None
     unready_since: datetime | None = None
     unscheduled_since: datetime | None = None
+    ignored_since: datetime | None = None
+    """Since when it waits for a first word of a scheduler."""
+
+    @property
+    def scheduler(self) -> str:
+        """Who is to place it."""
+        return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"
 
     @property
     def alive(self) -> bool:
@@ -126,8 +135,9 @@ class Observation:
 
     ``strays`` are pods whose Job is gone: of a former attempt, or of a deleted resource of the same name. While one
     is alive it holds its GPUs and may still write checkpoints. ``asked`` tells a page that did not answer from one
-    that was not asked for. ``service``: the Service is there, without which a replaced pod finds nobody. ``waiting``:
-    how many jobs of the cluster have something in doubt that others are asked about.
+    that was not asked for. ``service``: what all attempts share is there, the Service without which a replaced pod
+    finds nobody and the launcher's ConfigMap without which it does not start. ``waiting``: how many jobs of the
+    cluster have something in doubt that others are asked about.
     """
 
     jobs: tuple[JobView, ...] = ()
@@ -198,6 +208,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         failed_message=str((failed or {}).get("message") or ""),
         failed_at=parse_time((failed or {}).get("lastTransitionTime")),
         deleting="deletionTimestamp" in metadata,
+        ignored_since=None if raw.get("status") else parse_time(metadata.get("creationTimestamp")),
     )
 
 
@@ -241,6 +252,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         unscheduled_since=parse_time(scheduled.get("lastTransitionTime"))
         if scheduled.get("status") == "False"
         else None,
+        ignored_since=None if node_name or scheduled else parse_time(metadata.get("creationTimestamp")),
     )
 
 

@@ -22,6 +22,8 @@ from ddp_operator.status.termination import format_time, parse_time
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)
 _LEAST, _MOST = 10.0, 300.0
+# The Job controller and the scheduler look at a new object within a second, at thousands of them within some more.
+_NOTICE = timedelta(seconds=30)
 # All jobs that wait share so many looks a second.
 _LOOKS_A_SECOND = 5.0
 _MAX_ASKED = 3
@@ -36,7 +38,7 @@ _PAUSE = "Back-off pulling image "
 _GANG_WAITS = "pod group is unschedulable, waiting for "
 
 
-def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int) -> Fact:
+def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
     """Return Scheduled of an attempt that shall have so many pods."""
     pods, former_alive = observation.pods_of(attempt), observation.former_alive(attempt)
     if former_alive:
@@ -69,7 +71,25 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         # Each try has a name of its own: the same words again are no news.
         words = re.sub(rf"{re.escape(attempt_job.name)}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", trouble.message)
         return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{words} ({placed})")
-    return Fact(c.SCHEDULED, "False", c.WAITING_FOR_PODS, placed)
+    reason, absent = _name_the_absent(current.values(), attempt_job, now)
+    return Fact(c.SCHEDULED, "False", reason, f"{absent} ({placed})" if absent else placed)
+
+
+def _name_the_absent(pods: Iterable[PodView], attempt_job: JobView | None, now: datetime) -> tuple[str, str]:
+    """Return reason and words where whoever has to act next has been silent for long; no words: nobody has."""
+
+    def is_ignored(since: datetime | None) -> bool:
+        return since is not None and now - since >= _NOTICE
+
+    if attempt_job is not None and is_ignored(attempt_job.ignored_since):
+        words = f"the Job controller has not looked at Job {attempt_job.name}; does kube-controller-manager run?"
+        return c.WAITING_FOR_PODS, words
+    ignored = [pod for pod in pods if is_ignored(pod.ignored_since)]
+    if ignored:
+        others = f" (and {len(ignored) - 1} more pods)" if len(ignored) > 1 else ""
+        words = f"{ignored[0].name}{others}: no scheduler has looked at it; does {ignored[0].scheduler} run?"
+        return c.UNSCHEDULABLE, words
+    return c.WAITING_FOR_PODS, ""
 
 
 def in_doubt(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[str, ...]:
@@ -158,7 +178,8 @@ def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, da
         found.append((attempt_job.uid, began))
     for pod in pods.values():
         created = parse_time(pod.created)
-        if pod.alive and pod.phase == "Pending" and pod.scheduled and not pod.waiting_reason and created:
+        silent = pod.scheduled or pod.ignored_since is not None
+        if pod.alive and pod.phase == "Pending" and silent and not pod.waiting_reason and created:
             found.append((pod.uid, created))
     return found
 

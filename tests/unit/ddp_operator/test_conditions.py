@@ -58,7 +58,7 @@ class TestScheduled:
     def describe(self, *raw: Any, nodes: int = 2, former: int = 0) -> tuple[str, str, str]:
         strays = [child_pod(n, owner="gone", suffix=f"gone{n}") for n in range(former)]
         typed = job(status=Status(attempt=1, attempt_nodes=nodes))
-        fact = describe_scheduling(typed, observe_children(typed, [child_job()], [*raw, *strays]), 1, nodes)
+        fact = describe_scheduling(typed, observe_children(typed, [child_job()], [*raw, *strays]), 1, nodes, NOW)
         return fact.status, fact.reason, fact.message
 
     def test_a_pod_with_a_node_is_placed_whatever_its_condition_says(self) -> None:
@@ -69,7 +69,7 @@ class TestScheduled:
         assert self.describe(raced, nodes=1)[:2] == ("True", "AllPodsScheduled")
 
     def test_counts_placed_pods(self) -> None:
-        assert self.describe(child_pod(0), child_pod(1, "Pending")) == (
+        assert self.describe(child_pod(0), child_pod(1, "Pending", age=5)) == (
             "False",
             "WaitingForPods",
             "1 of 2 pods are placed",

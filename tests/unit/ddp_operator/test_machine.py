@@ -215,10 +215,16 @@ class TestRefusal:
         decision = run(Status(), (), refusal=REFUSED)
         assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Rejected", 0, ())
 
-    @pytest.mark.parametrize(("reason", "again"), [("InvalidSpec", None), ("NameConflict", 30), ("Forbidden", 30)])
+    @pytest.mark.parametrize(
+        ("reason", "again"), [("InvalidSpec", None), ("NameConflict", 30), ("Forbidden", 30), ("ServerError", 30)]
+    )
     def test_is_looked_at_again_where_it_may_pass_by_itself(self, reason: Any, again: float | None) -> None:
         assert run(Status(), (), refusal=Refusal(reason, "x")).requeue_after == again
         assert run(jobs=(), refusal=Refusal(reason, "x")).requeue_after == 30
+
+    def test_server_that_fails_has_not_rejected_anything(self) -> None:
+        decision = run(Status(), (), refusal=Refusal("ServerError", "x"))
+        assert (decision.status.phase, state(decision, "Accepted")) == ("Pending", ("Unknown", "ServerError"))
 
     def test_makes_no_children_and_no_new_size(self) -> None:
         assert run(jobs=(), refusal=REFUSED).actions == ()
@@ -282,7 +288,8 @@ class TestAfterTheEnd:
 
 class TestLookingAgain:
     def test_pending_job_waits_for_events(self) -> None:
-        assert run(pods=[child_pod(0, "Pending")]).requeue_after is None
+        word = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+        assert run(pods=[child_pod(n, "Pending", status={"conditions": [word]}) for n in (0, 1)]).requeue_after is None
 
     def test_starting_job_is_looked_at_every_second_and_a_training_one_every_ten(self) -> None:
         assert run(pods=RUNNING).requeue_after == 1.0

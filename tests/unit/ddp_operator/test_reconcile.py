@@ -1,5 +1,6 @@
 """The reconcile in a world in memory: what users and nodes do, and what becomes of the job and its children."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import yaml
 
 from ddp_operator import constants, reconcile
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.cluster import ClusterError, Event, Refused
+from ddp_operator.cluster import ClusterError, Event, Refused, Unable
 from ddp_operator.manifests.children import build_children
 from ddp_operator.offline import check_manifest
 from tests.builders import last_words, page, resource, template, trainer
@@ -258,6 +259,40 @@ class TestRefusedSpec:
         monkeypatch.setattr(world.cluster, "_admit", admit)
         await world.settle()
         assert (world.state("Accepted"), world.jobs()) == (("True", "Valid"), ["train-1"])
+
+    @pytest.mark.parametrize("attempt", [1, 2])
+    async def test_api_server_that_fails_for_long_is_told_and_asked_again(
+        self, attempt: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = World()
+        if attempt == 2:
+            await world.train(TRAINING)
+        create = world.cluster.create
+
+        async def fail(manifest: Any, *, dry_run: bool = False) -> None:
+            if manifest["kind"] == "Job":
+                raise Unable('Job train: failed calling webhook "audit.example.com": connection refused')
+            await create(manifest, dry_run=dry_run)
+
+        monkeypatch.setattr(world.cluster, "create", fail)
+        if attempt == 2:
+            world.end_pod(0, constants.EXIT_RETRYABLE, last_words("CUDAError"))
+        told = len(world.events)
+        for _ in range(3):  # a single error is nobody's business
+            with suppress(Unable):
+                while await world.reconcile() == 0:
+                    pass
+        assert "ServerError" not in world.events
+        world.clock.advance(10)
+        await world.settle()
+        assert world.state("Accepted") == ("Unknown", "ServerError")
+        assert 'failed calling webhook "audit.example.com"' in world.condition("Accepted").message
+        assert (world.status.phase, world.requeue) == ({1: "Pending", 2: "Restarting"}[attempt], 30)
+        assert world.events[told:].count("ServerError") == 1
+        monkeypatch.setattr(world.cluster, "create", create)
+        await world.settle()
+        assert (world.state("Accepted"), world.jobs()[-1]) == (("True", "Valid"), f"train-{attempt}")
+        assert world.status.restarts.total == attempt - 1
 
     async def test_refused_patch_of_a_job_is_said_not_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = await World().train(TRAINING)

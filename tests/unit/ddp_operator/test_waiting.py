@@ -28,7 +28,7 @@ def see(*pods: Any, jobs: Any = None, troubles: Any = None, **spec: Any) -> tupl
 
 def say(*pods: Any, **kwargs: Any) -> tuple[str, str]:
     typed, observation = see(*pods, **kwargs)
-    fact = describe_scheduling(typed, observation, 1, 2)
+    fact = describe_scheduling(typed, observation, 1, 2, NOW)
     assert fact.status == "False"
     return fact.reason, fact.message
 
@@ -50,7 +50,7 @@ class TestWords:
 
     def test_old_trouble_is_forgotten_once_the_pods_are_there(self) -> None:
         typed, seen = see(child_pod(0), child_pod(1), troubles={"job-1": Trouble("FailedCreate", FORBIDDEN)})
-        assert describe_scheduling(typed, seen, 1, 2).status == "True"
+        assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
     def test_queue_that_has_not_admitted_the_job(self) -> None:
         said = say(jobs=[child_job(suspend=True)], labels=QUEUED)
@@ -82,7 +82,7 @@ class TestWords:
             type="Scheduled", status="False", reason=first[0], message=first[1], last_transition_time=format_time(NOW)
         )
         status = msgspec.structs.replace(typed.status, conditions=(said,))
-        assert describe_scheduling(replace(typed, status=status), seen, 1, 2).message == first[1]
+        assert describe_scheduling(replace(typed, status=status), seen, 1, 2, NOW).message == first[1]
         assert say(bare) == ("ImagePull", 'train-1-0-abcde: Back-off pulling image "x:1"')
 
     def test_suspension_by_the_user_is_no_waiting_in_a_queue(self) -> None:
@@ -122,6 +122,26 @@ class TestWords:
     def test_other_trouble_of_a_kubelet(self) -> None:
         said = say(bound(0), bound(1), troubles={"uid-train-1-0-abcde": Trouble("FailedCreatePodSandBox", "no CNI")})
         assert said == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
+
+    @pytest.mark.parametrize("age", [29, 30])
+    def test_job_controller_that_says_nothing_is_named(self, age: float) -> None:
+        made = child_job()
+        made["metadata"]["creationTimestamp"] = format_time(NOW - timedelta(seconds=age))
+        made["status"] = {}
+        absent = "the Job controller has not looked at Job train-1; does kube-controller-manager run?"
+        placed = "0 of 2 pods are placed"
+        assert say(jobs=[made]) == ("WaitingForPods", f"{absent} ({placed})" if age >= 30 else placed)
+        made["status"] = {"startTime": format_time(NOW)}
+        assert say(jobs=[made]) == ("WaitingForPods", "0 of 2 pods are placed")
+
+    @pytest.mark.parametrize("age", [29, 30])
+    def test_scheduler_that_says_nothing_is_named(self, age: float) -> None:
+        """The name in spec.scheduling.schedulerName may have no scheduler."""
+        pods = [child_pod(n, "Pending", age=age, spec={"schedulerName": "volcanoo"}) for n in (0, 1)]
+        words = "train-1-0-abcde (and 1 more pods): no scheduler has looked at it; does volcanoo run?"
+        ignored = ("Unschedulable", f"{words} (0 of 2 pods are placed)")
+        assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0 of 2 pods are placed"))
+        assert next_question(*see(*pods), NOW) is not None  # nothing else would call for a pass
 
 
 class TestEvents:
