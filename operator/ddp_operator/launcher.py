@@ -81,6 +81,7 @@ METRIC_HEARTBEATS = "ddp_heartbeats_total"
 METRIC_SAVING = "ddp_saving"
 LAUNCHER_PHASES = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _AGENT_PID = "DDP_AGENT_PID"
 # Asks a worker for its stack. SIGUSR1 would be the script's own, which may save and end on it, as it does under Slurm.
 _STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
@@ -94,6 +95,7 @@ _SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for need
 _SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
 _LINGER_SECONDS = 3.0
 _SECONDS_WITHOUT_STORE = 5.0
+_SECONDS_TO_READ = 30.0  # for the reader to pass on what ended workers have written
 _FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
 _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
 _GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
@@ -471,6 +473,27 @@ def write_json(path: str, value: Any) -> None:
     os.replace(temporary, path)
 
 
+class AwakeClock:
+    """Seconds that this process has been there to see; of a pause in which it was frozen no more than ``most`` count.
+
+    A budget that is used up by such a pause (a suspended laptop, `docker pause`, a machine without a free CPU) says
+    nothing about those who are watched: they may have been frozen as well, and nobody has looked meanwhile. Times that
+    are given are of a monotonic clock.
+    """
+
+    def __init__(self, most: float, now: float) -> None:
+        self._most, self._last, self._seen = most, now, 0.0
+
+    def tick(self, now: float) -> float:
+        """Take note of a look, and return the time of it."""
+        self._seen, self._last = self.read(now), now
+        return self._seen
+
+    def read(self, now: float) -> float:
+        """Return the time between two looks."""
+        return self._seen + min(max(0.0, now - self._last), self._most)
+
+
 # ---- torchrun's agent: a forked child of the launcher, the only one that imports torch ------------------------------
 
 Tell = Callable[["dict[str, Any]"], None]
@@ -583,6 +606,7 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
         else:
             setattr(owner, name, lambda self, *args, **kwargs: around(inner, self, *args, **kwargs))
 
+    gate = SignalGate(processes)
     gathering = Gathering(pod.nodes)
     meeting: list[Any] = []  # the rendezvous handler, once it is known
 
@@ -618,7 +642,8 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
             tell({"preflight": report})
             if report["problems"] and pod.preflight.fail:
                 raise PreflightError("; ".join(f"{check}: {text}" for check, text in report["problems"].items()))
-        started = inner(self, *args)
+        with gate:
+            started = inner(self, *args)
         tell({"phase": "Running"})
         return started
 
@@ -645,16 +670,17 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
         stopping = os.path.exists(os.path.join(pod.runtime, _STOPPING))
         return inner(self, death_sig, pod.grace if stopping or pod.elastic else timeout)
 
-    lost: list[tuple[float, Exception]] = []
+    lost: list[tuple[AwakeClock, Exception]] = []
 
     def count_waiting(inner: Any, self: Any) -> Any:
         if not lost:
             try:
                 return inner(self)
             except Exception as error:
-                lost.append((time.monotonic() + _SECONDS_WITHOUT_STORE, error))
-        if time.monotonic() > lost[0][0]:
-            raise lost[0][1]
+                lost.append((AwakeClock(1.0, time.monotonic()), error))
+        clock, error = lost[0]
+        if clock.tick(time.monotonic()) > _SECONDS_WITHOUT_STORE:
+            raise error
         return 0
 
     def identify(inner: Any, self: Any, local_addr: str | None = None) -> Any:
@@ -680,6 +706,35 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
     except AttributeError:
         pass
     return leave
+
+
+class SignalGate:
+    """Holds back a signal to the agent while it starts the workers.
+
+    torchrun answers a signal by an exception wherever it stands. Raised between the start of a worker and the note of
+    it, that worker would be killed without its grace time: nobody knows that it is there.
+    """
+
+    def __init__(self, processes: Any) -> None:
+        self._answer = getattr(processes, "_terminate_process_handler", None)
+        self._closed = False
+        self._held: list[int] = []
+        if self._answer is not None:
+            processes._terminate_process_handler = self._on_signal
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self._closed:
+            self._held.append(number)
+        elif self._answer is not None:
+            self._answer(number, frame)
+
+    def __enter__(self) -> None:
+        self._closed = True
+
+    def __exit__(self, *about: object) -> None:
+        self._closed = False
+        if self._held and self._answer is not None:
+            self._answer(self._held.pop(0), None)
 
 
 class Gathering:
@@ -1194,19 +1249,18 @@ class Metrics:
         threading.Thread(target=self._accept, args=(server,), daemon=True, name="metrics").start()
         return int(server.getsockname()[1])
 
+    def _ranks(self) -> list[int]:
+        """Return the local ranks that have a page."""
+        try:
+            names = [name.partition(".") for name in os.listdir(self._folder)]
+        except OSError:
+            return []
+        return sorted({int(rank) for rank, _, kind in names if rank.isdigit() and kind in ("port", "prom", "log")})
+
     def collect(self) -> dict[int, str]:
         """Return the pages of the local ranks in order: live ones, else what a rank left behind."""
-        ranks: dict[int, list[str]] = {}
-        try:
-            names = os.listdir(self._folder)
-        except OSError:
-            return {}
-        for name in names:
-            rank, _, kind = name.partition(".")
-            if rank.isdigit() and kind in ("port", "prom", "log"):
-                ranks.setdefault(int(rank), []).append(kind)
         pages: dict[int, str] = {}
-        threads = [threading.Thread(target=self._collect, args=(rank, pages), daemon=True) for rank in ranks]
+        threads = [threading.Thread(target=self._collect, args=(rank, pages), daemon=True) for rank in self._ranks()]
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + 2 * _PAGE_TIMEOUT
@@ -1217,8 +1271,11 @@ class Metrics:
         return {rank: done[rank] for rank in sorted(done)}
 
     def progress(self) -> dict[str, float]:
-        """Return the last known values of the lowest rank."""
-        self.collect()
+        """Return the last known values of the lowest rank, once all have ended: then nobody keeps us waiting."""
+        for rank in self._ranks():
+            self._collect(rank, self._last)
+            if rank in self._last:
+                break
         return read_progress(self._last[min(self._last)]) if self._last else {}
 
     def threads(self, rank: int) -> str:
@@ -1306,7 +1363,7 @@ _LINE_LIMIT = 4096
 _LONGEST_LINE = 1 << 16  # what is longer is shown in pieces
 _LINE_SECONDS = 1.0
 _LINES_A_CHUNK = 200  # of a script that writes faster than anyone reads, the last lines of each chunk are looked at
-_MATCH_SECONDS = 0.1
+_MATCH_SECONDS = 0.1  # of CPU: a reader that only gets no CPU has no slow pattern
 _SLOW_MATCHES = 3
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -1366,15 +1423,15 @@ class LogProgress:
         return "\n".join(rows) + "\n"
 
     def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-        """Search within a bounded time; a pattern that is too slow three times is not used any more."""
+        """Search within a bounded CPU time; a pattern that is too slow three times is not used any more."""
         if not text:
             return None
-        signal.setitimer(signal.ITIMER_REAL, _MATCH_SECONDS)
+        signal.setitimer(signal.ITIMER_VIRTUAL, _MATCH_SECONDS)
         try:
             try:
                 return pattern.search(text)
             finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         except _TooSlow:
             self._slow[pattern] = self._slow.get(pattern, 0) + 1
             if self._slow[pattern] >= _SLOW_MATCHES:
@@ -1437,7 +1494,7 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
     def give_up(number: int, frame: Any) -> None:
         raise _TooSlow
 
-    signal.signal(signal.SIGALRM, give_up)
+    signal.signal(signal.SIGVTALRM, give_up)
     patterns: list[re.Pattern[str]] = []
     for text in pod.log_patterns:
         try:
@@ -1536,7 +1593,8 @@ _COLLECTIVE_CALLS = re.compile(
     r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|send|recv|synchronize|backward|item|tolist|cpu)\("
 )
 _STACK_LIMIT = 64 * 1024
-_SECONDS_FOR_CULPRIT = 15.0  # what two seconds of waiting for a page and two for stacks become on a busy machine
+_SECONDS_FOR_STACKS = 5.0
+_SECONDS_FOR_CULPRIT = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
 _PAUSES_KNOWN = 3  # with fewer between lines of a log, nothing is known of the next one
 _LONGER_PAUSE = 4.0
 _IDLE_SHARE = 0.01  # of a CPU for each worker: below it nothing is computed
@@ -1692,13 +1750,17 @@ class Stack(NamedTuple):
 
 def read_stack(text: str) -> Stack:
     """Read what faulthandler wrote about the main thread; of another, that took the signal instead, nothing is said."""
-    whole = " in worker_main" in text or "\n  ...\n" in text  # it writes no more than the innermost hundred frames
-    frames = [(path, int(line), function) for path, line, function in _FRAME.findall(text)] if whole else []
+    frames = [(path, int(line), function) for path, line, function in _FRAME.findall(text)] if _is_whole(text) else []
     frames = [frame for frame in reversed(frames) if os.path.basename(frame[0]) != os.path.basename(__file__)]
     while frames and (frames[0][0].startswith("<frozen ") or os.path.basename(frames[0][0]) == "runpy.py"):
         del frames[0]
     lines = [f'  File "{path}", line {line}, in {function}' for path, line, function in frames]
     return Stack(frames, "\n".join(["Stack (most recent call last):", *lines]) if lines else "")
+
+
+def _is_whole(text: str) -> bool:
+    """Tell whether the main thread's stack is there to its end: faulthandler writes the innermost hundred frames."""
+    return " in worker_main\n" in text or "\n  ...\n" in text
 
 
 def _read_from(path: str, offset: int) -> str:
@@ -1865,7 +1927,9 @@ class Launcher:
         self._end_hung_at = math.inf
         dog = pod.watchdog
         self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
-        self._idleness, self._told = Idleness(time.monotonic()), set[str]()
+        # Between two looks are a pause and the wait for pages that do not come.
+        self._clock = AwakeClock(self._look_every + 2 * _PAGE_TIMEOUT, time.monotonic())
+        self._idleness, self._told = Idleness(0.0), set[str]()
         self._log_pulse = LogPulse()
         self._silence: float | None = None
         self._watchdog = Watchdog(pod.watchdog) if pod.watchdog else None
@@ -1881,7 +1945,7 @@ class Launcher:
         """Run the pod to its end. Returns the exit code."""
         prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come here and can be ended
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        for number in (*_STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, lambda received, frame: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
         if self.pod.log_patterns or self._marks_lines:
@@ -1950,8 +2014,11 @@ class Launcher:
         sys.stdout.flush()
         sys.stderr.flush()
         launcher = os.getpid()
+        # A signal to the agent that came before it has put off our handlers would be lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
         self._agent = os.fork()
         if self._agent:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
             if guard is not None:
                 os.close(guard)
@@ -1964,6 +2031,7 @@ class Launcher:
                 if number not in (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGPIPE):
                     signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.setsid()
             die_with(launcher)
             for descriptor in (self._wake, self._wake_end, self._store_guard, self._reader_guard, self._lifeline):
@@ -1992,7 +2060,7 @@ class Launcher:
         if not self._reader:
             try:
                 signal.set_wakeup_fd(-1)
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+                for number in (*_STOP_SIGNALS, signal.SIGUSR1):
                     signal.signal(number, signal.SIG_IGN)
                 os.close(self._reader_guard)
                 die_with(launcher)
@@ -2010,7 +2078,7 @@ class Launcher:
             return
         os.close(self._reader_guard)
         self._reader_guard = None
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + _SECONDS_TO_READ
         while self._reader and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.005)
@@ -2019,12 +2087,19 @@ class Launcher:
         return os.path.join(self.pod.runtime, *names)
 
     def _serve_metrics(self) -> None:
+        path, wanted = os.environ.get(ENV_PORT_FILE), self.pod.metrics_port
         try:
-            port = self.metrics.serve(self.pod.metrics_port)
+            try:
+                port = self.metrics.serve(wanted)
+            except OSError as error:
+                if not path or not wanted:
+                    raise
+                # Who reads the file learns of another one; the port of an ended pod is anybody's on a shared machine.
+                port = self.metrics.serve(0)
+                log(f"metrics are on port {port}: cannot listen on {wanted}: {error.strerror}")
         except OSError as error:
-            log(f"no metrics: cannot listen on port {self.pod.metrics_port}: {error.strerror}")
+            log(f"no metrics: cannot listen on port {wanted}: {error.strerror}")
             return
-        path = os.environ.get(ENV_PORT_FILE)
         if path:
             try:
                 write_json(path, port)
@@ -2192,7 +2267,7 @@ class Launcher:
         rows.append(f"# HELP {METRIC_HANGS} How often the watchdog found that no rank of this pod makes progress.")
         rows += [f"# TYPE {METRIC_HANGS} counter", f"{METRIC_HANGS} {self._hangs}"]
         rows += build_preflight_rows(self._preflight)
-        age = self._watchdog.age(time.monotonic()) if self._watchdog else None
+        age = self._watchdog.age(self._clock.read(time.monotonic())) if self._watchdog else None
         if age is None:
             age = self._silence
         if age is not None:
@@ -2208,8 +2283,10 @@ class Launcher:
         while True:
             time.sleep(self._look_every)
             pages = self.metrics.collect()
+            now = self._clock.tick(time.monotonic())
             if plan is not None and self._watchdog is not None and self._stop_deadline is None:
-                self._look(plan, self._watchdog, pages, time.monotonic())
+                self._look(plan, self._watchdog, pages, now)
+                self._clock.tick(time.monotonic())
 
     def _look(self, plan: WatchdogPlan, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
         """Look once: say what stalls, and end it when it is time to."""
@@ -2290,11 +2367,14 @@ class Launcher:
         for one in asked:
             self._kill(one["pid"], _STACK_SIGNAL)
         texts: dict[int, str] = {}
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
+        begun = changed = time.monotonic()
+        while time.monotonic() - begun < _SECONDS_FOR_STACKS:
+            time.sleep(0.05)
             last, texts = texts, {rank: _read_from(places[rank], offset) for rank, offset in before.items()}
-            if all(texts.values()) and texts == last:
+            if texts != last:
+                changed = time.monotonic()
+            settled = all(texts.values()) and time.monotonic() - changed > 1.0
+            if settled or all(map(_is_whole, texts.values())):
                 break
         for one in workers:
             head = f"---- rank {one['rank']} (pid {one['pid']}, state {process_state(one['pid']) or 'gone'}) ----"

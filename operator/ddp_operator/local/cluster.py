@@ -66,7 +66,7 @@ class LocalCluster:
         )
         self._settling = False
         self._unsettled = False
-        self._departed: dict[str, tuple[datetime, Object]] = {}
+        self._departed: dict[str, tuple[datetime | None, Object]] = {}
 
     def add(self, item: Object) -> Object:
         """Store an object of the user's: the custom resource, or what came with it. Raises: AlreadyExists."""
@@ -222,18 +222,22 @@ class LocalCluster:
         Here a deleted pod is gone in the same instant in which its process ends, while a kubelet and a Job controller
         take a second over it: without this the reconcile would never hear the last words of the pod to blame.
         """
-        now = self._clock()
-        self._departed = {u: (t, pod) for u, (t, pod) in self._departed.items() if now - t < _LAST_WORDS}
-        return tuple(
-            pod
-            for _, pod in self._departed.values()
-            if pod["metadata"]["namespace"] == key.namespace
-            and (pod["metadata"].get("labels") or {}).get(constants.LABEL_JOB_NAME) == key.name
-        )
+        now, found = self._clock(), []
+        for uid, (first_seen, pod) in list(self._departed.items()):
+            labels = pod["metadata"].get("labels") or {}
+            if (pod["metadata"]["namespace"], labels.get(constants.LABEL_JOB_NAME)) != (key.namespace, key.name):
+                continue
+            # Its time begins with the first look: between its end and that this process may have got no CPU.
+            if first_seen is not None and now - first_seen >= _LAST_WORDS:
+                del self._departed[uid]
+                continue
+            self._departed[uid] = (first_seen or now, pod)
+            found.append(pod)
+        return tuple(found)
 
     def _changed(self, item: Object, gone: bool) -> None:
         if gone and item["kind"] == "Pod" and (item.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
-            self._departed[item["metadata"]["uid"]] = (self._clock(), item)
+            self._departed[item["metadata"]["uid"]] = (None, item)
         self._unsettled = True
         self.on_change()
 

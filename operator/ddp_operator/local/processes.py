@@ -25,6 +25,7 @@ MARK: Final = "DDP_LOCAL_POD"
 """Environment variable with the pod's UID: every process that inherits it belongs to the pod."""
 
 _PR_SET_PDEATHSIG: Final = 1
+_SECONDS_TO_DIE: Final = 15.0
 
 
 class PodProcess:
@@ -54,7 +55,7 @@ class PodProcess:
         # The leader is dead but not reaped, so its group's number cannot have gone to a stranger.
         _kill_group(self.pid)
         code = self._popen.wait()
-        _kill_marked(self._mark)
+        await _end_marked(self._mark)
         return code if code >= 0 else 128 - code
 
 
@@ -166,6 +167,19 @@ def _kill_marked(mark: str) -> None:
             return
         for pid in pids:
             _kill(pid, signal.SIGKILL)
+
+
+async def _end_marked(mark: str) -> None:
+    """Kill what is left of a pod, and wait until the kernel has ended it: that takes a while on a busy machine."""
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + _SECONDS_TO_DIE, 0.002
+    while pids := find_marked(mark):
+        for pid in pids:
+            _kill(pid, signal.SIGKILL)
+        if loop.time() > deadline:  # it hangs in the kernel
+            return
+        await asyncio.sleep(pause)
+        pause = min(0.1, 2 * pause)
 
 
 def _kill_group(pid: int) -> None:

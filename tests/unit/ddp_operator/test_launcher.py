@@ -375,6 +375,73 @@ def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
     assert launcher.Metrics(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
 
 
+def test_the_last_words_of_a_pod_are_read_however_slow_the_machine_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "0.port").write_text("1")  # nobody listens there any more
+    (tmp_path / "metrics" / "1.prom").write_text("# TYPE ddp_loss gauge\nddp_loss 0.5\n")
+    monkeypatch.setattr(launcher.threading.Thread, "start", lambda thread: None)  # one that gets no CPU
+    monkeypatch.setattr(launcher.threading.Thread, "join", lambda thread, timeout: None)
+    metrics = launcher.Metrics(str(tmp_path), lambda: "")
+    assert metrics.collect() == {}
+    assert metrics.progress() == {"ddp_loss": 0.5}
+
+
+def test_a_taken_port_costs_no_page_where_its_reader_can_be_told_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("", 0)) as taken:
+        wanted = taken.getsockname()[1]
+        pod = launcher.read_pod({"DDP_METRICS_PORT": str(wanted)}, str(tmp_path))
+        launcher.Launcher(pod, [], [])._serve_metrics()
+        assert f"no metrics: cannot listen on port {wanted}" in capsys.readouterr().err
+        monkeypatch.setenv("DDP_PORT_FILE", str(tmp_path / "port"))
+        launcher.Launcher(pod, [], [])._serve_metrics()
+    port = json.loads((tmp_path / "port").read_text())
+    assert f"metrics are on port {port}: cannot listen on {wanted}" in capsys.readouterr().err
+    assert "ddp_launcher_phase" in launcher.fetch_page(port)
+
+
+def test_no_signal_is_lost_in_an_agent_that_has_the_launchers_handlers_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fork() -> int:
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        return 4321
+
+    monkeypatch.setattr(launcher.os, "fork", fork)
+    pod = launcher.Launcher(launcher.read_pod({}, str(tmp_path)), [], [])
+    pod._start_agent()
+    assert pod._agent == 4321
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert pod._channel is not None
+    pod._channel.close()
+
+
+def test_a_signal_to_the_agent_waits_until_the_workers_that_it_starts_are_known() -> None:
+    class Torchrun:
+        @staticmethod
+        def _terminate_process_handler(number: int, frame: object) -> None:
+            raise KeyboardInterrupt(number)
+
+    known: list[str] = []
+
+    def stop_amid() -> None:
+        with gate:
+            Torchrun._terminate_process_handler(15, None)
+            known.append("worker")
+
+    gate = launcher.SignalGate(Torchrun)
+    with pytest.raises(KeyboardInterrupt, match="15"):
+        stop_amid()
+    assert known == ["worker"]
+    with pytest.raises(KeyboardInterrupt, match="2"):
+        Torchrun._terminate_process_handler(2, None)
+    with launcher.SignalGate(object()):  # another torch
+        pass
+
+
 def test_a_stop_reaches_the_workers_also_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

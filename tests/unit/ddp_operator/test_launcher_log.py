@@ -102,9 +102,24 @@ def interruptions() -> Iterator[None]:
     def give_up(number: int, frame: object) -> None:
         raise launcher._TooSlow
 
-    before = signal.signal(signal.SIGALRM, give_up)
+    before = signal.signal(signal.SIGVTALRM, give_up)
     yield
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_a_reader_that_only_gets_no_cpu_has_no_slow_pattern() -> None:
+    class Frozen:
+        groupindex = {"step": 1}
+
+        def search(self, text: str) -> re.Match[str] | None:
+            time.sleep(3 * launcher._MATCH_SECONDS)  # the machine has no time for us in the midst of it
+            return re.search(r"step (?P<step>\d+)", text)
+
+    seen = LogProgress([Frozen()])  # type: ignore[list-item]
+    for step in range(5):
+        assert seen.feed(f"step {step}\n".encode(), NOW)
+    assert values(seen)["ddp_step"] == 4
 
 
 @pytest.mark.usefixtures("interruptions")

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from ddp_operator import launcher
-from ddp_operator.launcher import Idleness, LogPulse, Pod, Verdict, Watchdog, WatchdogPlan, read_stack, read_watchdog
+from ddp_operator.launcher import (
+    AwakeClock,
+    Idleness,
+    LogPulse,
+    Pod,
+    Verdict,
+    Watchdog,
+    WatchdogPlan,
+    read_stack,
+    read_watchdog,
+)
 
 PLAN = WatchdogPlan(start=100, stall=10, checkpoint=50, action="Restart")
 BOTH = {0: 11, 1: 12}
@@ -102,6 +112,19 @@ def test_each_stall_is_told_from_the_next() -> None:
     assert (first.since, second.since) == (0, 30)
 
 
+def test_a_pause_in_which_the_launcher_was_frozen_is_no_stall_of_its_ranks() -> None:
+    clock, watchdog = AwakeClock(7.0, 1000.0), Watchdog(PLAN)
+    for real in (1005.0, 1010.0):
+        watchdog.observe(BOTH, {0: page(int(real))}, clock.tick(real))
+    now = clock.tick(2000.0)  # frozen, and the ranks too: their page is as it was
+    watchdog.observe(BOTH, {0: page(1010)}, now)
+    assert watchdog.find_stall(now) is None
+    assert watchdog.age(clock.read(5000.0)) == 14
+    # Awake, it finds a stall as ever.
+    assert watchdog.find_stall(clock.tick(2002.0)) is None
+    assert message(watchdog, clock.tick(2003.0)) == "no step for 10 s (spec.watchdog.stallSeconds is 10)"
+
+
 def test_idle_workers_are_told_from_busy_ones() -> None:
     idleness = Idleness(0)
     assert idleness.observe(cpu=5.0, workers=2, now=10) == 0
@@ -181,6 +204,35 @@ def test_who_waits_for_peers_is_told_from_who_does_not(tmp_path: Path) -> None:
     assert read_stack("rubbish").frames == []
 
 
+def test_a_stack_that_is_still_being_written_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stacks").mkdir()
+    file = tmp_path / "stacks" / "0"
+    file.write_text("of an earlier look\n")
+    one = launcher.Launcher(launcher.read_pod({}, str(tmp_path)), [], [])
+    pieces = STACKS.format(inner="/app/data.py", launcher=launcher.__file__).splitlines(keepends=True)
+    asked: list[int] = []
+
+    def write_on(seconds: float) -> None:  # a line for each look of the launcher, as of a rank that gets little CPU
+        if pieces:
+            with file.open("a") as stream:
+                stream.write(pieces.pop(0))
+
+    monkeypatch.setattr(one, "_kill", lambda pid, number: asked.append(pid))
+    monkeypatch.setattr(launcher, "catches", lambda pid, number: pid == os.getpid())
+    monkeypatch.setattr("ddp_operator.launcher.time.sleep", write_on)
+    worker = {"pid": os.getpid(), "rank": 0, "localRank": 0, "restart": 0}
+    ended = {"pid": 2**22 + 1, "rank": 1, "localRank": 1, "restart": 0}
+    (tmp_path / "stacks" / "1").touch()
+    shown = one._show_stacks([worker, ended])
+    assert asked == [os.getpid()]
+    assert shown[0].place == "load (data.py:1)"
+    said = capsys.readouterr().err
+    assert "in <module>" in said
+    assert "rank 1 (pid 4194305, state gone)" in said
+
+
 def test_a_deep_stack_counts_and_that_of_another_thread_does_not() -> None:
     frames = 'Stack (most recent call first):\n  File "/app/train.py", line 9 in descend\n'
     assert read_stack(frames + "  ...\n").place == "descend (train.py:9)"
@@ -191,7 +243,7 @@ def test_a_deep_stack_counts_and_that_of_another_thread_does_not() -> None:
 def test_the_pod_that_waits_bears_a_stall_longer_than_the_pod_to_blame_needs(look: float) -> None:
     culprit, victim = (launcher.bear_stall(2, look, blames=blames) for blames in (True, False))
     # Found a look and a second of waiting for a page later at worst, and again as late on a machine that is busy.
-    page, stacks = launcher._PAGE_TIMEOUT * 2, 2.0
+    page, stacks = launcher._PAGE_TIMEOUT * 2, launcher._SECONDS_FOR_STACKS
     assert victim >= 2 * (look + page + stacks) + culprit
     assert culprit == 2 * look
     assert victim <= 40  # in which time nobody learns of a hang that has no culprit

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,28 @@ async def test_closing_ends_every_process(tmp_path: Path) -> None:
     assert cluster.kubelet.busy
     await cluster.close()
     assert not cluster.kubelet.busy
+
+
+async def test_a_pod_that_has_gone_is_seen_once_at_least_however_late_that_is(tmp_path: Path) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", clock=lambda: now)
+    cluster.add({"kind": KIND, "metadata": {"name": "train", "namespace": "default"}})
+    pod = {"kind": "Pod", "metadata": {"uid": "u", "namespace": "default", "labels": {LABEL_JOB_NAME: "train"}}}
+    cluster._changed(pod | {"status": {"phase": "Failed"}}, True)
+
+    async def seen() -> int:
+        snapshot = await cluster.observe(Key("default", "train"))
+        assert snapshot is not None
+        return len(snapshot.pods)
+
+    now += timedelta(minutes=5)  # the machine has no time for us
+    assert await seen() == 1
+    now += timedelta(seconds=4)
+    assert await seen() == 1
+    assert await cluster.observe(Key("default", "another")) is None
+    now += timedelta(seconds=1)
+    assert await seen() == 0
+    await cluster.close()
 
 
 LAST_WORDS = """

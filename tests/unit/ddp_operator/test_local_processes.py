@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_operator.local import processes
 from ddp_operator.local.processes import Lifeline, PodProcess, find_marked, start
 
 Begin = Callable[..., PodProcess]
@@ -22,7 +24,7 @@ def mark() -> Iterator[str]:
     value = uuid.uuid4().hex
     yield value
     for pid in find_marked(value):
-        os.kill(pid, 9)
+        processes._kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -116,6 +118,29 @@ time.sleep(60)
     await appears(tmp_path / "ready")
     process.kill()
     assert await process.wait() == 137
+    assert find_marked(mark) == []
+
+
+async def test_the_end_is_told_when_the_kernel_has_ended_all_of_it(
+    begin: Begin, mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was killed is there until it gets the CPU to end, which takes seconds on a busy machine."""
+    code = f"""
+import pathlib, subprocess, sys
+subprocess.Popen([sys.executable, "-S", "-c", {SLEEP!r}], start_new_session=True)
+pathlib.Path({str(tmp_path)!r}, "ready").touch()
+"""
+    killed: list[int] = []
+    kill = processes._kill
+
+    def kill_late(pid: int, number: signal.Signals) -> None:
+        killed.append(pid)
+        if len(killed) > 5:
+            kill(pid, number)
+
+    monkeypatch.setattr(processes, "_kill", kill_late)
+    assert await begin(code).wait() == 0
+    assert len(killed) > 5
     assert find_marked(mark) == []
 
 
