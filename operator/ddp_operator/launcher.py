@@ -678,9 +678,9 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
                 return inner(self)
             except Exception as error:
                 lost.append((AwakeClock(1.0, time.monotonic()), error))
-        clock, error = lost[0]
+        clock, problem = lost[0]
         if clock.tick(time.monotonic()) > _SECONDS_WITHOUT_STORE:
-            raise error
+            raise problem
         return 0
 
     def identify(inner: Any, self: Any, local_addr: str | None = None) -> Any:
@@ -2453,7 +2453,11 @@ class Launcher:
     def _read_errors(self) -> list[dict[str, Any]]:
         folder = os.path.join(self.pod.runtime, "errors")
         failures: list[dict[str, Any]] = []
-        for error in (read_json(os.path.join(folder, name)) for name in os.listdir(folder)):
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            return []
+        for error in (read_json(os.path.join(folder, name)) for name in names):
             if all(isinstance(error.get(key), int) for key in ("rank", "localRank", "exitCode")):
                 about = {key: error[key] for key in ("rank", "localRank", "exitCode")}
                 empty = {"type": "", "message": "", "traceback": "", "time": time.time()}
@@ -2462,7 +2466,9 @@ class Launcher:
 
     def _read_final_errors(self) -> list[dict[str, Any]]:
         """Return the failures of workers that no restart follows; the agent may still be ending the other workers."""
-        failures = self._read_errors() if self._phase == "Running" else []
+        # After a restart the files are of the workers before, until the new ones run; without one they are of these,
+        # also where the agent has had no time to say that it has started them.
+        failures = self._read_errors() if self._phase == "Running" or not self._restarts else []
         last = self._spent >= self._budget or any(one["verdict"].exit_code == EXIT_USER_ERROR for one in failures)
         return failures if last else []
 

@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from ddp_operator.local.adapt import hold_free_port
 from tests.bench.figures import ratio, table
-from tests.integration.launcher_pods import Pods, free_port
+from tests.integration.launcher_pods import Pods
 
 NODES: Final = 2
 PATIENCE: Final = 120.0
@@ -48,7 +49,7 @@ STEP = re.compile(r"rank 1 pid (\d+) step at ([\d.]+)")
 
 def by_hand(folder: Path) -> float:
     """Start the workers as they are, without anything around them; return seconds to the first step."""
-    port, log = free_port(), folder / "by-hand"
+    port, log = hold_free_port(), folder / "by-hand"
     begun, workers = time.time(), []
     with log.open("wb") as output:
         for rank in range(NODES):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from ddp_operator.local.adapt import find_free_port
+from ddp_operator.local.adapt import hold_free_port
 from tests.drills.core import Perished
 from tests.drills.scene import ARGUMENTS, MARK, PATIENCE, PAUSE, ROOT, TRAINEE, find_marked
 
@@ -77,7 +77,7 @@ def _by_hand(folder: Path, begin: Begin, more: Sequence[str] = ()) -> Iterator[l
 def start_ranks(command: Sequence[str], env: dict[str, str], output: IO[bytes]) -> list[subprocess.Popen[bytes]]:
     """Start two ranks with nothing around them."""
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    common["MASTER_PORT"] = str(find_free_port())
+    common["MASTER_PORT"] = str(hold_free_port())
     return [_start([sys.executable, *command], env | common | {"RANK": str(rank)}, output) for rank in range(2)]
 
 
@@ -85,7 +85,7 @@ def start_agents(command: Sequence[str], env: dict[str, str], output: IO[bytes])
     """Start two torchrun commands."""
     torchrun = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d",
-        "--rdzv-id=floor", f"--rdzv-endpoint=127.0.0.1:{find_free_port()}",
+        "--rdzv-id=floor", f"--rdzv-endpoint=127.0.0.1:{hold_free_port()}",
     ]  # fmt: skip
     return [_start([*torchrun, *command], env, output) for _ in range(2)]
 

@@ -27,7 +27,7 @@ import psutil
 
 from ddp_operator import constants
 from ddp_operator.cluster import Key
-from ddp_operator.local.adapt import find_free_port
+from ddp_operator.local.adapt import hold_free_port
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.workqueue import WorkQueue
@@ -130,7 +130,7 @@ def build_job(name: str, nodes: int) -> dict[str, Any]:
         "spec": {
             "nodes": nodes,
             "preflight": {"mode": "Off"},
-            "rendezvous": {"port": find_free_port()},
+            "rendezvous": {"port": hold_free_port()},
             "template": {"spec": {"containers": [container]}},
         },
     }

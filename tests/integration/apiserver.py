@@ -6,11 +6,9 @@ ports of the loopback address, keeps its state in one temporary folder, checks p
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from ddp_operator.local.adapt import hold_free_port
 from tests.stoppable import Stoppable
 
 START_LIMIT = 60.0
@@ -46,10 +45,8 @@ def find_binary(name: str) -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different ports that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(sock.getsockname()[1]) for sock in sockets]
+    """Return so many different ports that nobody else gets as long as this process lives."""
+    return [hold_free_port() for _ in range(count)]
 
 
 class ControlPlane(Stoppable):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +16,9 @@ from typing import Any
 
 from ddp_operator import launcher
 from ddp_operator.manifests.torchrun import Plan, build_env, build_torchrun_args, split_user_command
+from tests.ports import HeldPort
 
 TIMEOUT = 150  # patience, not expectation: other work on the machine makes everything many times slower
-
-
-def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -51,7 +45,8 @@ class Pods:
     pass_fds: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        self.port = free_port()
+        self._held = HeldPort()
+        self.port = self._held.number
         self.running: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, *indices: int) -> None:
@@ -79,7 +74,7 @@ class Pods:
                 "JOB_COMPLETION_INDEX": str(index),
                 "DDP_NODES": str(self.nodes),
                 "DDP_NPROC_PER_NODE": str(self.nproc),
-                "DDP_GRACE_SECONDS": "3",
+                "DDP_GRACE_SECONDS": str(TIMEOUT),
                 "DDP_JOIN_TIMEOUT_SECONDS": str(TIMEOUT),
                 "DDP_NON_RETRYABLE_EXIT_CODES": "2,126,127",
                 "DDP_METRICS_PORT": "0",
@@ -99,6 +94,18 @@ class Pods:
                     start_new_session=True,
                     pass_fds=self.pass_fds,
                 )
+
+    def metrics_port(self, index: int = 0) -> int:
+        """Wait until the pod serves its metrics, and return the port."""
+        file = self.folder / f"port-{index}"
+        return int(self.until(lambda: file.exists() and json.loads(file.read_text()), f"pod {index} serves metrics"))
+
+    def page(self, index: int = 0, path: str = "metrics") -> str:
+        """Return the page that the pod shows now."""
+        address = f"http://127.0.0.1:{self.metrics_port(index)}/{path}"
+        with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            return str(answer.read().decode())
 
     def log(self, index: int) -> str:
         """Return what the pod has written so far."""
@@ -140,4 +147,5 @@ class Pods:
         for pod in self.running.values():
             if pod.poll() is None:
                 pod.send_signal(signal.SIGKILL)
-            pod.wait(10)
+            pod.wait()
+        self._held.stop()

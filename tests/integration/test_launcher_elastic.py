@@ -63,12 +63,14 @@ def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: Pods, tmp
 
     begun = time.monotonic()
     job.start(2)
-    job.until_logged(2, "world 3 begins")
+    # A pod that is late to meet the others is not waited for long: then there is a round without it before.
+    job.until(lambda: all("world 3 begins" in job.log(index) for index in range(3)), "all three begin together")
     print(f"2 -> 3 pods: {time.monotonic() - begun:.1f} s")
 
     begun = time.monotonic()
     job.signal(2, signal.SIGTERM)
-    job.until(lambda: job.log(0).count("world 2 begins") == 2, "the others go on with two pods")
+    grown = job.log(0).rindex("world 3 begins")
+    job.until(lambda: "world 2 begins" in job.log(0)[grown:], "the others go on with two pods")
     print(f"3 -> 2 pods: {time.monotonic() - begun:.1f} s")
     assert job.wait(2).code == 85
     stops = [int(step) for step in re.findall(r"world \d stops at step (\d+)", job.log(0))]
@@ -77,10 +79,11 @@ def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: Pods, tmp
 
     begun = time.monotonic()
     job.signal(1, signal.SIGKILL)
-    job.until_logged(0, "world 1 begins")
+    shrunk = job.log(0).rindex("world 2 begins")
+    job.until(lambda: "world 1 begins" in job.log(0)[shrunk:], "the last one goes on alone")
     print(f"a killed pod of 2: {time.monotonic() - begun:.1f} s")
     (tmp_path / "enough").touch()
     last = job.wait(0)
     assert last.code == 0, last.log
     assert "world 1 is done" in last.log
-    assert last.message["restarts"] == 3
+    assert last.message["restarts"] == last.log.count(" begins at step ") - 1 >= 3

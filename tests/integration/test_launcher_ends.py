@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import urllib.request
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def test_sigterm_lets_workers_save_and_says_preempted(pods: PodsFactory, tmp_pat
     script = """
 import os, signal, sys, time
 def save(number, frame):
-    time.sleep(1)
+    time.sleep(1)  # longer than none at all
     open("saved-" + os.environ["RANK"], "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
@@ -100,7 +99,7 @@ while True:
     assert ended.code == 85
     assert ended.message["category"] == "Preempted"
     assert len(list(tmp_path.glob("saved-*"))) == 2
-    assert "SIGTERM: stopping; the workers have 3 s" in ended.log
+    assert "SIGTERM: stopping; the workers have 150 s" in ended.log
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pods: PodsFactory, tmp_path: Path) -> None:
@@ -133,9 +132,20 @@ time.sleep(600)
     assert ended.message["message"] == "ValueError: the cause"
 
 
-def test_ranks_that_leave_with_85_are_not_restarted_and_their_pods_are_preempted(pods: PodsFactory) -> None:
-    script = "import os, sys, time; time.sleep(1.5 * int(os.environ['RANK'])); sys.exit(85)"
-    first, second = pods("train.py", script=script, max_restarts=3).run()
+def test_ranks_that_leave_with_85_are_not_restarted_and_their_pods_are_preempted(
+    pods: PodsFactory, tmp_path: Path
+) -> None:
+    script = """
+import os, sys, time
+while os.environ["RANK"] == "1" and not os.path.exists("enough"):
+    time.sleep(0.02)
+sys.exit(85)
+"""
+    job = pods("train.py", script=script, max_restarts=3)
+    job.start()
+    first = job.wait(0)  # the store has gone with it; that alone ends nobody at once
+    (tmp_path / "enough").touch()
+    second = job.wait(1)
     assert (first.code, second.code) == (85, 85), first.log + second.log
     assert first.message["restarts"] == second.message["restarts"] == 0
     assert second.message["category"] == "Preempted"
@@ -170,9 +180,11 @@ def test_a_signal_is_named_and_retryable(pods: PodsFactory) -> None:
 
 
 def test_a_shell_command_runs_in_every_rank_and_its_code_decides(pods: PodsFactory) -> None:
-    (ended,) = pods(
-        "sh", "-c", 'echo "shell rank $RANK"; sleep 1; exit $((RANK * 126))', nodes=1, nproc=2, max_restarts=3
-    ).run()
+    # Each waits until the other has spoken: the first failure ends both.
+    script = (
+        'echo "shell rank $RANK"; touch "said-$RANK"; while [ ! -e said-0 ] || [ ! -e said-1 ]; do sleep 0.05; done'
+    )
+    (ended,) = pods("sh", "-c", f"{script}; exit $((RANK * 126))", nodes=1, nproc=2, max_restarts=3).run()
     assert "[rank0]: shell rank 0" in ended.log
     assert "[rank1]: shell rank 1" in ended.log
     assert ended.code == 81  # 126 is among the codes that no retry can help
@@ -215,8 +227,6 @@ def test_a_master_that_never_resolves_ends_the_wait(pods: PodsFactory) -> None:
 
 
 def test_a_taken_rendezvous_port_is_named(pods: PodsFactory) -> None:
-    import socket
-
     job = pods("train.py", script="pass")
     with socket.create_server(("", job.port), reuse_port=False):
         job.start(0)
@@ -256,18 +266,10 @@ else:
 """
     job = pods("train.py", script=script, nodes=1, nproc=2)
     job.start()
-    port = job.until(lambda: (tmp_path / "port-0").exists() and json.loads((tmp_path / "port-0").read_text()), "a port")
-
-    def page() -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            return str(answer.read().decode())
-
-    seen = job.until(lambda: 'ddp_loss{rank="0"} 0.5' in (text := page()) and text, "the rank's page")
+    seen = job.until(lambda: 'ddp_loss{rank="0"} 0.5' in (text := job.page()) and text, "the rank's page")
     assert 'ddp_launcher_phase{phase="Running"} 1' in seen
     assert "ddp_launcher_in_place_restarts_total 0" in seen
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
-        assert answer.read() == b"ok\n"
+    assert job.page(path="healthz") == "ok\n"
     (tmp_path / "enough").touch()
     ended = job.wait(0)
     assert ended.code == 0, ended.log
@@ -275,12 +277,8 @@ else:
 
 
 def test_sigusr1_shows_the_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path) -> None:
-    job = pods(
-        "train.py",
-        script="def stuck_here():\n    open('stuck', 'w').close()\n    import time; time.sleep(600)\n"
-        + SLEEP.replace("time.sleep(600)", "stuck_here()"),
-        nodes=1,
-    )
+    script = "import time\ndef stuck_here():\n    open('stuck', 'w').close()\n    time.sleep(600)\nstuck_here()\n"
+    job = pods("train.py", script=script, nodes=1)
     job.start()
     job.until(lambda: (tmp_path / "stuck").exists(), "the rank is stuck")
     job.signal(0, signal.SIGUSR1)

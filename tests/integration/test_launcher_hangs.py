@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from .launcher_pods import Pods
@@ -77,12 +76,13 @@ def all_reduce(step):
 """
 SLEEP = TRAIN.replace("MEET", GLOO + PREFETCH).replace("HANG", "time.sleep(600)")
 STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal.SIGSTOP)")
-# The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way.
+# The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way. On a
+# machine that has no time for a rank for so long it is used up too early, which is no mistake: tests allow for it.
 BUDGETS = "start=500,stall=4,checkpoint=500,action="
 
 
 def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods: PodsFactory, tmp_path: Path) -> None:
-    job = pods(SLEEP, max_restarts=1, env={"DDP_WATCHDOG": BUDGETS + "Restart"})
+    job = pods(SLEEP, max_restarts=5, env={"DDP_WATCHDOG": BUDGETS + "Restart"})
     first, second = job.run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert len(list(tmp_path.glob("again-*"))) == 2
@@ -98,7 +98,8 @@ def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods:
 
 
 def test_a_stopped_rank_ends_the_job_where_that_is_asked_for(pods: PodsFactory) -> None:
-    job = pods(STOP, nodes=1, nproc=2, max_restarts=3, env={"DDP_WATCHDOG": BUDGETS + "Fail"})
+    budgets = BUDGETS.replace("stall=4", "stall=8")  # the first alarm is the last
+    job = pods(STOP, nodes=1, nproc=2, max_restarts=3, env={"DDP_WATCHDOG": budgets + "Fail"})
     (ended,) = job.run()
     assert ended.code == 81, ended.log
     assert ended.message["category"] == "Hang"
@@ -115,10 +116,12 @@ def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_
     job.start()
     job.until_logged(0, "in load_batch")
     job.until_logged(0, "---- rank 0 (pid ")
+    told, since = job.log(0).count("hang: "), heartbeat_age(job)
+    job.until(lambda: heartbeat_age(job) > since + 2, "several more looks")
+    assert job.log(0).count("hang: ") == told  # once for each hang
     (tmp_path / "enough").touch()
     ended = job.wait(0)
     assert ended.code == 0, ended.log
-    assert ended.log.count("hang: ") == 1
 
 
 WAITS = "while not os.path.exists('enough'): time.sleep(0.2)"
@@ -154,8 +157,9 @@ import os, time
 step = 0
 while not os.path.exists("hush"):
     step += 1
-    print(f"step {step}", flush=True)
+    print(f"step {step}\\n", end="", flush=True)
     time.sleep(0.2)
+print("hushed", flush=True)
 while not os.path.exists("enough"):
     pass
 print(f"step {step + 1}", flush=True)
@@ -166,24 +170,30 @@ print(f"step {step + 1}", flush=True)
     }
     job = pods(script, nodes=1, env=env)
     job.start()
-    job.until_logged(0, "step 20")  # several looks of the launcher, also where these are late
+    seen: set[str] = set()
+
+    def looks() -> int:
+        found = re.search(r'^ddp_step\{rank="0"\} (\S+)$', job.page(), re.M)
+        seen.update(found.groups() if found else ())
+        return len(seen)
+
+    job.until(lambda: looks() > 20, "steps on the page, and looks of the launcher between them")
     (tmp_path / "hush").touch()
     job.until_logged(0, "the log has shown no step for ")
     job.until_logged(0, "train.py")
-    port = json.loads((tmp_path / "port-0").read_text())
 
-    def age() -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
-            found = re.search(r"^ddp_launcher_heartbeat_age_seconds (\S+)$", page.read().decode(), re.M)
-        assert found
-        return float(found[1])
-
-    first = age()
-    job.until(lambda: age() > first + 1, "several more looks")
+    first = job.until(lambda: "hushed" in job.log(0) and heartbeat_age(job), "silence")
+    job.until(lambda: heartbeat_age(job) > first + 1, "several more looks")
     (tmp_path / "enough").touch()
     ended = job.wait(0)
     assert ended.code == 0
     assert ended.log.count("the log has shown no step for ") == 1
+
+
+def heartbeat_age(job: Pods) -> float:
+    """Return for how long the launcher has seen no step, seconds; 0 where it does not say."""
+    found = re.search(r"^ddp_launcher_heartbeat_age_seconds (\S+)$", job.page(), re.M)
+    return float(found[1]) if found else 0.0
 
 
 def test_an_agent_in_its_exit_barrier_does_not_use_up_the_grace_time(pods: PodsFactory, tmp_path: Path) -> None:
@@ -208,7 +218,11 @@ while rank == "1" and not os.path.exists("enough"):
 
 
 def _workers_live(launcher: int) -> bool:
-    import psutil
+    return any(_is_worker(process) for process in psutil.Process(launcher).children(recursive=True))
 
-    workers = psutil.Process(launcher).children(recursive=True)
-    return any("worker" in worker.cmdline() for worker in workers if worker.status() != psutil.STATUS_ZOMBIE)
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and "worker" in process.cmdline()
+    except psutil.NoSuchProcess:  # just now; a zombie's command line counts as one too
+        return False

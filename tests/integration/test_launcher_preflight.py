@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -21,9 +19,7 @@ def test_all_ranks_reduce_before_they_train_and_the_figures_are_on_the_page(tmp_
         job.start()
         for index in (0, 1):
             job.until_logged(index, "preflight: dns ")
-        port = json.loads((tmp_path / "port-0").read_text())
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            page = answer.read().decode()
+        page = job.page()
         (tmp_path / "enough").touch()
         ended = [job.wait(index) for index in (0, 1)]
     finally:

@@ -38,7 +38,7 @@ def test_a_mistake_ends_all_ranks_with_81_and_one_line(message: str, tmp_path: P
     arguments = MISTAKES[message](tmp_path)
     runtime = tmp_path / "runtime"
     with start(tmp_path, [*DIGITS, *arguments], 2, {contract.ENV_RUNTIME_DIR: str(runtime)}) as ranks:
-        assert ranks.codes(timeout=30.0) == [contract.EXIT_USER_ERROR] * 2, ranks.output(0)
+        assert ranks.codes() == [contract.EXIT_USER_ERROR] * 2, ranks.output(0)
     errors = [line for line in ranks.output(0).splitlines() if "error" in line]
     assert len(errors) == 1
     assert errors[0].startswith("ddp_trainer: error: ")
@@ -64,7 +64,7 @@ def test_a_mistake_that_only_one_rank_can_see_ends_all_and_names_it(tmp_path: Pa
     )
     arguments = [*DIGITS, "--data", "picky_data:load"]
     with start(tmp_path, arguments, 2, {"PYTHONPATH": str(tmp_path)}) as ranks:
-        assert ranks.codes(timeout=30.0) == [contract.EXIT_USER_ERROR] * 2
+        assert ranks.codes() == [contract.EXIT_USER_ERROR] * 2
     assert "ddp_trainer: error: data.dir: the folder is empty (rank 1); mount it" in ranks.output(0)
     assert ranks.output(1) == ""
 

@@ -70,7 +70,7 @@ def test_a_mistake_ends_both_ranks_with_81_and_one_line(message: str, tmp_path: 
     (tmp_path / "mine.py").write_text(MINE)
     arguments = [*DIGITS, "--data-dir", str(tmp_path), *MISTAKES[message]]
     with start(tmp_path, arguments, 2, {"PYTHONPATH": str(tmp_path)}) as ranks:
-        assert ranks.codes(timeout=30.0) == [contract.EXIT_USER_ERROR] * 2, ranks.output(0) + ranks.output(1)
+        assert ranks.codes() == [contract.EXIT_USER_ERROR] * 2, ranks.output(0) + ranks.output(1)
     errors = [line for line in ranks.output(0).splitlines() if "error" in line]
     assert len(errors) == 1, ranks.output(0)
     assert errors[0].startswith("ddp_trainer: error: ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Unsuitable(ValueError):
 
 def probe_machine() -> Machine:
     """Look at this machine."""
-    return Machine(cpus=count_cpus(), rendezvous_port=find_free_port())
+    return Machine(cpus=count_cpus(), rendezvous_port=hold_free_port())
 
 
 def adapt_resource(resource: Object, changes: Changes, machine: Machine) -> dict[str, Any]:
@@ -123,11 +124,37 @@ def count_cpus() -> int:
     return max(1, cpus)
 
 
-def find_free_port() -> int:
-    """Return a TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def hold_port(number: int = 0) -> socket.socket:
+    """Return a socket that holds a TCP port, any free one for 0. Raises: OSError.
+
+    As long as it is open and does not listen, Linux gives the port to none but who asks for this very one (with
+    SO_REUSEADDR, as servers do), and refuses connections while nobody listens there.
+    """
+    holder = socket.socket()
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", number))
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+_held: list[socket.socket] = []
+
+
+def hold_free_port() -> int:
+    """Return a TCP port that is given to no other program as long as this process lives.
+
+    Pod 0 listens there seconds later, and again in each attempt: any connection of this machine might have taken it.
+    """
+    holder = hold_port()
+    port = int(holder.getsockname()[1])
+    if sys.platform == "linux":
+        _held.append(holder)
+    else:
+        holder.close()  # elsewhere it would keep pod 0 from it as well
+    return port
 
 
 def _set_gpus(trainer: dict[str, Any], count: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -29,9 +30,8 @@ class LocalRun:
 
     def __init__(self, file: str, extra: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
-        self._port = _free_port()
         words = ["run", file, "--plain", "--name", "drill", "--runs-dir", self._folder.name]
-        words += ["--metrics-port", str(self._port), *(["--", *extra] if extra else [])]
+        words += ["--", *extra] if extra else []
         self._command = [sys.executable, "-P", "-c", _RUN, *words]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -55,7 +55,9 @@ class LocalRun:
         """Yield pod 0's page. Raises: CommandError, once the run has ended."""
         assert self._process is not None
         while True:
-            yield parse_sample(probe.read_page(self._port), time.monotonic(), self._attempt())
+            port = self._metrics_port()
+            page = probe.read_page(port) if port is not None else {}
+            yield parse_sample(page, time.monotonic(), self._attempt())
             if self._process.poll() is not None:
                 raise CommandError("the run ended before the drill was over; its last words are above", exits.FAILED)
             time.sleep(_EVERY_SECONDS)
@@ -68,16 +70,16 @@ class LocalRun:
             raise CommandError(f"--kill: there is no rank {rank} in this run; ranks are counted from 0")
         return f"rank {rank} (process {pid})"
 
+    def _metrics_port(self) -> int | None:
+        """Return where the newest pod 0 serves its page; None before it does."""
+        files = Path(self._folder.name).glob("drill-*/pods/*/metrics-port")
+        own = [file for file in files if re.search(r"-0-[a-z0-9]{5}$", file.parent.name)]
+        with suppress(OSError, ValueError):
+            return int(max(own, key=lambda file: file.stat().st_mtime_ns, default=Path()).read_text(encoding="utf-8"))
+        return None
+
     def _attempt(self) -> int:
         for path in Path(self._folder.name).glob("drill-*/status.yaml"):
             status = yaml.safe_load(path.read_text(encoding="utf-8")).get("status") or {}
             return int(status.get("attempt", 1))
         return 1
-
-
-def _free_port() -> int:
-    """Return a port that is free now, with room above it for the ports of the other pods."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = int(found.getsockname()[1])
-    return port if port < 60_000 else port - 10_000

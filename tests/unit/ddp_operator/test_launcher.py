@@ -375,6 +375,21 @@ def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
     assert launcher.Metrics(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
 
 
+@pytest.mark.parametrize(("restarts", "remembered"), [(0, True), (1, False)])
+def test_a_failure_before_a_stop_counts_also_where_the_agent_is_late_to_say_that_it_runs(
+    tmp_path: Path, restarts: int, remembered: bool
+) -> None:
+    (tmp_path / "errors").mkdir()
+    error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": "ValueError", "message": "the cause"}
+    launcher.write_json(str(tmp_path / "errors" / "1.json"), error)
+    pod = launcher.Launcher(launcher.read_pod({}, str(tmp_path)), [f"--max-restarts={restarts}"], [])
+    pod._restarts = pod._spent = restarts
+    pod._enter("Rendezvous")
+    pod._agent = 2**22 + 1  # nobody
+    pod._obey(signal.SIGTERM)
+    assert bool(pod._final) is remembered
+
+
 def test_the_last_words_of_a_pod_are_read_however_slow_the_machine_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.ports import HeldPort
+
+PATIENCE = 300.0
+"""Seconds after which something counts as never happening. No test measures time with it."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "prometheus_client", "ddp_trainer.trainer"])
 # The rank's program as text: a function would have to be importable by name in the server.
@@ -41,7 +44,7 @@ _SCRIPT = """
 import torch
 import torch.distributed as dist
 from ddp_trainer.distributed import DistributedConfig, RankEnv, World
-world = World.start(DistributedConfig(device="cpu", timeout_seconds=60), RankEnv.from_environ())
+world = World.start(DistributedConfig(device="cpu", timeout_seconds=300), RankEnv.from_environ())
 exec(compile(script, "script", "exec"))
 world.close()
 """
@@ -64,12 +67,15 @@ class Ranks:
         assert pid is not None
         return pid
 
-    def wait_for(self, text: str, rank: int = 0, timeout: float = 60.0) -> None:
+    def wait_for(self, text: str, rank: int = 0) -> None:
         """Wait until ``rank`` has written ``text``."""
-        deadline = time.monotonic() + timeout
-        while text not in self.output(rank):
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            ended = self.processes[rank].exitcode is not None  # looked at first: it may write and end meanwhile
+            if text in self.output(rank):
+                return
+            assert not ended, f"ended without {text!r}: {self.output(rank)}"
             assert time.monotonic() < deadline, f"no {text!r} in: {self.output(rank)}"
-            assert self.processes[rank].exitcode is None, f"ended without {text!r}: {self.output(rank)}"
             time.sleep(0.01)
 
     def kill(self) -> None:
@@ -77,9 +83,9 @@ class Ranks:
         for process in self.processes:
             os.kill(process.pid or 0, signal.SIGKILL)
 
-    def codes(self, timeout: float = 90.0) -> list[int | None]:
+    def codes(self) -> list[int | None]:
         """Wait for the end of all ranks and return their exit codes; a signal's is negative."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
         codes = [process.exitcode for process in self.processes]
@@ -101,15 +107,12 @@ def start(
     ``script`` runs in its place: Python that finds ``torch``, ``dist``, ``world`` and ``arguments`` as names.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = []
+    held, processes = HeldPort(), []
     for rank in range(world_size):
         own = {"OMP_NUM_THREADS": "1", "DDP_METRICS_PORT": "0", **(environ or {})}
         if world_size > 1:
             own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.number)}
         names = {"environ": own, "arguments": list(arguments), "output": str(folder / f"rank-{rank}.txt")}
         program = _BEGINNING + (_TRAINER if script is None else _SCRIPT)
         process = _CONTEXT.Process(target=exec, args=(program, names | {"script": script or ""}))
@@ -123,6 +126,7 @@ def start(
             if process.exitcode is None:
                 process.kill()
             process.join()
+        held.stop()
 
 
 def run_script(folder: Path, script: str, world_size: int) -> Ranks:

@@ -39,9 +39,13 @@ def run(
     """
     path = folder / "spec.json"
     path.write_text(json.dumps(asdict(spec)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # Bound and not listening, it keeps the port from all but rank 0, which asks for it seconds later. Linux only.
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port = holder.getsockname()[1]
+    if sys.platform != "linux":
+        holder.close()
     processes = []
     try:
         for rank in range(ranks):
@@ -66,6 +70,7 @@ def run(
             if process.poll() is None:
                 process.kill()
             process.wait()
+        holder.close()
     for rank, process in enumerate(processes):
         if process.returncode:
             tail = (folder / f"rank-{rank}.log").read_text(errors="replace").strip().splitlines()[-1:]

@@ -1,0 +1,38 @@
+"""TCP ports of this machine that nobody else takes between their choice and their use, nor between two uses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ddp_operator.local.adapt import hold_port
+
+from .stoppable import Stoppable
+
+
+class HeldPort(Stoppable):
+    """A port, by default a free one, that is kept for who asks for it by its number, until it is let go of."""
+
+    def __init__(self, number: int = 0) -> None:
+        self._socket = hold_port(number)
+        self.number = int(self._socket.getsockname()[1])
+
+    def stop(self) -> None:
+        """Let go of it."""
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def hold_row(count: int) -> Iterator[int]:
+    """Hold so many ports in a row; gives the first."""
+    for _ in range(50):
+        with contextlib.ExitStack() as stack:
+            first = stack.enter_context(HeldPort()).number
+            try:
+                for number in range(first + 1, first + count):
+                    stack.enter_context(HeldPort(number))
+            except OSError:
+                continue
+            yield first
+            return
+    raise AssertionError("no free ports in a row")
