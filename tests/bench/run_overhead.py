@@ -35,7 +35,7 @@ def ddp_run(folder: Path) -> list[subprocess.Popen[bytes]]:
 def by_hand(folder: Path) -> list[subprocess.Popen[bytes]]:
     """Start torchrun once for each node, with the command line and the threads that the sample has."""
     job = parse_manifest(SAMPLE.read_text(encoding="utf-8")).job
-    (container,) = job.spec.template["spec"]["containers"]
+    (container,) = job.spec.template.spec["containers"]
     interpreter, *script = [*container["command"], *container["args"]]
     assert interpreter == "python"
     nodes = job.spec.nodes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterator
+import json
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.api.cel import check_rules
-from ddp_operator.constants import KIND
+from ddp_operator.api.crd import build_crd
+from ddp_operator.constants import KIND, PLURAL
 from ddp_operator.kube import ApiError
 from ddp_operator.kube.resources import path
 from tests.builders import resource, template, trainer
@@ -35,7 +37,7 @@ MOST = resource(
     watchdog={"stallSeconds": 100},
     preflight={"mode": "Warn", "checks": ["dns", "allreduce"]},
     scheduling={"placement": "Pack", "topologyKey": "zone", "priorityClassName": "high"},
-    networkPolicy={"enabled": True, "egressCidrs": ["10.0.0.0/8"]},
+    networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {"matchLabels": {"a": "b"}}}]},
     pendingDeadlineSeconds=60,
     successPolicy="RankZero",
 )
@@ -52,7 +54,23 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "procPerNode": ("auto", "gpu", 1, 2),
     "elastic": ({"minNodes": 1, "maxNodes": 4}, {"minNodes": 1, "maxNodes": 8}, {"minNodes": 1}),
     "suspend": (True, False),
-    "template": (template(), RICH, template(trainer(image="example.com/train:2")), template(tolerations=[])),
+    "template": (
+        template(),
+        RICH,
+        template(trainer(image="example.com/train:2")),
+        template(tolerations=[]),
+        {},
+        {"": ""},
+        {"spec": None},
+        {"metadata": RICH["metadata"]},
+        template() | {"": ""},
+        template() | {"metadata": None},
+        template(metadata={}),
+        template(metadata={"labels": {"a": "b"}}),
+        template(metadata={"annotations": {"a": "b"}}),
+        RICH | {"metadata": {"": RICH["metadata"]["labels"], "annotations": {"c": "d"}}},
+        {"spec": {"a": 1}},
+    ),
     "rendezvous": ({}, {"port": 29400}, {"port": 29401}, {"backend": "c10d", "joinTimeoutSeconds": 600}),
     "shm": ({}, {"sizeLimit": "8Gi"}, {"sizeLimit": "8192Mi"}),
     "recovery": ({}, {"maxRestarts": 9}, {"inPlaceRestarts": 0, "countDisruptions": True}),
@@ -61,7 +79,16 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "checkpoint": ({}, {"path": "/ckpt"}, {"path": "/ckpt", "claimName": "c", "graceSeconds": 120}),
     "metrics": ({}, {"port": 9400}, {"port": 9401}, {"logPatterns": ["(?P<step>[0-9]+)"]}),
     "scheduling": ({}, {"gang": "None"}, {"placement": "Pack", "topologyKey": "zone", "priorityClassName": "high"}),
-    "networkPolicy": ({}, {"enabled": False}, {"enabled": True}, {"enabled": True, "egressCidrs": ["10.0.0.0/8"]}),
+    "networkPolicy": (
+        {},
+        {"enabled": False},
+        {"enabled": True},
+        {"enabled": True, "egressCidrs": ["10.0.0.0/8"]},
+        {"enabled": True, "metricsFrom": [{"podSelector": {}}]},
+        {"enabled": True, "metricsFrom": [{"ipBlock": {}}]},
+        {"enabled": True, "metricsFrom": [{"podSelector": {"": ""}}]},
+        {"enabled": True, "metricsFrom": [{"": {}}]},
+    ),
     "activeDeadlineSeconds": (60, 61),
     "pendingDeadlineSeconds": (60, 61),
     "ttlSecondsAfterFinished": (0, 60),
@@ -86,11 +113,7 @@ def changed(draw: st.DrawFn, base: dict[str, Any]) -> dict[str, Any]:
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
-    """Return the name of a stored job, and what somebody wants it to be.
-
-    Templates are drawn from proper ones only: a real API server takes two objects for equal that have the same number
-    of members, where it knows none of them and they have no name in common.
-    """
+    """Return the name of a stored job, and what somebody wants it to be."""
     base, status = draw(st.sampled_from(sorted(BASES))), draw(st.sampled_from(sorted(STATUSES)))
     any_change = changed(BASES[base]) | mutated(BASES[base], outside=("spec", "template"))
     return f"{base}-{status}", draw(any_change)
@@ -165,3 +188,67 @@ def test_the_api_server_takes_the_changes_that_are_taken_offline(
     said = server.runner.run(refusal(server.world, name, as_kubectl_sends(raw)))
     assert taken_for(old, raw) == (not said), said or "the API server takes it"
     tally(f"update held against a real API server, which {'refused' if said else 'took'} it")
+
+
+@pytest.mark.parametrize("field", ["template", "networkPolicy"])
+def test_nothing_passes_for_another_value_of_a_fixed_field(server: Server, field: str) -> None:
+    for base in BASES:
+        old = server.stored[f"{base}-running"]
+        for value in VALUES[field]:
+            raw = old | {"spec": old["spec"] | {field: value}}
+            said = server.runner.run(refusal(server.world, f"{base}-running", raw))
+            assert taken_for(old, raw) == (not said), f"{field} {value}: {said or 'the API server takes it'}"
+
+
+def test_a_job_of_an_older_schema_can_still_be_changed(server: Server, plane: ControlPlane) -> None:
+    """A job was stored when a template could be anything: what it needs now is asked for once somebody changes it."""
+
+    async def scenario() -> None:
+        crd = build_crd()
+        crd["metadata"]["name"], crd["spec"]["group"] = f"{PLURAL}.older.example.com", "older.example.com"
+        del crd["spec"]["names"]["categories"]
+        strict = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["template"]
+        lax = copy.deepcopy(crd)
+        properties = lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+        properties["template"] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(lax))
+        plane.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.older.example.com")
+        where = f"/apis/older.example.com/v1alpha1/namespaces/default/{PLURAL}"
+        call = server.world.client.request
+        bare = resource("bare", template={"": ""}) | {"apiVersion": "older.example.com/v1alpha1"}
+        await server.world.until(lambda: takes(call("POST", where, body=bare)), "the older definition")
+        started = bare | {"metadata": {"name": "started"}}
+        await call("POST", where, body=started)
+        await patch(f"{where}/started/status", {"status": {"attempt": 1}})
+
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
+        other = bare | {"metadata": {"name": "other"}}
+
+        async def refused() -> bool:
+            return not await takes(call("POST", where, body=other, params={"dryRun": "All"}))
+
+        await server.world.until(refused, "the newer definition")
+        assert "spec" in strict["required"]
+        for name in ("bare", "started"):
+            await patch(f"{where}/{name}", {"spec": {"nodes": 3}, "metadata": {"labels": {"a": "b"}}})
+            await patch(f"{where}/{name}/status", {"status": {"phase": "Rejected"}})
+        await patch(f"{where}/bare", {"spec": {"template": template()}})
+        with pytest.raises(ApiError, match="template can't be changed once the job has started"):
+            await patch(f"{where}/started", {"spec": {"template": template()}})
+
+    async def patch(where: str, change: dict[str, Any]) -> None:
+        await server.world.client.request("PATCH", where, body=change, content_type="application/merge-patch+json")
+
+    server.runner.run(scenario())
+    plane.kubectl("delete", "crd", f"{PLURAL}.older.example.com")
+
+
+async def takes(call: Awaitable[Any]) -> bool:
+    """Return whether an API server takes a call; while it does not know the path yet, it does not."""
+    try:
+        await call
+    except ApiError as error:
+        if error.status not in (404, 422):
+            raise
+        return False
+    return True

@@ -152,7 +152,7 @@ def _parse_spec(raw: Any) -> Spec:
 
 
 def _as_stored(value: Any, depth: int = 0) -> Any:
-    """Return a value as the API server stores it: without null members, 2.0 as 2. The template is left alone."""
+    """Return a value as the API server stores it: without nulls, 2.0 as 2. What is in a template is left alone."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -160,7 +160,7 @@ def _as_stored(value: Any, depth: int = 0) -> Any:
     if not isinstance(value, Mapping) or depth > 2:
         return value
     return {
-        key: item if key == "template" and depth == 0 else _as_stored(item, depth + 1)
+        key: _as_stored(item, 2 if key == "template" and depth == 0 else depth + 1)
         for key, item in value.items()
         if item is not None
     }
@@ -216,6 +216,7 @@ def _schema_at(path: str) -> dict[str, Any]:
     schema: dict[str, Any] = {"properties": {"spec": build_schema(Spec)}}
     for name in re.sub(r"\[.*?\]", "", path).split("."):
         schema = schema.get("properties", {}).get(name, {})
+        schema = schema.get("items", schema)
     return schema
 
 

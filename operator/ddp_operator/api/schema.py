@@ -38,9 +38,11 @@ def _convert(info: mi.Type) -> dict[str, Any]:
         return {"type": "string", "enum": list(info.values)}
     if isinstance(info, mi.VarTupleType | mi.ListType):
         return {"type": "array", "items": _convert(info.item_type)}
-    if isinstance(info, mi.DictType):
-        # Kubernetes' own types (the pod template) are not repeated here: the API server checks them at dry-run.
-        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    if isinstance(info, mi.AnyType):
+        # Kubernetes' own types (a pod's spec) are not repeated here: the API server checks them at dry-run. No type is
+        # given either: of an object whose members it does not know, the API server's == in CEL compares the number, and
+        # the values only of those that both sides have.
+        return {"x-kubernetes-preserve-unknown-fields": True}
     return {"type": _SCALARS[type(info)]}
 
 

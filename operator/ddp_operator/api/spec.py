@@ -186,6 +186,14 @@ class Scheduling(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
+class Peer(_Fields, frozen=True, kw_only=True):
+    """Who may connect, as in `from` of a NetworkPolicy."""
+
+    namespace_selector: Annotated[Any, Meta(description="Namespaces by their labels.")] = None
+    pod_selector: Annotated[Any, Meta(description="Pods by their labels.")] = None
+    ip_block: Annotated[Any, Meta(description="Addresses; alone.")] = None
+
+
 class NetworkPolicy(_Fields, frozen=True, kw_only=True):
     """Whom the pods may talk to; needs a network plug-in that enforces NetworkPolicies."""
 
@@ -200,13 +208,21 @@ class NetworkPolicy(_Fields, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="Addresses that the pods may reach as well, such as 10.0.0.0/8.")
     ] = ()
     metrics_from: Annotated[
-        tuple[dict[str, Any], ...] | None,
+        tuple[Peer, ...] | None,
         Meta(
             description="Who besides the operator may read the pods' metrics, as `from` of a NetworkPolicy has it "
             "(namespaceSelector, podSelector, ipBlock). Unset: pods labelled app.kubernetes.io/name=prometheus in any "
             "namespace. []: nobody."
         ),
     ] = None
+
+
+class Template(_Fields, frozen=True, kw_only=True):
+    """Pod template. The container named trainer (or the only one) runs the training script in its command/args; any
+    image with Python and torch will do."""
+
+    metadata: Annotated[Any, Meta(description="Labels and annotations of the pods.")] = None
+    spec: Annotated[Any, Meta(description="The pods, as in a Job: containers, volumes, nodeSelector, …")]
 
 
 class Spec(_Fields, frozen=True, kw_only=True):
@@ -224,13 +240,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
     suspend: Annotated[
         bool, Meta(description="True: no pod runs; running pods get SIGTERM and their grace time first.")
     ] = False
-    template: Annotated[
-        dict[str, Any],
-        Meta(
-            description="Pod template. The container named trainer (or the only one) runs the training script in its "
-            "command/args; any image with Python and torch will do."
-        ),
-    ]
+    template: Template
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)

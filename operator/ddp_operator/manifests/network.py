@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any, Final
 
+import msgspec
+
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 
@@ -20,6 +22,7 @@ def build_network_policy_spec(job: DDPTrainingJob) -> dict[str, Any]:
         return {"matchLabels": names.child_labels(job.name)}
 
     readers = job.spec.network_policy.metrics_from
+    others = [_labelled(_PROMETHEUS)] if readers is None else msgspec.to_builtins(readers)
     operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
     egress: list[dict[str, Any]] = [
         {"to": [{"podSelector": pods()}]},
@@ -33,7 +36,7 @@ def build_network_policy_spec(job: DDPTrainingJob) -> dict[str, Any]:
         "ingress": [
             {"from": [{"podSelector": pods()}]},
             {
-                "from": [operator, *copy.deepcopy([_labelled(_PROMETHEUS)] if readers is None else list(readers))],
+                "from": [operator, *copy.deepcopy(others)],
                 "ports": [{"port": job.spec.metrics.port, "protocol": "TCP"}],
             },
         ],

@@ -29,7 +29,7 @@ def build_pod_template(
 ) -> dict[str, Any]:
     """Return ``Job.spec.template`` for one attempt."""
     pod: dict[str, Any] = copy.deepcopy(dict(template.pod))
-    metadata = copy.deepcopy(dict(job.spec.template.get("metadata") or {}))
+    metadata = copy.deepcopy(dict(job.spec.template.metadata or {}))
     metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
     # A proxy in front of every port breaks rendezvous, and a proxy that never exits keeps the Job running.
     metadata["annotations"] = {"sidecar.istio.io/inject": "false", **(metadata.get("annotations") or {})}

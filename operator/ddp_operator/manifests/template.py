@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator import constants
-from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
+from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.spec import Spec
+from ddp_operator.api.spec import Peer, Spec
 from ddp_operator.launcher import compile_log_pattern
 from ddp_operator.manifests.containers import check_containers
 from ddp_operator.manifests.quantities import count_gpus, cpu_limit
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, split_user_command
 
 _POD = "spec.template.spec"
-_PEERS = ("namespaceSelector", "podSelector", "ipBlock")
 _NATIVE_SIDECAR = "move it to initContainers with restartPolicy: Always (a native sidecar)"
 
 
@@ -44,8 +43,8 @@ class ResolvedTemplate:
 def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     """Return the resolved template. Raises: InvalidManifest with every problem found."""
     spec = job.spec
-    errors = list(_check_metadata(spec.template))
-    pod = spec.template.get("spec")
+    errors = list(_check_metadata(spec.template.metadata or {}))
+    pod = spec.template.spec
     if not isinstance(pod, Mapping):
         raise InvalidManifest([*errors, FieldError(_POD, "Required value: the pods need containers; add it")])
     shape = list(_check_shape(pod))
@@ -76,11 +75,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     return ResolvedTemplate(pod, index, command, nproc)
 
 
-def _check_metadata(template: Mapping[str, Any]) -> Iterator[FieldError]:
-    for name in template:
-        if name not in ("metadata", "spec"):
-            yield unknown_member(str(name), "spec.template", ("metadata", "spec"))
-    metadata = template.get("metadata") or {}
+def _check_metadata(metadata: Any) -> Iterator[FieldError]:
     if not isinstance(metadata, Mapping):
         yield FieldError("spec.template.metadata", "must be an object with labels and annotations")
         return
@@ -263,12 +258,9 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
             words = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
             yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", words, cidr)
     for index, peer in enumerate(spec.network_policy.metrics_from or ()):
-        if not peer or peer.keys() - _PEERS:
-            words = (
-                "must have namespaceSelector, podSelector or ipBlock, and nothing else; write it as in a "
-                "NetworkPolicy's `from`"
-            )
-            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", words, peer)
+        if peer == Peer():
+            words = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
+            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", words, {})
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:

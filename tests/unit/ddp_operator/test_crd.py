@@ -50,8 +50,13 @@ class TestStructure:
         assert [(path, sorted(forbidden & set(node))) for path, node in nodes(SCHEMA) if forbidden & set(node)] == []
 
     def test_every_node_has_a_type(self) -> None:
-        typeless = [p for p, n in nodes(SCHEMA) if "type" not in n and not n.get("x-kubernetes-int-or-string")]
-        assert typeless == []
+        others = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
+        assert [p for p, n in nodes(SCHEMA) if "type" not in n and not any(n.get(name) for name in others)] == []
+
+    def test_no_two_objects_are_taken_for_equal_that_only_have_as_many_members(self) -> None:
+        """An API server's == compares the members that the schema knows, and of an object with others their number."""
+        objects = [(path, node) for path, node in nodes(SCHEMA["properties"]["spec"]) if node.get("type") == "object"]
+        assert [p for p, n in objects if "properties" not in n or "x-kubernetes-preserve-unknown-fields" in n] == []
 
     def test_every_field_of_the_spec_is_described(self) -> None:
         spec = SCHEMA["properties"]["spec"]

@@ -47,7 +47,7 @@ class TestDefaults:
         assert parse(recovery={"maxRestarts": None, "inPlaceRestarts": 1}).recovery.max_restarts == 3
 
     def test_null_in_the_template_stays(self) -> None:
-        assert parse(template=template(nodeSelector=None)).template["spec"]["nodeSelector"] is None
+        assert parse(template=template(nodeSelector=None)).template.spec["nodeSelector"] is None
 
     def test_whole_number_with_a_point_is_a_number(self) -> None:
         assert parse(nodes=2.0).nodes == 2
@@ -69,7 +69,7 @@ class TestFile:
 
     def test_unquoted_date_stays_text_as_with_kubectl(self) -> None:
         raw = yaml.safe_dump(resource()).replace("example.com/train:1", "2026-11-20")
-        assert parse_manifest(raw).job.spec.template["spec"]["containers"][0]["image"] == "2026-11-20"
+        assert parse_manifest(raw).job.spec.template.spec["containers"][0]["image"] == "2026-11-20"
 
     @pytest.mark.parametrize(
         ("text", "words"),
@@ -124,7 +124,7 @@ class TestWords:
             (
                 {"template": []},
                 'spec.template: Invalid value: "array": spec.template in body must be of type object: "array"; '
-                "write its members below it",
+                "write its members below it: metadata, spec",
             ),
             ({"template": None}, "spec.template: Required value: it has no default; add it"),
             ({"checkpoint": {}}, "spec.checkpoint.path: Required value: it has no default; add it"),

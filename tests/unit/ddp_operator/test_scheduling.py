@@ -119,10 +119,14 @@ class TestRefusals:
     def test_a_policy_that_would_hold_nobody(self) -> None:
         assert "hostNetwork" in refusal(networkPolicy={"enabled": True}, template=template(hostNetwork=True))
 
-    @pytest.mark.parametrize("peer", [{}, {"namespace": "monitoring"}, {"podSelector": {}, "ports": []}])
+    def test_a_reader_that_is_nobody(self) -> None:
+        words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, {}]})
+        assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: must have namespaceSelector,")
+
+    @pytest.mark.parametrize("peer", [{"namespace": "monitoring"}, {"podSelector": {}, "ports": []}])
     def test_a_reader_that_is_none(self, peer: dict[str, Any]) -> None:
         words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, peer]})
-        assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: must have namespaceSelector,")
+        assert words.startswith('unknown field "spec.networkPolicy.metricsFrom[1].')
 
     @pytest.mark.parametrize("cidr", ["10.0.0.0/33", "10.0.0.1/8", "example.com", ""])
     def test_a_network_that_is_none(self, cidr: str) -> None:
