@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from cel_expr_python import cel
+from cel_expr_python.ext import ext_strings
 
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.rules import RULES, Rule
@@ -34,10 +35,11 @@ def check_rules(resource: Mapping[str, Any], old: Mapping[str, Any] | None = Non
         if not _fits(bindings):  # its own field's rule refuses it
             holds = isinstance(node, Mapping)
         else:  # the API server takes a rule that cannot be evaluated for one that does not hold
-            holds = _program(rule).eval(data=bindings).value() is True
+            holds = _program(rule.cel).eval(data=bindings).value() is True
         if not holds:
             # As the API server: it shows the value of the node that carries the rule, and leaves objects out.
-            errors.append(FieldError(f"{rule.at}{rule.field}".lstrip("."), rule.message, node))
+            message = _program(rule.explanation).eval(data=bindings).value() if rule.explanation else rule.message
+            errors.append(FieldError(f"{rule.at}{rule.field}".lstrip("."), message, node))
     return errors
 
 
@@ -61,12 +63,13 @@ def _fits(value: Any) -> bool:
 
 @cache
 def _environment() -> Any:
-    return cel.NewEnv(variables={"self": cel.Type.DYN, "oldSelf": cel.Type.DYN})
+    variables = {"self": cel.Type.DYN, "oldSelf": cel.Type.DYN}
+    return cel.NewEnv(variables=variables, extensions=[ext_strings.ExtStrings()])
 
 
 @cache
-def _program(rule: Rule) -> Any:
-    return _environment().compile(rule.cel)
+def _program(text: str) -> Any:
+    return _environment().compile(text)
 
 
 def _lookup(value: Any, path: str) -> Any:

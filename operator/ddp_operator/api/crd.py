@@ -104,6 +104,8 @@ def build_resource_schema() -> dict[str, Any]:
 
 def _entry(rule: Rule) -> dict[str, str]:
     entry = {"rule": rule.cel, "message": rule.message}
+    if rule.explanation:
+        entry["messageExpression"] = rule.explanation
     return entry | ({"fieldPath": rule.field} if rule.field and rule.field != ".metadata.name" else {})
 
 

@@ -202,6 +202,11 @@ MUTABLE = {
 }
 
 
+def said(item: dict[str, Any], old: dict[str, Any]) -> list[str]:
+    """Return the refusals of a change, each without its remedy."""
+    return [str(error).partition(" can't be changed once the job has started; ")[0] for error in check_rules(item, old)]
+
+
 def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the specs of what serves all attempts of a stored job."""
     item = change(item, "metadata", item["metadata"] | {"uid": "1", "generation": 1, "resourceVersion": "1"})
@@ -214,7 +219,23 @@ class TestTransitions:
     def test_what_pods_depend_on_is_fixed_once_an_attempt_has_begun(self, path: str) -> None:
         old = stored() | {"status": {"attempt": 1}}
         field = ".".join(path.split(".")[:2])
-        assert refused(change(old, path, FIXED[path]), old) == [field]
+        assert said(change(old, path, FIXED[path]), old) == [f"spec: Invalid value: {field}"]
+
+    def test_all_that_was_changed_is_named_at_once(self) -> None:
+        new = old = stored() | {"status": {"attempt": 1}}
+        for path, value in (FIXED | MUTABLE).items():
+            new = change(new, path, value)
+        [words] = said(new, old)
+        assert sorted(words.removeprefix("spec: Invalid value: ").split(", ")) == sorted(
+            {".".join(path.split(".")[:2]) for path in FIXED}
+        )
+
+    @pytest.mark.parametrize("before", [{"status": {"attempt": 1, "phase": "Pending"}}, {}])
+    def test_a_write_of_the_status_is_not_held_against_the_spec(self, before: dict[str, Any]) -> None:
+        """An API server writes either; a rule that looks at the status first looks at nothing else then."""
+        old = stored() | before
+        new = change(old, "spec.securityProfile", "Restricted") | {"status": {"attempt": 1, "phase": "Running"}}
+        assert refused(new, old) == []
 
     @pytest.mark.parametrize("path", FIXED)
     @pytest.mark.parametrize("status", [None, {}, {"attempt": 0}, {"phase": "Rejected"}])
@@ -245,13 +266,12 @@ class TestTransitions:
             new = change(old, path, value)
             if made_once(new) != made_once(old):
                 told.add(path)
-                assert refused(new, old) == [".".join(path.split(".")[:2])]
+                assert said(new, old) == ["spec: Invalid value: " + ".".join(path.split(".")[:2])]
         assert told == {"spec.rendezvous.port", "spec.metrics.port", *(path for path in others if "Policy" in path)}
 
     def test_optional_block_may_neither_come_nor_go(self) -> None:
         without, with_it = (item | {"status": {"attempt": 1}} for item in (stored(), BASE))
-        assert refused(with_it, without) == ["spec.checkpoint"]
-        assert refused(without, with_it) == ["spec.checkpoint"]
+        assert said(with_it, without) == said(without, with_it) == ["spec: Invalid value: spec.checkpoint"]
 
     def test_creation_knows_no_transition(self) -> None:
         assert refused(stored() | {"status": {"attempt": 1}}) == []

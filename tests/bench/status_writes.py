@@ -1,0 +1,129 @@
+"""What the rules of the CRD cost an API server with each write of a status: its CPU time, with them and without.
+
+Real etcd and kube-apiserver from $KUBEBUILDER_ASSETS. The definitions stand side by side, each in a group of its own,
+and take turns within one run. ``--against`` adds another definition, such as that of a former commit. Asserts nothing:
+
+    KUBEBUILDER_ASSETS=… python -m tests.bench.status_writes --against former.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import yaml
+
+from ddp_operator.api.crd import build_crd
+from ddp_operator.constants import KIND, PLURAL, VERSION
+from ddp_operator.kube import ApiError
+from tests.bench.figures import ratio, table
+from tests.integration.apiserver import ControlPlane
+from tests.property.strategies import FULL
+from tests.standin import World
+
+PARALLEL: Final = 16
+STATUS: Final = {
+    "phase": "Running", "attempt": 1, "attemptNodes": 2, "jobName": "job-1", "selector": "a=b",
+    "startTime": "2026-01-01T00:00:00Z", "attemptTime": "2026-01-01T00:00:00Z", "observedGeneration": 1,
+    "nodes": {"desired": 2, "ready": 2, "succeeded": 0, "failed": 0},
+    "progress": {"step": 1, "totalSteps": 10000, "percent": "1.0%", "loss": "2.3", "samplesPerSecond": "1000"},
+    "conditions": [
+        {"type": kind, "status": "True", "reason": "R", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        for kind in ("Accepted", "Scheduled", "Rendezvoused", "Progressing")
+    ],
+}  # fmt: skip
+
+
+class Subject:
+    """One definition and its jobs; ``turn`` writes their statuses."""
+
+    def __init__(self, name: str, crd: Any) -> None:
+        self.name = name
+        self.group = f"{name}.example.com"
+        self.where = f"/apis/{self.group}/{VERSION}/namespaces/default/{PLURAL}"
+        self.crd = copy.deepcopy(crd)
+        self.crd["metadata"]["name"] = f"{PLURAL}.{self.group}"
+        self.crd["spec"]["group"] = self.group
+        self.crd["spec"]["names"].pop("categories")
+        self._jobs: list[Any] = []
+        self._step = 0
+
+    async def install(self, plane: ControlPlane, world: World) -> None:
+        """Make the definition and its jobs."""
+        plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(self.crd))
+        plane.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.{self.group}")
+        body = FULL | {"apiVersion": f"{self.group}/{VERSION}"}
+
+        async def make() -> bool:
+            try:
+                metadata = {"name": f"job-{len(self._jobs)}"}
+                self._jobs.append(await world.client.request("POST", self.where, body=body | {"metadata": metadata}))
+            except ApiError as error:
+                if error.status != 404:  # it is not served yet
+                    raise
+            return len(self._jobs) == PARALLEL
+
+        await world.until(make, f"{self.name} is served")
+
+    async def turn(self, world: World, writes: int) -> None:
+        """Write so many statuses, all jobs at the same time."""
+        await asyncio.gather(*(self._write(world, index, writes // PARALLEL) for index in range(PARALLEL)))
+
+    async def _write(self, world: World, index: int, writes: int) -> None:
+        for _ in range(writes):
+            self._step += 1
+            old = self._jobs[index]
+            metadata = {key: old["metadata"][key] for key in ("name", "resourceVersion")}
+            status = STATUS | {"progress": {"step": self._step, "totalSteps": 10**6}}
+            body = {"apiVersion": old["apiVersion"], "kind": KIND, "metadata": metadata, "status": status}
+            where = f"{self.where}/{metadata['name']}/status"
+            self._jobs[index] = await world.client.request("PUT", where, body=body)
+
+
+def without_rules(node: Any) -> Any:
+    """Return a definition without its CEL rules."""
+    if isinstance(node, dict):
+        return {key: without_rules(value) for key, value in node.items() if key != "x-kubernetes-validations"}
+    return [without_rules(item) for item in node] if isinstance(node, list) else node
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """Write the table and the ratios."""
+    ours = Subject("ours", build_crd())
+    subjects = [ours, Subject("bare", without_rules(build_crd()))]
+    subjects += [Subject(path.stem.lower(), yaml.safe_load(path.read_text())) for path in options.against]
+    spent: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+    with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), controllers=False) as plane:
+        (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "kube-apiserver")
+        async with World(plane.admin) as world:
+            for subject in subjects:
+                await subject.install(plane, world)
+                await subject.turn(world, 10 * PARALLEL)
+            for number in range(options.turns):
+                for subject in subjects if number % 2 else subjects[::-1]:
+                    before = sum(server.cpu_times()[:2])
+                    await subject.turn(world, options.writes)
+                    spent[subject.name].append((sum(server.cpu_times()[:2]) - before) / options.writes * 1000)
+    print(table("the API server's CPU for 1,000 writes of a status", spent))
+    for subject in subjects[1:]:
+        print(ratio(f"{subject.name} : ours", spent[subject.name], spent[ours.name]))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, action="append", default=[], metavar="FILE", help="another definition")
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--writes", type=int, default=480, help=f"in a turn; a multiple of {PARALLEL}")
+    asyncio.run(measure(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    main()
