@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,9 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and say where it is. Raises: CommandError."""
+    from ddp_operator.local.folder import RunFolder
+    from ddp_operator.local.orphan import close_record
     from ddp_operator.report import build_page, read_run
 
     folder = find_run(arguments.run, arguments.runs_dir)
+    with suppress(OSError):  # somebody else's folder: the page says so nevertheless
+        close_record(RunFolder(folder))
     try:
         page = build_page(read_run(folder), datetime.now(UTC))
     except ValueError as error:

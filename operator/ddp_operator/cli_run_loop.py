@@ -25,6 +25,7 @@ from ddp_operator.local.display import View, choose_display
 from ddp_operator.local.fields import Finding
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.job_controller import completion_index
+from ddp_operator.local.orphan import close_record, interrupt
 from ddp_operator.local.plotter import Plotter
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.store import grace_of
@@ -85,6 +86,9 @@ class Run:
             raise exits.CommandError(
                 f"{plan.runs_dir}: no run folder can be made there ({error.strerror}); choose another --runs-dir"
             ) from None
+        for former in plan.runs_dir.iterdir():
+            with suppress(OSError):
+                close_record(RunFolder(former))
         name = plan.resource["metadata"]["name"]
         self._key = Key(plan.resource["metadata"].get("namespace") or "default", name)
         self._display = choose_display(name, quiet=plan.quiet, plain=plan.plain, stream=sys.stdout)
@@ -226,10 +230,12 @@ class Run:
     async def _finish(self) -> int:
         from ddp_operator.local.summary import describe_run
 
-        if self._broken is None:
-            self._take_status()  # where the last one could not be written
-        else:
+        if self._broken is not None:
             self._fail(self._broken)
+        else:
+            if self._signals:
+                self._interrupt()
+            self._take_status()  # also where the last one could not be written
         self._display.update(self._view())
         if len(self._signals) < 2:
             await self._aside("the plot", self._plotter.draw)
@@ -267,6 +273,13 @@ class Run:
         except Exception as another:
             self._record_error("the last status", another)
             self._status = msgspec.structs.replace(self._status, phase="Failed")
+
+    def _interrupt(self) -> None:
+        """Say in the status that nobody runs the job any more, where it has not ended."""
+        resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
+        changed = interrupt(resource, self._plan.command, _now()) if resource is not None else None
+        if resource is not None and changed is not None:
+            self._cluster.store.change(resource, status=changed["status"])
 
     def _take_status(self) -> None:
         """Read the status from the cluster; write it to the folder where it is new."""

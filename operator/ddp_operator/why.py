@@ -81,6 +81,7 @@ REMEDIES: Final = {
     "job anew.",
     "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job anew; it goes on "
     "from its checkpoint if it keeps one on a claim.",
+    "Interrupted": "Run it again: it goes on from its checkpoint if it keeps one on a claim.",
     "OperatorError": "Run it again: it goes on from its checkpoint. Please report the traceback.",
 }
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."

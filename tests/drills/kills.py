@@ -89,9 +89,10 @@ def kill_run(scene: Scene) -> Outcome:
     kill([first.process.pid])
     first.process.wait()
     scene.check_nothing_left(temporary=False)
-    if first.status()["phase"] != "Running":
-        raise Perished(f"the status of a run that was killed says {first.status()['phase']}")
     page = first.report()
+    reasons = {one["type"]: one["reason"] for one in first.status()["conditions"]}
+    if reasons.get("Failed") != "Interrupted":
+        raise Perished(f"the status of a run that was killed says {reasons}")
     if (
         ">Interrupted</span>" not in page
         or "Go on from the newest checkpoint in claim drill with: ddp run job-0" not in page

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .run_command import PATIENCE, DdpRun, find_pods, manifest
 
@@ -110,6 +111,10 @@ def test_a_missing_script_fails_at_once_and_says_which(tmp_path: Path) -> None:
     assert (run.run_folder / "summary.txt").read_text() in run.output
 
 
+def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
+    return {one["type"]: (one["status"], one["reason"]) for one in run.read_status()["conditions"]}
+
+
 def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
     write(tmp_path, SAVE_ON_SIGTERM)
     with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1)) as run:
@@ -119,6 +124,7 @@ def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
         assert find_pods(marks) == []
+        assert conditions(run)["Failed"] == ("True", "Interrupted")
     assert (tmp_path / "saved").exists()
     assert "stopping: pods have" in run.output
     assert "toy: Interrupted" in run.output
@@ -150,6 +156,19 @@ def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -
         while find_pods(marks) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert find_pods(marks) == []
+        text = (run.run_folder / "status.yaml").read_text()
+        assert text.startswith(f"# Written by `ddp run`, process {run.process.pid} on ")
+        assert run.read_status()["phase"] != "Failed"
+        killed = run.run_folder
+    # Who runs something beside it, be it in vain, closes the record of the one that was killed.
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ddp")), "run", "-", "--quiet"], cwd=tmp_path, capture_output=True,
+        input=manifest(["python", "nowhere.py"], nodes=1), text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    status = yaml.safe_load((killed / "status.yaml").read_text())["status"]
+    assert {c["type"]: c["reason"] for c in status["conditions"]}["Failed"] == "Interrupted"
+    assert status["phase"] == "Failed"
 
 
 def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import fcntl
 import os
+import re
+import socket
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +18,7 @@ from typing import Any, Final
 import yaml
 
 from ddp_operator import constants
+from ddp_operator.api.status import ENDED_PHASES
 
 COLUMNS: Final = {
     "time": None,  # Unix seconds
@@ -36,6 +39,12 @@ COLUMNS: Final = {
 }
 """Columns of metrics.csv and the metric that each holds."""
 
+_LIVING: Final = """\
+# Written by `ddp run`, process {pid} on {host}, and true only while that runs; it began at {since}.
+# Whether it does: `ddp report` says so, and writes it here once it does not. By hand: flock -n job.yaml true
+# succeeds in this folder when nobody runs the job any more.
+"""
+
 
 class RunFolder:
     """Paths and writers of one run's folder.
@@ -53,6 +62,7 @@ class RunFolder:
         self.command = path / "command.txt"
         self.on_problem: Callable[[str], None] = lambda words: None
         self._failing: set[Path] = set()
+        self._since = ""
         self.status = path / "status.yaml"
         self.events = path / "events.log"
         self.errors = path / "errors.log"
@@ -76,6 +86,7 @@ class RunFolder:
             except FileExistsError:
                 continue
             folder = cls(path)
+            folder._since = f"{now.astimezone():%Y-%m-%dT%H:%M:%S%z}"
             folder.logs.mkdir()
             folder.pages.mkdir()
             for former in runs.iterdir():
@@ -113,6 +124,34 @@ class RunFolder:
             os.close(descriptor)
         return False
 
+    @property
+    def was_written_here(self) -> bool:
+        """Whether the writer of status.yaml is of this host, alive or not: of another's lock not every disk tells."""
+        try:
+            with self.status.open(encoding="utf-8", errors="replace") as stream:
+                first = stream.readline()
+        except OSError:
+            return False
+        return re.fullmatch(rf"# Written by .* on {re.escape(socket.gethostname())}, .*\n", first) is not None
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep others from closing the record meanwhile; False: somebody is at it. Raises: OSError."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(descriptor)
+
+    @property
+    def typed(self) -> str:
+        """The command that was typed; empty in an older folder."""
+        return self.command.read_text(encoding="utf-8").strip() if self.command.exists() else ""
+
     def _clear(self) -> None:
         """Remove what a run that was killed has left half-written: its own files, and those of its pods' launchers."""
         # The summary is the last that is written: with it the run has ended in order.
@@ -122,10 +161,13 @@ class RunFolder:
     def write_status(self, resource: Mapping[str, Any]) -> bool:
         """Write status.yaml, so that a reader sees the old one or the new one and never half of it.
 
-        Returns whether that succeeded.
+        While the job has not ended it begins with who writes it: killed, we could not take it back. Returns whether
+        that succeeded.
         """
         kept = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in resource}
-        return self._write(self.status, _dump_all([kept]))
+        ended = (resource.get("status") or {}).get("phase") in ENDED_PHASES
+        head = "" if ended else _LIVING.format(pid=os.getpid(), host=socket.gethostname(), since=self._since)
+        return self._write(self.status, head + _dump_all([kept]))
 
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""

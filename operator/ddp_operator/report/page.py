@@ -9,6 +9,7 @@ from typing import Final
 
 from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure
+from ddp_operator.local.orphan import explain_interruption
 from ddp_operator.progress import format_duration
 from ddp_operator.report.charts import Series, format_number, line_chart, stacked_chart
 from ddp_operator.report.run import Event, RankTime, Run, split_step_time
@@ -62,7 +63,11 @@ def build_page(run: Run, now: datetime) -> str:
     """Return the page of a run. It asks for nothing from elsewhere, which its own policy makes sure of."""
     status = run.status
     phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
-    words = explain_interruption(run) if run.interrupted else str(explain_why(run.resource, (), now))
+    words = (
+        explain_interruption(run.resource, status, run.command)
+        if run.interrupted
+        else str(explain_why(run.resource, (), now))
+    )
     sections = [
         f'<header><h1>{escape(run.name)}<span class="phase {phase}">{phase}</span></h1>',
         f"<p>{escape(words)}</p></header>",
@@ -81,14 +86,6 @@ def build_page(run: Run, now: datetime) -> str:
         f'<link rel="icon" href="data:,">\n<title>{escape(run.name)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(filter(None, sections)) + "\n</body>\n</html>\n"
     )
-
-
-def explain_interruption(run: Run) -> str:
-    """Say that nobody runs the job any more, and how it goes on."""
-    words = f"The `ddp run` that wrote this ended before the job did; its last status says {run.status.phase}. "
-    claim = ((run.resource.get("spec") or {}).get("checkpoint") or {}).get("claimName")
-    how = f"Go on from the newest checkpoint in claim {claim}" if claim else "It keeps no checkpoint; start anew"
-    return f"{words}{how} with: {run.command or 'ddp run FILE'}"
 
 
 def _cards(run: Run) -> Iterable[str]:

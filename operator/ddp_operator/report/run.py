@@ -15,6 +15,7 @@ import yaml
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.local.folder import RunFolder, read_rows
+from ddp_operator.status.conditions import FAILED, INTERRUPTED, find
 
 Point = tuple[float, float]
 Row = Mapping[str, float]
@@ -76,8 +77,10 @@ class Run:
 
     @property
     def interrupted(self) -> bool:
-        """Whether `ddp run` has ended and the job had not: then nobody will ever bring the status up to date."""
-        return not self.under_way and self.status.phase not in ENDED_PHASES
+        """Whether `ddp run` has ended and the job had not."""
+        failed = find(self.status.conditions, FAILED)
+        closed = failed is not None and failed.reason == INTERRUPTED
+        return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
 
     def series(self, column: str) -> list[Point]:
         """Return a column over time, without the rows that lack it."""
@@ -101,7 +104,7 @@ def read_run(path: Path) -> Run:
     pages = {page.stem: page.read_text(encoding="utf-8", errors="replace") for page in folder.pages.glob("*.prom")}
     return Run(
         name=path.resolve().name,
-        command=folder.command.read_text(encoding="utf-8").strip() if folder.command.exists() else "",
+        command=folder.typed,
         under_way=under_way,
         resource=resource,
         status=status,

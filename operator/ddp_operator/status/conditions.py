@@ -80,6 +80,7 @@ RESTART_BUDGET_EXHAUSTED: Final = "RestartBudgetExhausted"
 CRASH_LOOP: Final = "CrashLoop"
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
 OPERATOR_ERROR: Final = "OperatorError"  # of `ddp run` alone: an operator in a cluster never gives up
+INTERRUPTED: Final = "Interrupted"  # likewise: it was, or it was killed
 FINISHED: Final = "Finished"
 
 

@@ -1,0 +1,159 @@
+"""The record of a run whose `ddp run` is gone: who closes it, when, and never beside a living writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.cli import main
+from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.orphan import close_record
+from tests.builders import resource
+
+WRITER = """
+import json, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from ddp_operator.local.folder import RunFolder
+job = json.load(sys.stdin)
+folder = RunFolder.create(Path(sys.argv[1]), "x", datetime.now(UTC))
+folder.write_manifest("kind: K", [], {}, "ddp run job.yaml --cpu")
+folder.write_status(job)
+print(folder.path, flush=True)
+import time
+time.sleep(600)
+"""
+RUNNING = {
+    "phase": "Running",
+    "attempt": 1,
+    "startTime": "2026-11-20T12:00:00Z",
+    "progress": {"step": 7},
+    "conditions": [
+        {"type": "Progressing", "status": "True", "reason": "Training", "lastTransitionTime": "2026-11-20T12:00:00Z"}
+    ],
+}
+
+
+@pytest.fixture
+def writer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes a run folder and says which."""
+    line = [sys.executable, "-c", WRITER, str(tmp_path / "runs")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdin is not None
+        job = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
+        process.stdin.write(json.dumps(job | {"status": RUNNING | getattr(request, "param", {})}))
+        process.stdin.close()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def folder_of(writer: subprocess.Popen[str], *, kill: bool) -> RunFolder:
+    assert writer.stdout is not None
+    folder = RunFolder(Path(writer.stdout.readline().strip()))
+    if kill:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    return folder
+
+
+def status_of(folder: RunFolder) -> dict[str, Any]:
+    return dict(yaml.safe_load(folder.status.read_text())["status"])
+
+
+def test_a_living_writers_record_is_left_alone_and_says_whose_it_is(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=False)
+    before = folder.status.read_text()
+    assert not close_record(folder)
+    assert folder.status.read_text() == before
+    assert before.startswith(f"# Written by `ddp run`, process {writer.pid} on {socket.gethostname()}, and true only ")
+    assert before.splitlines()[0].rpartition(" ")[2].startswith("20")  # the time at which it began
+    assert status_of(folder)["phase"] == "Running"
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="the flock program is not installed")
+def test_what_the_record_says_of_the_lock_is_so(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=False)
+    (line,) = (line for line in folder.status.read_text().splitlines() if "flock -n" in line)
+    command = line.partition("By hand: ")[2]
+    assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 1
+    writer.kill()
+    writer.wait()
+    assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 0
+
+
+def test_a_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    written = folder.status.stat().st_mtime_ns
+    assert close_record(folder)
+    assert not folder.status.read_text().startswith("#")
+    assert folder.status.stat().st_mtime_ns == written  # the newest run is still the one that ran last
+    status = status_of(folder)
+    (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
+    assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
+    assert (
+        "its last status says Running. Go on from the newest checkpoint in claim c with: ddp run job.yaml --cpu"
+        in (failed["message"])
+    )
+    assert status["progress"]["step"] == 7
+    assert "Interrupted after " in folder.summary.read_text()
+    assert not close_record(folder)
+    assert sorted(path.name for path in folder.path.glob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("writer", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"phase": "Rejected"}], indirect=True)
+def test_a_run_that_has_ended_keeps_its_end(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    before = folder.status.read_text()
+    assert not close_record(folder)
+    assert folder.status.read_text() == before
+
+
+def test_of_another_hosts_run_nothing_is_written(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    elsewhere = folder.status.read_text().replace(f"on {socket.gethostname()},", "on another-host,")
+    folder.status.write_text(elsewhere)
+    assert not close_record(folder)
+    assert folder.status.read_text() == elsewhere
+
+
+def test_two_never_close_it_at_once(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    with folder.alone() as alone:
+        assert alone
+        assert not close_record(RunFolder(folder.path))
+        assert status_of(folder)["phase"] == "Running"
+    assert close_record(folder)
+
+
+@pytest.mark.parametrize("text", ["", "a: [1\n", "- 1\n", "kind: K\n", "status: 3\nmetadata: {}\n"])
+def test_what_is_no_record_is_left_alone(writer: subprocess.Popen[str], text: str) -> None:
+    folder = folder_of(writer, kill=True)
+    text = folder.status.read_text().partition("\n")[0] + "\n" + text
+    folder.status.write_text(text)
+    assert not close_record(folder)
+    assert folder.status.read_text() == text
+
+
+def test_who_asks_for_the_report_of_a_killed_run_closes_its_record(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    assert main(["report", str(folder.path)]) == 0
+    assert status_of(folder)["phase"] == "Failed"
+    first = (folder.path / "report.html").read_text()
+    assert main(["report", str(folder.path)]) == 0
+    for page in (first, (folder.path / "report.html").read_text()):
+        assert '<span class="phase Interrupted">Interrupted</span>' in page
+        assert "its last status says Running. Go on from the newest checkpoint in claim c with: ddp run" in page
