@@ -129,8 +129,8 @@ class Leader:
         while True:
             try:
                 seen = await self._try(seen)
-            except (ClusterError, TimeoutError) as exc:
-                logger.warning("cannot read or take the lease: %s", exc or type(exc).__name__)
+            except ClusterError as exc:
+                logger.warning("cannot read or take the lease: %s", exc)
             if self.leads:
                 break
             if seen is not None and seen.holder != self.follows:
@@ -153,8 +153,8 @@ class Leader:
         spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
         try:
             await self._call("PUT", {**self._lease, "spec": spec})
-        except (ClusterError, ApiError, TimeoutError) as exc:
-            logger.info("the lease could not be released: %s", exc or type(exc).__name__)
+        except (ClusterError, ApiError) as exc:
+            logger.info("the lease could not be released: %s", exc)
 
     async def _try(self, before: Sighting | None) -> Sighting | None:
         """Look at the Lease once and take it if that is allowed. Returns what was seen; None where a race was lost."""
@@ -180,9 +180,9 @@ class Leader:
             led = self.leads
             try:
                 kept = await self._renew()
-            except (ClusterError, ApiError, TimeoutError) as exc:
+            except (ClusterError, ApiError) as exc:
                 then = "trying again" if self.leads else "nothing is written until it is"
-                logger.warning("the lease cannot be renewed; %s: %s", then, exc or type(exc).__name__)
+                logger.warning("the lease cannot be renewed; %s: %s", then, exc)
                 continue
             if not kept:
                 self._good_until = float("-inf")
@@ -217,10 +217,14 @@ class Leader:
 
     async def _call(self, method: str, body: Body | None = None) -> Body:
         name = None if method == "POST" else self._name
-        async with asyncio.timeout(self._duration * CALL_SHARE):
-            answer: Body = await self._client.request(
-                method, path(LEASE, self._namespace, name), body=body, kind=plural(LEASE), urgent=True
-            )
+        seconds = self._duration * CALL_SHARE
+        try:
+            async with asyncio.timeout(seconds):
+                answer: Body = await self._client.request(
+                    method, path(LEASE, self._namespace, name), body=body, kind=plural(LEASE), urgent=True
+                )
+        except TimeoutError:
+            raise ClusterError(f"{method} of the lease: no answer within {seconds:.3g} s") from None
         return answer
 
     async def _hold(self, method: str, lease: Body) -> None:

@@ -66,9 +66,15 @@ class Page:
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
 
     @property
+    def meeting(self) -> bool:
+        """True while the launcher waits for the other pods, before the first step or after a restart in place."""
+        return self.launcher_phase in ("Starting", "WaitingForMaster", "Rendezvous")
+
+    @property
     def training(self) -> bool:
-        """True where a step has been reported."""
-        return self.values.get(constants.METRIC_GLOBAL_STEP, self.values.get(constants.METRIC_STEPS, 0.0)) > 0
+        """True where workers that run have reported a step; what a log has shown stays on the page after them."""
+        step = self.values.get(constants.METRIC_GLOBAL_STEP, self.values.get(constants.METRIC_STEPS, 0.0))
+        return step > 0 and not self.meeting
 
 
 def parse_page(text: str) -> Page:

@@ -148,7 +148,7 @@ class WorkQueue(Generic[K]):
             if isinstance(exc, ClusterError):
                 # The network, a full or restarting API server, a lost race: expected, and nothing for a traceback.
                 level = logging.WARNING if failures > 3 else logging.DEBUG
-                logger.log(level, "%s: %s; trying again in %.1f s", key, exc or type(exc).__name__, delay)
+                logger.log(level, "%s: %s; trying again in %.1f s", key, str(exc) or type(exc).__name__, delay)
             else:
                 logger.exception("%s: the reconcile failed; trying again in %.1f s", key, delay)
         else:

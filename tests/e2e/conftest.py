@@ -10,6 +10,8 @@ What a cluster needs beside the kubeconfig is said by environment variables:
   ``{hostPath: {path: /shared}}``; without it the tests that resume from a checkpoint are skipped.
 - ``DDP_E2E_NODE_STOP``, ``DDP_E2E_NODE_START``: commands that switch a node off and on; its name is added to them
   (``docker stop``). Without them no node is lost.
+- ``DDP_E2E_FREEZE``, ``DDP_E2E_THAW``: commands that stop a part of the control plane (SIGSTOP) and let it go on; its
+  name is added to them: ``kube-apiserver``, ``etcd``, ``kube-controller-manager``. Without them these have no outage.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ import pytest
 import yaml
 from kubernetes import client, config
 from kubernetes.client import ApiException
+from kubernetes.client.exceptions import NotFoundException
 
 from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 
@@ -176,4 +180,5 @@ def cluster(operator: Operator | None) -> Iterator[Cluster]:
         # Shown by pytest where the test failed; the namespace takes them along.
         print(found.kubectl("get", "ddp,job,pods", "-o", "wide").stdout)
         print(found.kubectl("logs", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100").stdout)
-        found.core.delete_namespace(name, grace_period_seconds=0)
+        with suppress(NotFoundException):  # a test may have deleted it
+            found.core.delete_namespace(name, grace_period_seconds=0)

@@ -90,5 +90,5 @@ def test_a_job_that_is_suspended_edited_and_resumed_during_a_restart_loses_nothi
     status = job.status
     assert status["restarts"]["counted"] == 0, status
     assert cluster.get("edited")["spec"]["ttlSecondsAfterFinished"] == 3600  # type: ignore[index]
-    living = [pod for pod in cluster.pods("edited") if pod.status.phase == "Running"]
+    living = job.living()
     assert len(living) == 2, [pod.metadata.name for pod in living]

@@ -62,14 +62,14 @@ STEP = re.compile(r"step (\d+) world (\d+) time ([\d.]+)")
 class Training:
     """One job that trains with that script."""
 
-    def __init__(self, cluster: Cluster, name: str, **spec: Any) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, script: str = TRAIN, **spec: Any) -> None:
         if not os.environ.get("DDP_E2E_CHECKPOINTS"):
             pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
         self.cluster, self.name = cluster, name
         job = adapt(DIGITS, name)
         pod = job["spec"]["template"]["spec"]
         container = pod["containers"][0]
-        container["command"], container["args"] = ["python3", "-c", TRAIN], []
+        container["command"], container["args"] = ["python3", "-c", script], []
         container["resources"] = {"requests": {"cpu": "100m"}}
         pod["volumes"] = [
             *pod.get("volumes", ()),
@@ -108,6 +108,10 @@ class Training:
             return next((pod for pod in pods if pod.status.phase == "Running"), None)
 
         return self.cluster.until(probe, f"pod {index} runs")
+
+    def living(self) -> list[Any]:
+        """Return the pods that run."""
+        return [pod for pod in self.cluster.pods(self.name) if pod.status.phase == "Running"]
 
     def log(self) -> str:
         """Return what rank 0 has printed in pod 0 as it is now, or nothing where there is none."""

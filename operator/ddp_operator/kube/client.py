@@ -197,7 +197,7 @@ class ApiClient:
             reason = exc.os_error.strerror or exc.os_error
             raise ClusterError(f"{method} {path}: cannot connect to {exc.host}:{exc.port}: {reason}") from exc
         except aiohttp.ClientError as exc:
-            raise ClusterError(f"{method} {path}: {exc or type(exc).__name__}") from exc
+            raise ClusterError(f"{method} {path}: {str(exc) or type(exc).__name__}") from exc
         except RuntimeError as exc:  # aiohttp's way to say that the session was closed meanwhile
             raise ClusterError(f"{method} {path}: {exc}") from exc
         finally:

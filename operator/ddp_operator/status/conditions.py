@@ -163,7 +163,9 @@ def describe_rendezvous(
         words = "the metrics page of pod 0 does not answer; a NetworkPolicy may keep the operator from it"
         return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, words)
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
-    words = f"all {nodes} pods run; workers have not started yet{phase}"
+    restarts = page.in_place_restarts if page else 0
+    workers = f"workers start again in place, restart {restarts}" if restarts else "workers have not started yet"
+    words = f"all {nodes} pods run; {workers}{phase}"
     return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, words)
 
 

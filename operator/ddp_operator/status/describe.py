@@ -216,9 +216,12 @@ def _progressing(job: DDPTrainingJob, page: Page | None, rendezvous: Fact, *, wa
     if not all_run:
         return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods run")
     stepping = page is not None and page.training
-    if stepping or (was_joined and before is not None and before.status == "True"):
+    meeting = page is not None and page.meeting
+    if stepping or (was_joined and not meeting and before is not None and before.status == "True"):
         return Fact(c.PROGRESSING, "True", c.TRAINING, "steps are being made")
     words = "no step has been reported on the metrics page of pod 0"
+    if page is not None and page.in_place_restarts:
+        words += f" since restart {page.in_place_restarts} in place"
     return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, words)
 
 

@@ -16,6 +16,7 @@ from ddp_operator.api.status import LastFailure
 from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
+from ddp_operator.status.deadlines import resumes
 from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
 from ddp_operator.status.termination import format_time, parse_time
 
@@ -43,6 +44,10 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     pods, former_alive = observation.pods_of(attempt), observation.former_alive(attempt)
     if former_alive:
         words = f"{former_alive} pods of the former attempt still run"
+        began = None if resumes(job) else parse_time(job.status.attempt_time)
+        left = [pod for pod in observation.strays if pod.alive and not pod.deleting]
+        if left and began is not None and now - began >= _NOTICE:
+            words += "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
         return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, words)
     current = c.newest_by_index(pods)
     waiting = [(pod, *why) for pod in current.values() if pod.alive and (why := _why(pod, observation))]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ddp_operator import leader
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube import ApiError, StartupError
 from ddp_operator.leader import FENCE_SHARE, Leader, Sighting, may_take, new_identity, observe_lease
@@ -208,6 +209,17 @@ class TestAcquire:
         await place.advance(RENEWAL)
         assert first.leader.leads
         await first.end()
+
+    async def test_a_server_that_does_not_answer_is_told_as_such(
+        self, place: Place, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def never(*args: Any, **kwargs: Any) -> Any:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(place, "request", never)
+        monkeypatch.setattr(leader, "CALL_SHARE", 0.001)
+        with pytest.raises(ClusterError, match=r"PUT of the lease: no answer within 0\.015 s"):
+            await Candidate(place, "a").leader._call("PUT", {})
 
     async def test_a_refusal_is_said_in_one_line(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         async def refuse(*args: Any, **kwargs: Any) -> Any:

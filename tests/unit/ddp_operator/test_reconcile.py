@@ -365,6 +365,25 @@ class TestProgress:
         assert world.cluster.calls.count("scrape") - before <= 3
         assert world.requeue == 10.0
 
+    async def test_steps_that_a_log_has_shown_are_none_of_workers_that_wait_for_each_other(self) -> None:
+        """A pod that cannot reach its peer after a restart in place waits for it up to joinTimeoutSeconds."""
+        world = await World().train(page(ddp_step=7, phase="Running"))
+        assert world.state("Progressing") == ("True", "Training")
+        world.cluster.page = page(ddp_step=7, phase="Rendezvous") + f"{constants.METRIC_LAUNCHER_RESTARTS} 1\n"
+        world.clock.advance(11)
+        await world.settle()
+        assert world.state("Rendezvoused") == ("False", "WaitingForWorkers")
+        words = "all 2 pods run; workers start again in place, restart 1 (pod 0: Rendezvous)"
+        assert world.condition("Rendezvoused").message == words
+        assert world.state("Progressing") == ("False", "NoStepYet")
+        assert world.condition("Progressing").message.endswith("since restart 1 in place")
+        assert world.status.progress is not None
+        assert world.status.progress.step == 7
+        world.cluster.page = page(ddp_step=8, phase="Running")
+        world.clock.advance(11)
+        await world.settle()
+        assert world.state("Progressing") == ("True", "Training")
+
     async def test_garbage_page_changes_nothing(self) -> None:
         world = await World().train(TRAINING)
         progress = world.status.progress

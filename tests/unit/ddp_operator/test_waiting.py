@@ -134,6 +134,18 @@ class TestWords:
         made["status"] = {"startTime": format_time(NOW)}
         assert say(jobs=[made]) == ("WaitingForPods", "0 of 2 pods are placed")
 
+    @pytest.mark.parametrize(("age", "deleting"), [(29, False), (30, False), (30, True)])
+    def test_pods_that_the_garbage_collector_leaves_are_told(self, age: float, deleting: bool) -> None:
+        typed, seen = see(child_pod(owner="gone", deleting=deleting))
+        status = msgspec.structs.replace(typed.status, attempt_time=format_time(NOW - timedelta(seconds=age)))
+        fact = describe_scheduling(replace(typed, status=status), seen, 1, 2, NOW)
+        words = "1 pods of the former attempt still run"
+        told = "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
+        assert (fact.reason, fact.message) == (
+            "WaitingForFormerPods",
+            words + told * (age == 30 and not deleting),
+        )
+
     @pytest.mark.parametrize("age", [29, 30])
     def test_scheduler_that_says_nothing_is_named(self, age: float) -> None:
         """The name in spec.scheduling.schedulerName may have no scheduler."""

@@ -1,0 +1,277 @@
+"""What a job does while parts of the cluster are away or refuse: the control plane, policies, quotas, room on nodes.
+
+As in ``test_recovery``: no step that was saved is lost, the job goes on by itself once the cause is gone, and until
+then its status says in words what it waits for. How long an outage lasts is part of the deed; nothing else rests on
+time.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.client import ApiException
+
+from .conftest import Cluster
+from .test_recovery import TRAIN, Training, condition
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+OUTAGE = 60.0
+"""Seconds that a part of the control plane stands still."""
+# Rank 1 fails once, well within the outage that begins as soon as some steps are made.
+FAILS_LATER = TRAIN.replace(
+    "    step += 1\n",
+    "    step += 1\n    if step == 150 and rank == 1 and os.environ['DDP_ATTEMPT'] == '1': os._exit(3)\n",
+)
+PROBE = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "probe"},
+    "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "probe", "image": "probe"}]}}},
+}
+
+
+@pytest.fixture
+def freeze() -> Iterator[Callable[[str], Callable[[], None]]]:
+    """Return a function that lets a part of the control plane stand still, and returns what wakes it up again."""
+    stop, go_on = os.environ.get("DDP_E2E_FREEZE"), os.environ.get("DDP_E2E_THAW")
+    if not stop or not go_on:
+        pytest.skip("DDP_E2E_FREEZE and DDP_E2E_THAW say no way to let the control plane stand still")
+
+    def run(command: str, part: str) -> None:
+        subprocess.run([*shlex.split(command), part], check=True, timeout=60, stdin=subprocess.DEVNULL)
+
+    with ExitStack() as stack:
+
+        def begin(part: str) -> Callable[[], None]:
+            thaw = partial(run, go_on, part)
+            stack.callback(thaw)  # once more does no harm
+            run(stop, part)
+            return thaw
+
+        yield begin
+
+
+@pytest.mark.parametrize("part", ["kube-apiserver", "etcd", "kube-controller-manager"])
+def test_a_failure_while_the_control_plane_stands_still_is_answered_afterwards(
+    cluster: Cluster, freeze: Callable[[str], Callable[[], None]], part: str
+) -> None:
+    job = Training(cluster, "frozen", script=FAILS_LATER, recovery={"inPlaceRestarts": 0})
+    done = job.trained()
+
+    def outage() -> None:
+        thaw = freeze(part)
+        time.sleep(OUTAGE)
+        if part == "kube-controller-manager":
+            status = job.status  # the operator has seen the failure, and can do no more
+            assert (status["phase"], status["attempt"]) == ("Restarting", 2), status
+            assert condition(status, "Scheduled")["status"] == "False", status
+        thaw()
+
+    job.recovered(done, outage, f"{part} stood still for {OUTAGE:.0f} s, and rank 1 failed meanwhile")
+    status = job.status
+    assert (status["attempt"], status["restarts"]["counted"], status["restarts"]["free"]) == (2, 1, 0), status
+    failure = status["lastFailure"]
+    assert (failure["attempt"], failure["rank"], failure["exitCode"]) == (1, 1, 3), failure
+    assert len(job.living()) == 2
+
+
+def a_quota(cluster: Cluster) -> Callable[[], object]:
+    """Let the namespace have one pod more than none, and return what takes the quota away."""
+    quota = cluster.kubectl("create", "quota", "team", "--hard=pods=1")
+    assert quota.returncode == 0, quota.stderr
+    cluster.until(
+        lambda: cluster.core.read_namespaced_resource_quota("team", cluster.namespace).status.used, "the quota counts"
+    )
+    return partial(cluster.kubectl, "delete", "quota", "team")
+
+
+def a_policy(cluster: Cluster) -> Callable[[], object]:
+    """Deny Jobs in the namespace by an admission policy, and return what takes it away."""
+    name = cluster.namespace
+    policy = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
+            ]
+        },
+        "validations": [{"expression": "false", "message": "no Jobs tonight"}],
+    }
+    binding = {
+        "policyName": name,
+        "validationActions": ["Deny"],
+        "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}},
+    }
+    kinds = {"ValidatingAdmissionPolicy": policy, "ValidatingAdmissionPolicyBinding": binding}
+    return _admission(cluster, {kind: {"spec": spec} for kind, spec in kinds.items()}, "no Jobs tonight")
+
+
+def a_webhook(cluster: Cluster) -> Callable[[], object]:
+    """Ask a webhook that is not there about the namespace's Jobs, and return what takes it away."""
+    hook = {
+        "name": "audit.example.com",
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "timeoutSeconds": 2,
+        "admissionReviewVersions": ["v1"],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}},
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [{"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}],
+    }
+    return _admission(cluster, {"ValidatingWebhookConfiguration": {"webhooks": [hook]}}, "audit.example.com")
+
+
+def _admission(cluster: Cluster, objects: dict[str, dict[str, Any]], words: str) -> Callable[[], object]:
+    name = cluster.namespace
+
+    def remove() -> None:
+        for kind in objects:
+            cluster.kubectl("delete", kind.lower(), name, "--ignore-not-found")
+
+    head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+    for kind, body in objects.items():
+        applied = cluster.apply({**head, "kind": kind, **body})
+        if applied.returncode:
+            remove()
+            raise AssertionError(applied.stderr)
+
+    def refused() -> bool:
+        tried = cluster.kubectl("create", "--dry-run=server", "-f", "-", text=yaml.safe_dump(PROBE))
+        return words in tried.stderr
+
+    try:
+        cluster.until(refused, f"{', '.join(objects)} in force")
+    except BaseException:
+        remove()
+        raise
+    return remove
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "where", "words"),
+    [
+        (a_quota, ("Scheduled", "False", "PodsForbidden"), "exceeded quota: team"),
+        (a_policy, ("Accepted", "False", "Forbidden"), "no Jobs tonight"),
+        (a_webhook, ("Accepted", "Unknown", "ServerError"), 'failed calling webhook "audit.example.com"'),
+    ],
+)
+def test_a_refused_attempt_says_who_refuses_it_and_begins_when_it_may(
+    cluster: Cluster, obstacle: Callable[[Cluster], Callable[[], object]], where: tuple[str, str, str], words: str
+) -> None:
+    job = Training(cluster, "refused")
+    done, name = job.trained(), job.pod(1).metadata.name
+
+    def told() -> bool:
+        found = condition(job.status, where[0])
+        return (found["status"], found["reason"]) == where[1:] and words in found.get("message", "")
+
+    with ExitStack() as stack:
+        remove = obstacle(cluster)
+        stack.callback(remove)
+        cluster.core.delete_namespaced_pod(name, cluster.namespace)
+        cluster.until(told, f"{where} with {words!r}")
+        events = cluster.kubectl("get", "events", "--field-selector", "involvedObject.kind=DDPTrainingJob").stdout
+        assert words in events, events
+        assert (job.status["phase"], job.status["attempt"]) == ("Restarting", 2)
+        job.recovered(done, remove, f"{obstacle.__name__[2:]} refused the next attempt and was removed")
+    restarts = job.status["restarts"]
+    assert (restarts["total"], restarts["counted"]) == (1, 0), restarts
+    assert condition(job.status, "Accepted")["status"] == "True"
+
+
+def test_drained_nodes_are_left_and_waited_for(cluster: Cluster) -> None:
+    job = Training(cluster, "drained")
+    done = job.trained()
+    nodes = [node.metadata.name for node in cluster.core.list_node().items]
+    cordoned: list[str] = []
+
+    def uncordon() -> None:
+        for node in cordoned:
+            assert cluster.kubectl("uncordon", node).returncode == 0
+
+    def drain(node: str) -> None:
+        selector = f"--pod-selector=ddp-operator.dev/job-name={job.name}"
+        drained = cluster.kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", selector)
+        assert drained.returncode == 0, drained.stderr
+
+    with ExitStack() as stack:
+        stack.callback(uncordon)
+        for node in nodes:
+            if cluster.core.read_node(node).spec.unschedulable:
+                continue
+            cordoned.append(node)
+            assert cluster.kubectl("cordon", node).returncode == 0
+        for node in {pod.spec.node_name for pod in job.living()}:
+            drain(node)
+        waiting = cluster.until(
+            lambda: (found := condition(job.status, "Scheduled"))["reason"] == "Unschedulable" and found,
+            "the next attempt finds no room",
+        )
+        assert "unschedulable" in waiting["message"], waiting
+        failure = job.status["lastFailure"]
+        assert (failure["category"], "EvictionByEvictionAPI" in failure["message"]) == ("Preempted", True), failure
+        job.recovered(done, uncordon, "all nodes were drained, and uncordoned")
+    restarts = job.status["restarts"]
+    assert (restarts["counted"], restarts["total"]) == (0, 1), restarts
+
+
+def test_what_somebody_changes_on_children_is_put_right(cluster: Cluster) -> None:
+    job = Training(cluster, "meddled")
+    labelled = f"ddp-operator.dev/job-name={job.name}"
+    for what, deed in (
+        ("the Service, the launcher's ConfigMap and a pod were deleted", ("delete", "service,configmap,pod")),
+        ("the Job was suspended", ("patch", "job", "--patch", '{"spec": {"suspend": true}}')),
+        ("the Job's parallelism was set to 0", ("patch", "job", "--patch", '{"spec": {"parallelism": 0}}')),
+        ("the Job was deleted", ("delete", "job", "--wait=false")),
+    ):
+        done, before = job.trained(), job.status["jobName"]
+
+        def meddle(deed: tuple[str, ...] = deed, before: str = before) -> None:
+            target = [before] if deed[1] == "job" else ["--selector", labelled]
+            done = cluster.kubectl(*deed[:2], *target, *deed[2:])
+            assert done.returncode == 0, done.stderr
+
+        job.recovered(done, meddle, what)
+    restarts = job.status["restarts"]
+    assert restarts["counted"] == 0, restarts
+    assert len(job.living()) == 2
+    names = {item.metadata.name for item in cluster.core.list_namespaced_service(cluster.namespace).items}
+    assert names == {job.name}
+
+
+@pytest.mark.parametrize("cascade", ["background", "foreground"])
+def test_a_deleted_job_leaves_nothing(cluster: Cluster, cascade: str) -> None:
+    job = Training(cluster, "leaving")
+    job.trained()
+    deleted = cluster.kubectl("delete", "ddp", job.name, f"--cascade={cascade}", "--timeout=100s")
+    assert deleted.returncode == 0, deleted.stderr
+    selector = f"ddp-operator.dev/job-name={job.name}"
+    cluster.until(
+        lambda: not cluster.kubectl("get", "job,pods,services,configmaps", "-l", selector, "-o", "name").stdout,
+        "nothing is left",
+    )
+
+
+def test_a_deleted_namespace_takes_its_running_jobs_along(cluster: Cluster) -> None:
+    job = Training(cluster, "moving")
+    job.trained()
+    cluster.core.delete_namespace(cluster.namespace)
+
+    def gone() -> bool:
+        try:
+            cluster.core.read_namespace(cluster.namespace)
+        except ApiException as error:
+            return bool(error.status == 404)
+        return False
+
+    cluster.until(gone, "the namespace is gone")
