@@ -17,6 +17,9 @@ class HeldPort(Stoppable):
         self._socket = hold_port(number)
         self.number = int(self._socket.getsockname()[1])
 
+    def __enter__(self) -> HeldPort:
+        return self
+
     def stop(self) -> None:
         """Let go of it."""
         self._socket.close()

@@ -22,7 +22,7 @@ class ProcessGuard:
     """
 
     def __init__(self, grace: float | None = None) -> None:
-        self.grace = float(os.environ.get("DDP_TEST_GRACE", "5")) if grace is None else grace
+        self.grace = float(os.environ.get("DDP_TEST_GRACE", "30")) if grace is None else grace
         self.leaked: list[str] = []
         self._value = uuid.uuid4().hex
 

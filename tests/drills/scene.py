@@ -126,13 +126,15 @@ class Scene:
     def until(self, probe: Callable[[], Any], what: str, *, alive: Running | None = None) -> Any:
         """Wait until ``probe()`` is true and return it; ``alive`` has to run meanwhile."""
         deadline = time.monotonic() + PATIENCE
-        while not (found := probe()):
-            if alive is not None and alive.process.poll() is not None:
+        while True:
+            ended = alive is not None and alive.process.poll() is not None  # looked at first: both may happen meanwhile
+            if found := probe():
+                return found
+            if alive is not None and ended:
                 raise Perished(f"the run ended before {what}\n{alive.output}")
             if time.monotonic() > deadline:
                 raise Perished(f"never: {what}\n{self.runs[-1].output if self.runs else ''}")
             time.sleep(0.01)
-        return found
 
     def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[Step]:
         """Wait until a rank has made so many steps."""
@@ -164,7 +166,7 @@ class Scene:
     def check_nothing_left(self, *, temporary: bool = True) -> None:
         """Insist that no process and no listening port is left, and no temporary file where they are asked for."""
         ports = {port for run in self.runs for port in run.ports}
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE / 4
         while (left := find_left(self.mark, ports)) and time.monotonic() < deadline:
             time.sleep(0.05)
         if left:

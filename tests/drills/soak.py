@@ -27,7 +27,7 @@ import psutil
 
 from ddp_operator import constants
 from ddp_operator.cluster import Key
-from ddp_operator.local.adapt import hold_free_port
+from ddp_operator.local.adapt import hold_port
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.workqueue import WorkQueue
@@ -123,6 +123,8 @@ class Farm(LocalCluster):
 def build_job(name: str, nodes: int) -> dict[str, Any]:
     """Return a job that does next to nothing."""
     container = {"name": "trainer", "image": "x", "command": ["python", "-c", "print('done')"]}
+    with hold_port() as holder:  # not for longer: what each of very many jobs leaves open is counted here
+        port = holder.getsockname()[1]
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
@@ -130,7 +132,7 @@ def build_job(name: str, nodes: int) -> dict[str, Any]:
         "spec": {
             "nodes": nodes,
             "preflight": {"mode": "Off"},
-            "rendezvous": {"port": hold_free_port()},
+            "rendezvous": {"port": port},
             "template": {"spec": {"containers": [container]}},
         },
     }

@@ -48,10 +48,12 @@ def start(kubeconfig: Path) -> Iterator[Start]:
     """Start an operator (or another one, after the first was stopped); what still runs at the end is stopped."""
     with ExitStack() as stack:
 
-        def begin(**settings: Any) -> RunningOperator:
-            wanted: dict[str, Any] = {"kubeconfig": str(kubeconfig), "health_port": 0, "call_timeout": 2.0} | settings
+        def begin(*, call_timeout: float = 120.0, **settings: Any) -> RunningOperator:
+            wanted: dict[str, Any] = {"kubeconfig": str(kubeconfig), "health_port": 0} | settings
             operator = RunningOperator(Settings(**wanted)).start()
             stack.enter_context(operator)
+            # What is late is asked for again, but for the checks at the start: after them a call may be given up early.
+            operator.operator.client._timeout = call_timeout
             return operator
 
         yield begin

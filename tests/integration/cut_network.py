@@ -21,9 +21,9 @@ from aiohttp import web
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube import ApiClient
 
-PATIENCE: Final = 20.0
+PATIENCE: Final = 120.0
 CALL: Final = 0.5
-"""Seconds after which the client gives a call up."""
+"""Seconds after which the client gives up the call that meets the cut."""
 
 
 def is_being_sent(port: int) -> bool:
@@ -65,10 +65,11 @@ async def main(unheard: float | None) -> list[str]:
     async def log_in() -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")
 
-    client = ApiClient(log_in, timeout=CALL, unheard=unheard)
+    client = ApiClient(log_in, timeout=PATIENCE, unheard=unheard)
     await client.request("GET", "/before")
     rules = f"table inet cut {{\nchain in {{\ntype filter hook input priority 0\ntcp dport {port} drop\n}}\n}}\n"
     await run("nft", "-f", "-", text=rules)
+    client._timeout = CALL
     try:
         await client.request("POST", "/late", body={})
     except ClusterError:
@@ -79,6 +80,7 @@ async def main(unheard: float | None) -> list[str]:
         await until(lambda: not is_being_sent(port), "the kernel lets go of the call")
     elif not is_being_sent(port):
         raise SystemExit("the kernel has let go of the call by itself")
+    client._timeout = PATIENCE
     await run("nft", "delete table inet cut")
     await until(lambda: not is_being_sent(port), "the kernel has delivered what it had")
     await client.request("GET", "/after")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,9 @@ class Pods:
     pass_fds: Sequence[int] = ()
 
     def __post_init__(self) -> None:
+        # Short: a DataLoader puts sockets there, whose whole path must be shorter than 108 characters, or it hangs.
+        self._temporary = tempfile.TemporaryDirectory(prefix="pods-")
+        self.temporary = Path(self._temporary.name)
         self._held = HeldPort()
         self.port = self._held.number
         self.running: dict[int, subprocess.Popen[bytes]] = {}
@@ -70,7 +74,7 @@ class Pods:
                 **os.environ,
                 **build_env(plan),
                 "OMP_NUM_THREADS": "1",
-                "TMPDIR": str(self.folder),
+                "TMPDIR": str(self.temporary),
                 "JOB_COMPLETION_INDEX": str(index),
                 "DDP_NODES": str(self.nodes),
                 "DDP_NPROC_PER_NODE": str(self.nproc),
@@ -149,3 +153,4 @@ class Pods:
                 pod.send_signal(signal.SIGKILL)
             pod.wait()
         self._held.stop()
+        self._temporary.cleanup()

@@ -14,8 +14,8 @@ from urllib.request import urlopen
 
 from tests.stoppable import Stoppable
 
-START_LIMIT = 30.0
-STOP_LIMIT = 20.0
+START_LIMIT = 120.0
+STOP_LIMIT = 120.0
 MODULE = (sys.executable, "-m", "ddp_operator")
 KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.handlers")
 

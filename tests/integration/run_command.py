@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ import yaml
 from ddp_operator.local.processes import MARK
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which something counts as never happening. No test measures time with it."""
 
 
@@ -69,7 +70,8 @@ class DdpRun:
             self.process.kill()
         self.process.wait()
         for pid in find_pods(marks):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @property
     def output(self) -> str:
@@ -96,9 +98,10 @@ class DdpRun:
         """Wait until ``probe()`` is true while the run goes on; return what it returned."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
+            ended = self.process.poll() is not None  # looked at first: it may happen, and the run end, meanwhile
             if found := probe():
                 return found
-            assert self.process.poll() is None, f"ended before {what}:\n{self.output}"
+            assert not ended, f"ended before {what}:\n{self.output}"
             time.sleep(0.05)
         raise AssertionError(f"never happened: {what}\n{self.output}")
 

@@ -14,8 +14,8 @@ from ddp_operator.runtime import Operator
 from ddp_operator.settings import Settings
 from tests.stoppable import Stoppable
 
-START_LIMIT = 20.0
-STOP_LIMIT = 20.0
+START_LIMIT = 120.0
+STOP_LIMIT = 120.0
 
 
 class RunningOperator(Stoppable):

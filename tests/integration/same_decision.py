@@ -10,11 +10,12 @@ NAME = "twice"
 FAILURE = "ValueError: rank 1 was told to fail"
 SCRIPT = f"""
 import os, time
-time.sleep(3)
+while not os.path.exists(f"{{__file__}}.{{os.environ['DDP_ATTEMPT']}}"):  # until the status says that it runs
+    time.sleep(0.05)
 if os.environ["RANK"] == "1" and os.environ["DDP_ATTEMPT"] == "1":
     raise ValueError("{FAILURE.partition(": ")[2]}")
 if os.environ["DDP_ATTEMPT"] == "1":
-    time.sleep(60)
+    time.sleep(600)
 """
 # Their steps depend on which of two pods is seen first, not on what is decided.
 _TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}

@@ -13,7 +13,7 @@ from tests.drills.core import Drill, NotHere, Outcome, Perished, Row, build_tabl
 from tests.drills.scene import ROOT
 from tests.drills.soak import Samples, soak_local
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 
 def test_the_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:

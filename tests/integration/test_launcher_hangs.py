@@ -207,7 +207,7 @@ while rank == "1" and not os.path.exists("enough"):
     job = pods(script, env={"DDP_GRACE_SECONDS": "500"})
     job.start()
     job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
-    runtime = next(path for path in tmp_path.glob("ddp-*") if str(job.running[0].pid) in path.name)
+    runtime = next(path for path in job.temporary.glob("ddp-*") if str(job.running[0].pid) in path.name)
     job.until(lambda: "finish" in job.log(0) or not _workers_live(job.running[0].pid), "pod 0's worker has ended")
     job.signal(0, signal.SIGTERM)
     ended = job.wait(0)  # less than the grace time, or the wait fails

@@ -108,7 +108,7 @@ class Shim:
 
     def _run(self, argv: list[str], env: dict[str, str]) -> Outcome:
         process = subprocess.run(
-            argv, cwd=self.folder, env={**os.environ, **env}, capture_output=True, timeout=60, stdin=subprocess.DEVNULL
+            argv, cwd=self.folder, env={**os.environ, **env}, capture_output=True, timeout=300, stdin=subprocess.DEVNULL
         )
         return Outcome(
             process.returncode, process.stdout.decode(errors="replace"), process.stderr.decode(errors="replace")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import re
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,10 +21,11 @@ import pytest
 import yaml
 
 from ddp_operator.settings import Settings
+from tests.ports import HeldPort, hold_row
 from tests.standin import StandIn, World
 
 from .conftest import job_manifest
-from .run_command import DdpRun
+from .run_command import PATIENCE, DdpRun
 from .running_operator import RunningOperator
 from .test_monitoring_rules import BOARDS, MONITORING, ROOT, SERIES, panels, rules
 
@@ -35,20 +35,6 @@ SAMPLE = (ROOT / "deploy" / "samples" / "checkpoint.yaml").read_text()
 ARGUMENTS = ("--epochs", "4", "--clip-norm", "5", "--log-every", "5")
 # What a run on CPUs does not export.
 NEEDS_A_GPU = {"ddp_gpu_memory_bytes"}
-
-
-def free_ports(count: int) -> int:
-    """Return the first of so many free ports in a row."""
-    for _ in range(50):
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            base = int(first.getsockname()[1])
-            try:
-                for port in range(base + 1, base + count):
-                    socket.create_server(("127.0.0.1", port)).close()
-            except OSError:
-                continue
-        return base
-    raise AssertionError("no free ports in a row")
 
 
 @dataclass
@@ -61,7 +47,7 @@ class Prometheus:
         """Return the data of one API call; a refused one fails with Prometheus's own words."""
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
+            with urllib.request.urlopen(address, timeout=60) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             with error:
@@ -69,7 +55,7 @@ class Prometheus:
                     raise ConnectionError("not ready yet") from None
                 raise AssertionError(f"{parameters}: {json.load(error)['error']}") from None
 
-    def until(self, expr: str, seconds: float = 30) -> None:
+    def until(self, expr: str, seconds: float = PATIENCE) -> None:
         """Wait until an expression has a value."""
         deadline = time.monotonic() + seconds
         while True:
@@ -130,8 +116,8 @@ async def submit_jobs(kubeconfig: Path, count: int, page: int) -> None:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """A run that has ended and an operator that has served jobs, both scraped from beginning to end."""
     folder = tmp_path_factory.mktemp("monitoring")
-    base, port = free_ports(2), free_ports(1)
     with ExitStack() as stack:
+        base, port = stack.enter_context(hold_row(2)), stack.enter_context(HeldPort()).number
         kubeconfig = stack.enter_context(StandIn()).write_kubeconfig(folder)
         settings = Settings(kubeconfig=str(kubeconfig), health_port=0)
         operator = stack.enter_context(RunningOperator(settings).start())
@@ -142,7 +128,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         ]  # fmt: skip
         log = stack.enter_context((folder / "prometheus.log").open("wb"))
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        stack.callback(server.wait, 20)
+        stack.callback(server.wait, PATIENCE)
         stack.callback(server.terminate)
         prometheus = Prometheus(f"http://127.0.0.1:{port}")
         begin = time.time()

@@ -22,7 +22,7 @@ def heard(*arguments: str) -> list[str]:
     if lacking:
         pytest.skip(f"not found: {', '.join(lacking)}")
     command = [*UNSHARE, sys.executable, str(Path(cut_network.__file__)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     if re.search(r"not permitted|[Pp]ermission denied|[Rr]ead-only|No such device|not supported", done.stderr):
         pytest.skip(f"no network namespaces here: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr

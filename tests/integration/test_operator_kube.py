@@ -304,6 +304,12 @@ async def test_the_first_comparison_waits_for_the_watches(world: World, store: S
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give pages all the time that a busy machine needs."""
+    monkeypatch.setattr(scrape, "TIMEOUT", 120.0)
+
+
 async def scraped(cluster: KubeCluster, page: Page) -> str | None:
     """Scrape a pod whose metrics page is ``page``."""
     app = web.Application()
@@ -317,6 +323,7 @@ async def scraped(cluster: KubeCluster, page: Page) -> str | None:
         await runner.cleanup()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_metrics_page_is_read_without_credentials(cluster: KubeCluster) -> None:
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="authorization" if "Authorization" in request.headers else "ddp_step 1\n")
@@ -324,6 +331,7 @@ async def test_a_metrics_page_is_read_without_credentials(cluster: KubeCluster) 
     assert await scraped(cluster, page) == "ddp_step 1\n"
 
 
+@pytest.mark.usefixtures("patient")
 async def test_an_endless_page_is_given_up(cluster: KubeCluster) -> None:
     sent = 0
 
@@ -374,6 +382,7 @@ async def test_a_redirect_is_not_followed(cluster: KubeCluster) -> None:
     assert await scraped(cluster, page) is None
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_packed_page_is_not_unpacked(cluster: KubeCluster) -> None:
     packed = gzip.compress(b"x" * 100_000_000)
 
@@ -385,6 +394,7 @@ async def test_a_packed_page_is_not_unpacked(cluster: KubeCluster) -> None:
     assert len(page_read) <= len(packed)
 
 
+@pytest.mark.usefixtures("patient")
 async def test_bytes_that_are_no_text_do_no_harm(cluster: KubeCluster) -> None:
     async def page(_: web.Request) -> web.Response:
         return web.Response(body=b"\xff\xfe ddp_step 1")

@@ -24,7 +24,7 @@ def kubectl(server: StandIn, kubeconfig: Path, tmp_path: Path) -> Kubectl:
 
     def run(*args: str) -> str:
         command = ["kubectl", f"--kubeconfig={kubeconfig}", f"--cache-dir={tmp_path / 'cache'}", *args]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

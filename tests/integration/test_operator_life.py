@@ -9,10 +9,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ddp_operator import reconcile
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
+from ddp_operator.runtime import Operator
 from tests.standin import StandIn, World
 
 from .conftest import Start, job_manifest
+from .running_operator import RunningOperator
 
 CHILDREN = ("services", "configmaps", "jobs", "pods")
 
@@ -26,11 +29,35 @@ def written(server: StandIn) -> list[tuple[str, ...]]:
     return [write for write in server.writes if write[1] != "leases"]
 
 
-async def settle(server: StandIn) -> int:
-    """Return the number of writes once no more have come for a while."""
-    before = -1
-    while before != (before := len(written(server))):  # noqa: ASYNC110 - the stand-in runs in another thread
-        await asyncio.sleep(0.3)
+@pytest.fixture(autouse=True)
+def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have counts and words written at once, so that an operator that rests has written all."""
+    monkeypatch.setattr(reconcile, "_DETAILS_INTERVAL", 0.0)
+
+
+def rests(server: StandIn, operator: Operator) -> bool:
+    """Tell whether the operator works, has seen all there is, has nothing to do and nothing to tell."""
+    store, queue, poster = operator.store, operator.queue, operator.cluster._poster
+    if not operator.sync.synced.is_set() or not queue.alive or len(queue) or queue.active:
+        return False
+    for kind in (KIND, "Job", "Pod"):
+        found = [obj["metadata"] for obj in server.list(kind)]
+        if operator.settings.namespaces:
+            found = [meta for meta in found if meta["namespace"] in operator.settings.namespaces]
+        if set(store.entries(kind)) != {meta["uid"] for meta in found}:
+            return False
+        if not all(store.is_current(kind, meta) for meta in found):
+            return False
+    return not poster._queue._unfinished_tasks  # type: ignore[attr-defined]
+
+
+async def settle(server: StandIn, running: RunningOperator) -> int:
+    """Return the number of writes once the operator rests, at several looks in a row, and nobody has written."""
+    looks, before = 0, -1
+    while looks < 5:
+        still = before == (before := len(written(server)))
+        looks = looks + 1 if still and rests(server, running.operator) else 0
+        await asyncio.sleep(0.1)
     return before
 
 
@@ -73,10 +100,10 @@ async def test_a_job_gets_its_children_runs_and_succeeds(server: StandIn, world:
 
 
 async def test_the_resource_stays_clean_and_goes_at_once(server: StandIn, world: World, start: Start) -> None:
-    start()
+    running = start()
     await world.create(job_manifest())
     await world.run_pod("digits-1", 0)
-    await settle(server)
+    await settle(server, running)
     resource = await world.get(KIND, "digits")
     assert resource is not None
     assert set(resource["metadata"]) & {"finalizers", "annotations", "labels"} == set()
@@ -91,18 +118,18 @@ async def test_deletion_works_while_the_operator_is_down(server: StandIn, world:
         await world.run_pod("digits-1", 0)
     await world.delete(KIND, "digits")
     await world.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
-    start()
-    await settle(server)
+    await settle(server, start())
     assert not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod")))
 
 
 async def test_nothing_is_written_when_nothing_changes(server: StandIn, world: World, start: Start) -> None:
-    operator = start(resync_interval=1.0).operator
+    running = start(resync_interval=1.0)
+    operator = running.operator
     await world.create(job_manifest())
     for index in (0, 1):
         await world.run_pod("digits-1", index)
     await world.phase("digits", "Running")
-    before = await settle(server)
+    before = await settle(server, running)
     reconciles = operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count")
     # News that changes no decision: a label on a pod, another watch, a comparison of lists.
     pod = await world.pod("digits-1", 1)
@@ -112,23 +139,23 @@ async def test_nothing_is_written_when_nothing_changes(server: StandIn, world: W
         lambda: operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count") != reconciles,
         "a reconcile",
     )
-    await settle(server)
+    await settle(server, running)
     assert written(server)[before:] == [("patch", "pods", "default", pod["metadata"]["name"])]
 
 
 async def test_a_restarted_operator_writes_nothing_and_goes_on(server: StandIn, world: World, start: Start) -> None:
-    with start():
+    with start() as running:
         await world.create(job_manifest())
         for index in (0, 1):
             await world.run_pod("digits-1", index)
         await world.phase("digits", "Running")
-        await settle(server)
+        await settle(server, running)
     before = len(written(server))
-    operator = start().operator
+    again = start()
     await world.until(
-        lambda: operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count"), "a reconcile"
+        lambda: again.operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count"), "a reconcile"
     )
-    await settle(server)
+    await settle(server, again)
     assert written(server)[before:] == []
     for index in (0, 1):
         await world.finish_pod("digits-1", index)
@@ -187,7 +214,7 @@ async def test_a_foreign_service_of_that_name_is_left_alone(server: StandIn, wor
 async def test_a_typing_error_in_the_pod_template_is_told_and_nothing_created(
     server: StandIn, world: World, start: Start
 ) -> None:
-    start()
+    running = start()
     manifest = job_manifest()
     manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
     await world.create(manifest)
@@ -195,7 +222,7 @@ async def test_a_typing_error_in_the_pod_template_is_told_and_nothing_created(
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert accepted["status"] == "False"
     assert "resorces" in accepted["message"]
-    await settle(server)
+    await settle(server, running)
     assert server.writes_of(*CHILDREN) == []
 
 
@@ -217,12 +244,12 @@ async def test_only_the_named_namespaces_are_served(server: StandIn, world: Worl
         await world.client.request(
             "POST", "/api/v1/namespaces", body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         )
-    start(namespaces=("team-a",))
+    running = start(namespaces=("team-a",))
     for name in ("team-b", "team-a"):
         world.namespace = name
         await world.create(job_manifest())
     await world.run_pod("digits-1", 0)
-    await settle(server)
+    await settle(server, running)
     assert {job["metadata"]["namespace"] for job in server.list("Job")} == {"team-a"}
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import ddp_operator
 from tests.standin import StandIn, World
+from tests.standin.world import PATIENCE
 
 from .apiserver import free_ports
 from .conftest import job_manifest
@@ -22,7 +23,7 @@ WAYS = [pytest.param(MODULE, id="module"), pytest.param((*KOPF, "-A"), id="kopf"
 def run(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
     wanted = {"DDP_OPERATOR_HEALTH_PORT": "0", **env}
     inherited = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
-    return subprocess.run(command, env=inherited | wanted, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=inherited | wanted, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:

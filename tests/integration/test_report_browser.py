@@ -13,14 +13,14 @@ from ddp_operator.report import build_page, read_run
 from tests.builders import NOW
 from tests.unit.ddp_operator.test_report import write_run
 
-pytestmark = [pytest.mark.chromium, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.chromium
 
 
 def browse(profile: Path, *words: str) -> subprocess.CompletedProcess[str]:
     chromium = shutil.which("chromium")
     assert chromium is not None
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-    return subprocess.run([chromium, *flags, *words], capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run([chromium, *flags, *words], capture_output=True, text=True, timeout=500, check=True)
 
 
 @pytest.fixture

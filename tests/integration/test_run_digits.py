@@ -25,7 +25,7 @@ def read_page(run: DdpRun) -> str:
     if found is None:
         return ""
     try:
-        with urllib.request.urlopen(found[1], timeout=5) as answer:
+        with urllib.request.urlopen(found[1], timeout=60) as answer:
             page: str = answer.read().decode()
     except OSError:
         return ""

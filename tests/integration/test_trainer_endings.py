@@ -70,9 +70,10 @@ def test_a_mistake_that_only_one_rank_can_see_ends_all_and_names_it(tmp_path: Pa
 
 
 def test_sigterm_without_a_checkpoint_folder_still_ends_in_order(tmp_path: Path) -> None:
-    with start(tmp_path, [*DIGITS, "--epochs", "50"]) as ranks:
+    with start(tmp_path, [*DIGITS, "--epochs", "50"], hold="step 5/") as ranks:
         ranks.wait_for("step 5/")
         ranks.processes[0].terminate()
+        ranks.let_go()
         assert ranks.codes() == [contract.EXIT_PREEMPTED]
     assert "nothing is saved" in ranks.output(0)
 

@@ -70,8 +70,8 @@ def test_the_validation_of_two_ranks_is_that_of_the_saved_model_on_all_samples(u
 
 def test_a_killed_run_resumes_to_bitwise_the_same_state(tmp_path: Path, uninterrupted: Path) -> None:
     arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path)]
-    with start(tmp_path, arguments, 2) as ranks:
-        # After the first epoch, in the middle of the second.
+    # After the first epoch, in the middle of the second.
+    with start(tmp_path, arguments, 2, hold="epoch 2/3 step 60/") as ranks:
         ranks.wait_for("epoch 2/3 step 60/")
         ranks.kill()
         assert ranks.codes() == [-9, -9]
@@ -85,9 +85,10 @@ def test_sigterm_on_one_rank_saves_one_step_on_all_and_the_run_goes_on_bitwise(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
     arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "0"]
-    with start(tmp_path, arguments, 2) as ranks:
+    with start(tmp_path, arguments, 2, hold="epoch 1/3 step 5/") as ranks:
         ranks.wait_for("epoch 1/3 step 5/")
         ranks.processes[1].terminate()
+        ranks.let_go()
         assert ranks.codes() == [85, 85]
         first = ranks.output(0)
         assert "preempted: stopped after step" in first

@@ -15,7 +15,7 @@ from ddp_trainer import contract
 from ddp_trainer.fence import Fence
 
 from ..unit.ddp_trainer import plugins
-from ..unit.ddp_trainer.ranks import start, train
+from ..unit.ddp_trainer.ranks import PATIENCE, start, train
 
 pytestmark = pytest.mark.process
 
@@ -83,8 +83,9 @@ def test_an_attempt_that_is_overtaken_ends_all_its_ranks_and_writes_no_more(tmp_
     arguments = [*DIGITS, "--epochs", "200", "--checkpoint-every-steps", "5", "--checkpoint-dir", str(folder)]
     with start(tmp_path, arguments, 2, environ) as ranks:
         ranks.wait_for("step 15/")
-        deadline = time.monotonic() + 30
-        while not list(folder.glob("step-*.json")) and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE
+        while not list(folder.glob("step-*.json")):
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         Fence(folder, 2, "uid-2").enter()
         before = sorted(path.name for path in folder.iterdir())

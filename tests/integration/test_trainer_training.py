@@ -10,7 +10,7 @@ import pytest
 
 from ddp_trainer import contract
 
-from ..unit.ddp_trainer.ranks import start, train
+from ..unit.ddp_trainer.ranks import PATIENCE, start, train
 from ..unit.ddp_trainer.tiny import write_cifar10
 
 pytestmark = pytest.mark.process
@@ -18,11 +18,12 @@ pytestmark = pytest.mark.process
 
 def test_every_rank_answers_while_it_trains(tmp_path: Path) -> None:
     arguments = ["--preset", "digits-resnet", "--model-width", "4", "--epochs", "60"]
-    with start(tmp_path, arguments, 2, {contract.ENV_RUNTIME_DIR: str(tmp_path)}) as ranks:
-        ranks.wait_for("validation:")
+    environ = {contract.ENV_RUNTIME_DIR: str(tmp_path)}
+    with start(tmp_path, arguments, 2, environ, hold="epoch 2/") as ranks:
+        ranks.wait_for("epoch 2/")
         for rank in range(2):
             port = int((tmp_path / "metrics" / f"{rank}.port").read_text())
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as response:
                 page = response.read().decode()
             found = dict(re.findall(rf'^(\w+){{rank="{rank}"}} (\S+)$', page, re.MULTILINE))
             assert float(found["ddp_samples_total"]) > 0

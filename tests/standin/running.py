@@ -20,6 +20,7 @@ from .faults import Faults
 from .resources import Kind
 from .server import Api
 from .storage import Object, Storage
+from .world import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 CRD = ROOT / "deploy" / "crds" / f"{PLURAL}.yaml"
@@ -73,7 +74,7 @@ class StandIn(Stoppable):
 
     def __enter__(self) -> StandIn:
         self._thread.start()
-        if not self._ready.wait(10) or self._failure is not None:
+        if not self._ready.wait(PATIENCE) or self._failure is not None:
             raise RuntimeError("the stand-in did not start") from self._failure
         return self
 
@@ -81,7 +82,7 @@ class StandIn(Stoppable):
         """Stop serving; doing so twice does no harm."""
         if self._thread.is_alive() and self._end is not None:
             self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(10)
+            self._thread.join(PATIENCE)
         failure = self.controllers.failure or self._failure
         if failure is not None:
             raise RuntimeError("the stand-in failed") from failure
@@ -92,7 +93,7 @@ class StandIn(Stoppable):
         async def inside() -> T:
             return function(*args, **kwargs)
 
-        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(PATIENCE)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
         """Return an object as stored, or None."""

@@ -21,7 +21,7 @@ Object = dict[str, Any]
 
 NODE = "node-0"
 FINISHED = ("Succeeded", "Failed")
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which something that should happen counts as never happening. No test measures time with it."""
 POLL = 0.02
 

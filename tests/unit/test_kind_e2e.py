@@ -46,7 +46,7 @@ def run(folder: Path, *arguments: str, without: str = "", **env: str) -> tuple[i
     calls.touch()
     environment = {"PATH": str(tools), "CALLS": str(calls), "TMPDIR": str(folder), "PYTHON": "python-of-mine", **env}
     done = subprocess.run(
-        [str(SCRIPT), *arguments], env=environment, text=True, capture_output=True, timeout=60, check=False
+        [str(SCRIPT), *arguments], env=environment, text=True, capture_output=True, timeout=300, check=False
     )
     return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines()
 

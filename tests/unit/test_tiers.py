@@ -25,7 +25,7 @@ def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
     clean = {key: value for key, value in os.environ.items() if key not in {"KUBEBUILDER_ASSETS", "PYTEST_ADDOPTS"}}
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=folder, env=clean | {"DDP_TEST_GRACE": "0.2"} | env, capture_output=True, text=True, timeout=60,
+        cwd=folder, env=clean | {"DDP_TEST_GRACE": "0.2"} | env, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     return ran.returncode, ran.stdout + ran.stderr
 
@@ -151,7 +151,7 @@ class TestProcessGuard:
         with ProcessGuard(grace=0.2) as guard:
             child = subprocess.Popen(["sleep", "60"])
         assert "sleep 60" in guard.leaked[0]
-        child.wait(5)
+        child.wait()
 
     def test_finds_an_orphan_in_a_session_of_its_own(self) -> None:
         parent = "import subprocess; subprocess.Popen(['sleep', '61'], start_new_session=True)"
@@ -171,7 +171,7 @@ class TestProcessGuard:
             child.wait()
 
     def test_gives_a_process_time_to_end(self) -> None:
-        with ProcessGuard(grace=5) as guard:
+        with ProcessGuard(grace=300) as guard:
             child = subprocess.Popen(["sleep", "0.3"])
         assert guard.leaked == []
         child.wait()

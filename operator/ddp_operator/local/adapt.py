@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import socket
@@ -140,9 +141,6 @@ def hold_port(number: int = 0) -> socket.socket:
     return holder
 
 
-_held: list[socket.socket] = []
-
-
 def hold_free_port() -> int:
     """Return a TCP port that is given to no other program as long as this process lives.
 
@@ -151,7 +149,7 @@ def hold_free_port() -> int:
     holder = hold_port()
     port = int(holder.getsockname()[1])
     if sys.platform == "linux":
-        _held.append(holder)
+        atexit.register(holder.close)
     else:
         holder.close()  # elsewhere it would keep pod 0 from it as well
     return port

@@ -13,7 +13,7 @@ from typing import Any
 from ddp_operator import constants
 from ddp_operator.cluster import Cluster, Key, Object, Snapshot
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which something counts as never happening. No test measures time with it."""
 
 

@@ -32,7 +32,7 @@ def server() -> Iterator[StandIn]:
 class Program:
     """One run of it."""
 
-    def __init__(self, server: StandIn, folder: Path, *, seconds: float = 20) -> None:
+    def __init__(self, server: StandIn, folder: Path, *, seconds: float = 300) -> None:
         (folder / "token").write_text("secret\n")
         (folder / "job.json").write_text(submitted(render(namespace="default")))
         self.server = server
@@ -47,12 +47,12 @@ class Program:
             self.server.url + path, method=method, data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/merge-patch+json"},
         )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
 
     def report(self, **status: Any) -> None:
         """Write the status as the operator would, once the job is there."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while not self.call("GET", JOBS)["items"]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -66,7 +66,7 @@ class Program:
         self.process.communicate()
 
     def end(self) -> tuple[int, str]:
-        output, _ = self.process.communicate(timeout=30)
+        output, _ = self.process.communicate(timeout=300)
         return self.process.returncode, output
 
 

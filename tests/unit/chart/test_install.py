@@ -49,7 +49,7 @@ def get(plane: ControlPlane, *what: str) -> Any:
 
 def until(probe: Callable[[], Any], what: str) -> Any:
     """Wait until ``probe()`` is true."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (found := probe()):
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.1)
@@ -75,7 +75,7 @@ def children(plane: ControlPlane, namespace: str) -> list[str]:
 
 def test_install_upgrade_uninstall(plane: ControlPlane) -> None:
     with helm(plane) as client:
-        client.install(CHART, "ddp-operator", {}, create_namespace=True, timeout=60)
+        client.install(CHART, "ddp-operator", {}, create_namespace=True, timeout=300)
         assert [release["name"] for release in client.list()] == ["ddp-operator"]
         plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
 
@@ -84,22 +84,22 @@ def test_install_upgrade_uninstall(plane: ControlPlane) -> None:
             (uid,) = until(lambda: children(plane, "default"), "the operator creates the Job")
 
             changed = VALUES["locked-down"] | {"replicas": 0}
-            client.upgrade(CHART, "ddp-operator", changed, timeout=60)
+            client.upgrade(CHART, "ddp-operator", changed, timeout=300)
             (deployment,) = get(plane, "deployments", "-n", NAMESPACE)["items"]
             assert deployment["spec"]["replicas"] == 0
             assert get(plane, "networkpolicies", "-n", NAMESPACE)["items"]
             assert children(plane, "default") == [uid]
 
             # Values that an older release was given go on working, and one that is gone is refused by its name.
-            client.upgrade(CHART, "ddp-operator", {"settings": {"logLevel": "debug"}}, reuse_values=True, timeout=60)
+            client.upgrade(CHART, "ddp-operator", {"settings": {"logLevel": "debug"}}, reuse_values=True, timeout=300)
             (deployment,) = get(plane, "deployments", "-n", NAMESPACE)["items"]
             env = {e["name"]: e.get("value") for e in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
             assert (env["DDP_OPERATOR_LOG_LEVEL"], env["DDP_OPERATOR_WORKERS"]) == ("debug", "64")
             with pytest.raises(helm_python.HelmError, match="'formerly' not allowed"):
-                client.upgrade(CHART, "ddp-operator", {"formerly": 1}, timeout=60)
+                client.upgrade(CHART, "ddp-operator", {"formerly": 1}, timeout=300)
             assert children(plane, "default") == [uid]
 
-        client.uninstall("ddp-operator", timeout=60)
+        client.uninstall("ddp-operator", timeout=300)
     assert get(plane, "deployments,services,networkpolicies", "-n", NAMESPACE)["items"] == []
     assert not [r for r in get(plane, "clusterroles")["items"] if r["metadata"]["name"].startswith("ddp-operator")]
     kept = get(plane, "ddp", "-n", "default")["items"]
@@ -114,7 +114,7 @@ def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPla
     for name in ("team-a", "team-b", "team-c"):
         plane.kubectl("create", "namespace", name)
     with helm(plane, "team-a") as client:
-        client.install(CHART, "some", VALUES["namespaced"], timeout=60)
+        client.install(CHART, "some", VALUES["namespaced"], timeout=300)
     account = "some-ddp-operator"
     with operator(plane, "team-a", account, namespaces=("team-a", "team-b")):
         submit(plane, "team-b")
@@ -159,7 +159,7 @@ def test_program_of_the_helm_test_may_do_what_it_does_and_no_more(plane: Control
             "-p",
             status,
         )
-        output, _ = program.communicate(timeout=60)
+        output, _ = program.communicate(timeout=300)
     finally:
         program.kill()
         program.communicate()

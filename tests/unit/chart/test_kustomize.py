@@ -25,7 +25,7 @@ def build(folder: str) -> list[Object]:
     beside = Path(os.environ.get("KUBEBUILDER_ASSETS", "")) / "kubectl"
     for command in ([shutil.which("kustomize"), "build"], [shutil.which("kubectl") or beside, "kustomize"]):
         if command[0] and os.access(command[0], os.X_OK):
-            ran = subprocess.run([*command, DEPLOY / folder], capture_output=True, text=True, timeout=60)
+            ran = subprocess.run([*command, DEPLOY / folder], capture_output=True, text=True, timeout=300)
             assert ran.returncode == 0, ran.stderr
             return read_objects(ran.stdout)
     pytest.skip("neither kustomize nor kubectl is installed (nor is kubectl in $KUBEBUILDER_ASSETS)")

@@ -175,7 +175,7 @@ def test_without_its_extra_a_command_says_which_one_it_needs(words: list[str]) -
     hidden = ("prometheus_client", "cel_expr_python", "kubernetes", "rich")
     code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
     code += "; from ddp_operator.cli import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert "pip install 'ddp-operator[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -183,6 +183,6 @@ def test_without_its_extra_a_command_says_which_one_it_needs(words: list[str]) -
 
 def test_the_first_words_come_without_heavy_imports() -> None:
     code = "import sys, ddp_operator.cli_run_loop, ddp_operator.cli_run; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}
     assert heavy & set(loaded.stdout.split()) == set()

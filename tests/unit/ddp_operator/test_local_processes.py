@@ -16,7 +16,7 @@ from ddp_operator.local import processes
 from ddp_operator.local.processes import Lifeline, PodProcess, find_marked, start
 
 Begin = Callable[..., PodProcess]
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(600)"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def begin(tmp_path: Path, mark: str, lifeline: Lifeline) -> Begin:
 
 
 async def appears(path: Path) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while True:
             if path.exists():
                 return
@@ -76,7 +76,7 @@ async def test_terminate_reaches_the_process(begin: Begin, tmp_path: Path) -> No
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
 pathlib.Path({str(tmp_path)!r}, "ready").touch()
-time.sleep(60)
+time.sleep(600)
 """
     process = begin(code)
     await appears(tmp_path / "ready")
@@ -112,7 +112,7 @@ import pathlib, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 subprocess.Popen([sys.executable, "-S", "-c", {SLEEP!r}], start_new_session=True)
 pathlib.Path({str(tmp_path)!r}, "ready").touch()
-time.sleep(60)
+time.sleep(600)
 """
     process = begin(code)
     await appears(tmp_path / "ready")

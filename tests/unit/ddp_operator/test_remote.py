@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from ddp_operator.recovery import Sample
 from ddp_operator.remote import probe
 from ddp_operator.remote.api import _is_about
 from ddp_operator.remote.drill import drill
+from ddp_operator.remote.drill_local import LocalRun
 from ddp_operator.remote.following import follow_jobs
 from ddp_operator.remote.list import format_table
 from ddp_operator.remote.logs import Line, LogPod, follow, log_pod, split_line
@@ -274,7 +276,7 @@ class TestDrill:
 class TestProbe:
     def test_the_process_of_a_rank_is_found_and_not_its_child(self) -> None:
         """A DataLoader worker inherits RANK."""
-        inner = "import time; time.sleep(60)"
+        inner = "import time; time.sleep(600)"
         code = (
             f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {inner!r}]); print(p.pid, flush=True)"
         )
@@ -288,10 +290,22 @@ class TestProbe:
                 assert probe.find_worker(7, 1 << 22) == 0
                 assert probe.find_worker(8, os.getpid()) == 0
                 assert probe.kill(7, os.getpid()) == process.pid
-                assert process.wait(30) == -9
+                assert process.wait(300) == -9
             finally:
                 process.kill()
                 os.kill(child, 9)
+
+    def test_it_reads_the_page_of_the_newest_pod_0(self) -> None:
+        run = LocalRun("job.yaml", [])
+        pods = Path(run._folder.name) / "drill-20260101" / "pods"
+        for second, (name, port) in enumerate([("my-0-1-0-bcdfg", 1), ("my-0-2-0-hjklm", 2), ("my-0-2-1-npqrs", 3)]):
+            (pods / name).mkdir(parents=True)
+            if second == 0:
+                assert run._metrics_port() is None
+            (pods / name / "metrics-port").write_text(str(port))
+            os.utime(pods / name / "metrics-port", (second, second))
+        assert run._metrics_port() == 2
+        run._folder.cleanup()
 
     def test_a_page_that_does_not_answer_is_empty(self) -> None:
         assert probe.read_page(1) == {}
@@ -301,7 +315,7 @@ class TestProbe:
 
         line = probe_command("kill", "123456")
         line[0] = sys.executable
-        done = subprocess.run([line[0], "-I", *line[1:]], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([line[0], "-I", *line[1:]], capture_output=True, text=True, timeout=300)
         assert (json.loads(done.stdout), done.stderr) == ({"killed": 0}, "")
 
 
@@ -335,7 +349,7 @@ class TestCompletion:
         def complete(*words: str) -> set[str]:
             line = " ".join(f"'{word}'" for word in words)
             code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _ddp; echo ${{COMPREPLY[@]}}"
-            done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=60)
+            done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=300)
             assert done.stderr == ""
             return set(done.stdout.split())
 
@@ -349,5 +363,5 @@ def test_no_command_for_a_cluster_imports_the_client_before_it_connects() -> Non
         "import sys; from ddp_operator.cli import COMMANDS, build_parser; build_parser(*(c[0] for c in COMMANDS));"
         "print(*sys.modules)"
     )
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert {"kubernetes", "rich", "torch", "kopf", "aiohttp"} & set(loaded.stdout.split()) == set()

@@ -31,6 +31,21 @@ os.dup2(out, 1)
 os.dup2(out, 2)
 import warnings
 warnings.simplefilter("error")
+if hold is not None:
+    import time
+    class Held:
+        def __init__(self, stream):
+            self.stream = stream
+        def __getattr__(self, name):
+            return getattr(self.stream, name)
+        def write(self, text):
+            written = self.stream.write(text)
+            if hold in text:
+                self.stream.flush()
+                while not os.path.exists(output + ".go"):
+                    time.sleep(0.01)
+            return written
+    sys.stdout = Held(sys.stdout)
 """
 _TRAINER = """
 import torch
@@ -78,6 +93,10 @@ class Ranks:
             assert time.monotonic() < deadline, f"no {text!r} in: {self.output(rank)}"
             time.sleep(0.01)
 
+    def let_go(self, rank: int = 0) -> None:
+        """Let a rank go on that has been held where it had written a text."""
+        (self._folder / f"rank-{rank}.txt.go").touch()
+
     def kill(self) -> None:
         """SIGKILL every rank, as a machine's end would."""
         for process in self.processes:
@@ -101,9 +120,12 @@ def start(
     environ: Mapping[str, str] | None = None,
     *,
     script: str | None = None,
+    hold: str | None = None,
 ) -> Iterator[Ranks]:
     """Start the trainer with ``arguments`` on ``world_size`` ranks of one thread; none of them outlives the block.
 
+    A rank that has written the text ``hold`` waits there until it is let go of: what a test does meanwhile it does in
+    the midst of the run, also where the machine has no time for the test. The other ranks wait for it in a collective.
     ``script`` runs in its place: Python that finds ``torch``, ``dist``, ``world`` and ``arguments`` as names.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,6 +136,7 @@ def start(
             own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
             own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.number)}
         names = {"environ": own, "arguments": list(arguments), "output": str(folder / f"rank-{rank}.txt")}
+        names["hold"] = hold
         program = _BEGINNING + (_TRAINER if script is None else _SCRIPT)
         process = _CONTEXT.Process(target=exec, args=(program, names | {"script": script or ""}))
         process.start()
