@@ -89,6 +89,9 @@ def kill_run(scene: Scene) -> Outcome:
     kill([first.process.pid])
     first.process.wait()
     scene.check_nothing_left(temporary=False)
+    assert first.run_folder is not None
+    for name in ("status.yaml.tmp", "metrics/attempt-1-pod-0.prom.tmp"):
+        (first.run_folder / name).write_text("half a sta")  # as where the kill meets the writing
     page = first.report()
     reasons = {one["type"]: one["reason"] for one in first.status()["conditions"]}
     if reasons.get("Failed") != "Interrupted":
@@ -98,8 +101,6 @@ def kill_run(scene: Scene) -> Outcome:
         or "Go on from the newest checkpoint in claim drill with: ddp run job-0" not in page
     ):
         raise Perished(f"the report does not say that nobody runs it any more\n{page}")
-    assert first.run_folder is not None
-    (first.run_folder / "status.yaml.tmp").write_text("half a sta")  # as where the kill meets the writing
     again = scene.start()
     struck = again.began
     again.succeed(restarts=0, in_place=0)

@@ -90,7 +90,7 @@ class RunFolder:
             folder.logs.mkdir()
             folder.pages.mkdir()
             for former in runs.iterdir():
-                cls(former)._clear()
+                cls(former).clear()
             return folder
         raise FileExistsError(f"{runs / stem}: a thousand runs in one second")
 
@@ -152,7 +152,7 @@ class RunFolder:
         """The command that was typed; empty in an older folder."""
         return self.command.read_text(encoding="utf-8").strip() if self.command.exists() else ""
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Remove what a run that was killed has left half-written: its own files, and those of its pods' launchers."""
         # The summary is the last that is written: with it the run has ended in order.
         if self.status.exists() and not self.summary.exists() and not self.in_use:

@@ -45,6 +45,7 @@ def close_record(folder: RunFolder) -> bool:
         if closed is None or not folder.write_status(closed):
             return False
         os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # no run is newer for being closed
+        folder.clear()  # before the summary, which says that there is nothing to clear
         status = msgspec.convert(closed["status"], Status)
         began = parse_time(status.start_time) or ended
         name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
