@@ -29,7 +29,8 @@ _NOTICE = timedelta(seconds=30)
 _LOOKS_A_SECOND = 5.0
 _MAX_ASKED = 3
 _MAX_WORDS = 1024
-_TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling")
+_SCHEDULER_EVENT = "FailedScheduling"
+_TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", _SCHEDULER_EVENT)
 _QUEUE_EVENT = "Pending"  # Kueue's, about a Workload that it cannot admit; older versions post it as Normal
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
@@ -161,6 +162,8 @@ def _why(pod: PodView, observation: Observation) -> tuple[str, str] | None:
     if pod.waiting_reason == c.IMAGE_PULL:
         return c.IMAGE_PULL, pod.waiting_message
     trouble = observation.troubles.get(pod.uid) if pod.phase == "Pending" else None
+    if trouble is not None and trouble.reason == _SCHEDULER_EVENT and pod.scheduled:
+        trouble = None  # it waited for a node, and has one now
     if trouble is not None and trouble.reason in _VOLUME_EVENTS:
         return c.VOLUME_NOT_READY, f"{trouble.reason}: {trouble.message}"
     if pod.waiting_reason:

@@ -155,6 +155,11 @@ class TestWords:
         assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0 of 2 pods are placed"))
         assert next_question(*see(*pods), NOW) is not None  # nothing else would call for a pass
 
+    def test_a_scheduler_that_has_found_a_node_meanwhile_is_not_quoted(self) -> None:
+        """Pulling a big image takes minutes, in which its complaint is the latest event of the pod."""
+        typed, seen = see(bound(0), bound(1), troubles={"uid-train-1-0-abcde": Trouble("FailedScheduling", "no room")})
+        assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
+
 
 class TestEvents:
     def test_latest_warning_that_tells_something_counts(self) -> None:
