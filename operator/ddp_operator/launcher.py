@@ -696,7 +696,9 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
     wrap(processes.PContext, "close", close)
     wrap(handler, "num_nodes_waiting", count_waiting)
     if pod.elastic:
+        known: list[Heartbeats] = []
         wrap(rounds._RendezvousJoinOp, "__call__", join)
+        wrap(rounds._BackendRendezvousStateHolder, "_sanitize", lambda inner, self: remove_the_dead(inner, self, known))
     # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
     pause = min(1.0, pod.nodes / 100)
     try:
@@ -772,6 +774,44 @@ class Gathering:
         if not self._known or (missing and waited <= _GONE_SECONDS):
             return None
         return True if all(one not in state.last_heartbeats for one in missing) else None
+
+
+class Heartbeats:
+    """Whose heartbeats have ended, as far as this pod has been there to see.
+
+    torchrun goes by the time in the store: where that, or a busy machine, has held up everybody for long enough, the
+    first to get on takes all others for dead and meets without them, while they train on: two groups, one checkpoint.
+    So a pod counts as dead only when its last heartbeat was seen, and seen again, for as long as torchrun waits.
+    """
+
+    def __init__(self, patience: float, now: float) -> None:
+        self._patience = patience
+        self._clock = AwakeClock(patience / 3, now)
+        self._seen: dict[Any, tuple[Any, float]] = {}
+
+    def spare(self, beats: dict[Any, Any], now: float) -> list[Any]:
+        """Take in the last heartbeat of each pod; return those that may live. ``now`` is of a monotonic clock."""
+        time_ = self._clock.tick(now)
+        before, self._seen = self._seen, {}
+        for node, beat in beats.items():
+            same = node in before and before[node][0] == beat
+            self._seen[node] = before[node] if same else (beat, time_)
+        return [node for node, (_, since) in self._seen.items() if time_ - since < self._patience]
+
+
+def remove_the_dead(inner: Callable[[Any], None], holder: Any, known: list[Heartbeats]) -> None:
+    """Let torchrun's holder of the rendezvous' state remove dead pods from it, those that may live apart."""
+    if not known:
+        settings = holder._settings
+        patience = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
+        known.append(Heartbeats(patience, time.monotonic()))
+    beats = holder._state.last_heartbeats
+    spared = {node: beats[node] for node in known[0].spare(beats, time.monotonic())}
+    beats.update((node, beat.replace(year=9999, month=1, day=1)) for node, beat in spared.items())
+    try:
+        inner(holder)
+    finally:
+        beats.update(spared)
 
 
 def is_first_round(worker_group: Any) -> bool:

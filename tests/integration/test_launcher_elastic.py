@@ -86,4 +86,5 @@ def test_a_job_grows_shrinks_and_loses_a_pod_without_losing_steps(job: Pods, tmp
     last = job.wait(0)
     assert last.code == 0, last.log
     assert "world 1 is done" in last.log
-    assert last.message["restarts"] == last.log.count(" begins at step ") - 1 >= 3
+    # A round that another change of size overtakes has no beginning.
+    assert last.message["restarts"] >= last.log.count(" begins at step ") - 1 >= 3

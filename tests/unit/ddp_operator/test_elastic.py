@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import importlib
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
-from ddp_operator.launcher import Gathering
+from ddp_operator.launcher import Gathering, Heartbeats, remove_the_dead
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
@@ -192,6 +193,47 @@ class TestGathering:
     def test_free_restarts_have_an_end(self) -> None:
         gathering = Gathering(2)
         assert [gathering.spend() for _ in range(101)].count(False) == 1
+
+
+class TestHeartbeats:
+    def test_a_newcomer_takes_nobody_for_dead_whom_it_has_not_watched(self) -> None:
+        beats = Heartbeats(10.0, 100.0)
+        assert beats.spare({"a": 1, "b": 1}, 100.0) == ["a", "b"]
+        for now in (103.0, 106.0, 109.0):
+            assert beats.spare({"a": 1, "b": now}, now) == ["a", "b"]
+        assert beats.spare({"a": 1, "b": 109.0}, 110.1) == ["b"]
+        assert beats.spare({"a": 2, "b": 109.0}, 111.0) == ["a", "b"]
+
+    def test_nor_one_that_was_frozen_itself(self) -> None:
+        beats = Heartbeats(10.0, 100.0)
+        beats.spare({"a": 1}, 100.0)
+        assert beats.spare({"a": 1}, 500.0) == ["a"]
+        assert beats.spare({"a": 1}, 503.0) == ["a"]
+        assert beats.spare({"a": 1}, 506.0) == ["a"]
+        assert beats.spare({"a": 1}, 510.0) == []
+
+    def test_torchrun_keeps_who_may_live_and_removes_the_dead(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rounds: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+        clock = [100.0]
+        monkeypatch.setattr("ddp_operator.launcher.time.monotonic", lambda: clock[0])
+        timeout = rounds.RendezvousTimeout()
+        settings = rounds.RendezvousSettings("run", 1, 4, timeout, timedelta(seconds=2), 5)
+        holder = rounds._BackendRendezvousStateHolder(None, settings)
+        long_ago = datetime(2024, 2, 29, tzinfo=UTC)
+        state, known = holder.state, list[Heartbeats]()
+        state.complete, state.round = True, 3
+        for name in ("a", "b"):  # as a newcomer finds them when the store has been held up
+            node = rounds._NodeDesc(name, 0, 0)
+            state.participants[node], state.last_heartbeats[node] = 0, long_ago
+        inner = rounds._BackendRendezvousStateHolder._sanitize
+        for second in (0, 3, 6, 9):
+            clock[0] = 100.0 + second
+            remove_the_dead(inner, holder, known)
+            assert (len(state.participants), state.complete, state.round) == (2, True, 3)
+            assert set(state.last_heartbeats.values()) == {long_ago}
+        clock[0] = 111.0
+        remove_the_dead(inner, holder, known)
+        assert (len(state.participants), state.complete, state.round) == (0, False, 4)
 
 
 def test_a_gang_needs_no_more_than_the_least_size() -> None:
