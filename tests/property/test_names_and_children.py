@@ -65,8 +65,8 @@ def test_building_is_repeatable_and_mutates_nothing(attempt: int, nodes: int, su
 
 
 def build_or_refuse(made: Any) -> None:
-    typed = job(template=made)
     try:
+        typed = job(template=made)
         resolve_template(typed)
     except InvalidManifest:
         return

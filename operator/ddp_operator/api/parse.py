@@ -108,6 +108,7 @@ def _check_shape(raw: Mapping[str, Any]) -> None:
     elif not name:
         errors.append(FieldError("metadata.name", "Required value: every job needs a name; add it"))
     elif isinstance(metadata, Mapping):
+        errors += [unknown_member(str(name), "metadata", _METADATA) for name in metadata if name not in _METADATA]
         for part in ("labels", "annotations"):
             pairs = {} if metadata.get(part) is None else metadata[part]
             if not isinstance(pairs, Mapping) or not all(
@@ -140,6 +141,12 @@ _ELSEWHERE = {
 }
 _SPEC = frozenset(field.encode_name for field in msgspec.structs.fields(Spec))
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
+# ObjectMeta of Kubernetes; those a user writes come first.
+_METADATA = (
+    *("name", "namespace", "labels", "annotations", "generateName", "finalizers", "ownerReferences"),
+    *("creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "generation", "managedFields"),
+    *("resourceVersion", "selfLink", "uid"),
+)
 
 
 def _parse_spec(raw: Any) -> Spec:

@@ -36,6 +36,8 @@ from ddp_operator.status.waiting import blame_image, next_question
 # While something is awaited that sends no event: a page, a witness.
 _SOON = 1.0
 _RECHECK_REFUSAL = 30.0
+# A spec mostly stays bad until it is edited, but what an API server takes can be changed on its side too.
+_RECHECK_SPEC = 300.0
 _FIRST_STEP = timedelta(minutes=2)
 # So many failures in a row without a step beyond what was reached before: more would be a waste.
 _CRASH_LOOP = 3
@@ -233,8 +235,7 @@ def _reject(job: DDPTrainingJob, refusal: Refusal, now: datetime) -> Decision:
         observed_generation=job.generation,
         conditions=c.merge_conditions(job.status.conditions, facts, now, job.generation),
     )
-    # A spec stays bad until it is edited, which sends an event; anything else may pass.
-    return Decision(status, requeue_after=None if refusal.reason == c.INVALID_SPEC else _RECHECK_REFUSAL)
+    return Decision(status, requeue_after=_RECHECK_SPEC if refusal.reason == c.INVALID_SPEC else _RECHECK_REFUSAL)
 
 
 def _follow(

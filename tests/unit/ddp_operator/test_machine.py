@@ -216,9 +216,9 @@ class TestRefusal:
         assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Rejected", 0, ())
 
     @pytest.mark.parametrize(
-        ("reason", "again"), [("InvalidSpec", None), ("NameConflict", 30), ("Forbidden", 30), ("ServerError", 30)]
+        ("reason", "again"), [("InvalidSpec", 300), ("NameConflict", 30), ("Forbidden", 30), ("ServerError", 30)]
     )
-    def test_is_looked_at_again_where_it_may_pass_by_itself(self, reason: Any, again: float | None) -> None:
+    def test_is_looked_at_again_as_it_may_pass_by_itself(self, reason: Any, again: float) -> None:
         assert run(Status(), (), refusal=Refusal(reason, "x")).requeue_after == again
         assert run(jobs=(), refusal=Refusal(reason, "x")).requeue_after == 30
 

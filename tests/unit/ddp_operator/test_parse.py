@@ -67,6 +67,14 @@ class TestFile:
         text = yaml.safe_dump(resource()) + "x-base: &base {a: 1}\n"
         assert refusal(text) == ['unknown field "x-base"; known here: apiVersion, kind, metadata, spec, status']
 
+    def test_a_mistyped_member_of_metadata_is_refused_as_by_kubectl(self) -> None:
+        manifest = resource()
+        manifest["metadata"] |= {"namespacex": "default", "labelz": {}}
+        assert refusal(yaml.safe_dump(manifest)) == [
+            'unknown field "metadata.labelz"; did you mean labels?',
+            'unknown field "metadata.namespacex"; did you mean namespace?',
+        ]
+
     def test_unquoted_date_stays_text_as_with_kubectl(self) -> None:
         raw = yaml.safe_dump(resource()).replace("example.com/train:1", "2026-11-20")
         assert parse_manifest(raw).job.spec.template.spec["containers"][0]["image"] == "2026-11-20"

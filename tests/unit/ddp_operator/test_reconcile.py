@@ -200,7 +200,7 @@ class TestRefusedSpec:
         assert (world.status.phase, world.status.attempt) == ("Rejected", 0)
         assert world.children() == {"Service": [], "ConfigMap": [], "Job": []}
         assert world.events == ["InvalidSpec"]
-        assert world.requeue is None
+        assert world.requeue == 300
 
     async def test_goes_on_once_it_is_mended(self) -> None:
         world = await World(template=self.BAD).settle()
@@ -242,7 +242,7 @@ class TestRefusedSpec:
         assert condition.reason == {"Invalid": "InvalidSpec", "Forbidden": "Forbidden"}[reason]
         assert world.children()["Service"] == []
         # A quota may be raised, which no event tells of.
-        assert (world.requeue is not None) == (reason == "Forbidden")
+        assert world.requeue == {"Invalid": 300, "Forbidden": 30}[reason]
 
     async def test_refusal_at_creation_is_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         world = World()
