@@ -46,8 +46,9 @@ def is_string_map(value: Any) -> bool:
 
 def prune(value: Any, schema: dict[str, Any], keep: tuple[str, ...] = ()) -> None:
     if isinstance(value, dict) and "properties" in schema:
-        for name in [name for name, member in value.items() if member is None and name not in keep]:
-            del value[name]
+        for name in schema["properties"]:
+            if value.get(name, "") is None and name not in keep:
+                del value[name]
         for name, child in schema["properties"].items():
             if name in value:
                 prune(value[name], child)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -81,7 +82,7 @@ def parse_manifest(text: str) -> Manifest:
     _check_shape(raw)
     job = parse_resource(raw)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
-    resource = dict(raw) | {"spec": _with_defaults(spec, build_schema(Spec))}
+    resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not carry
 
     errors = check_rules(resource)
@@ -153,24 +154,30 @@ def _parse_spec(raw: Any) -> Spec:
     if raw is None:
         raise InvalidManifest([FieldError("spec", "Required value: a job needs at least spec.template; add it")])
     try:
-        return msgspec.convert(_as_stored(raw), Spec)
+        return msgspec.convert(_as_stored(raw, _spec_schema()), Spec)
     except msgspec.ValidationError as error:
         raise InvalidManifest([_explain(str(error), raw)]) from None
 
 
-def _as_stored(value: Any, depth: int = 0) -> Any:
-    """Return a value as the API server stores it: without nulls, 2.0 as 2. What is in a template is left alone."""
+def _as_stored(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Return a value as the API server stores it: without nulls, 2.0 as 2. What Kubernetes defines is left alone."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_as_stored(item, depth + 1) for item in value]
-    if not isinstance(value, Mapping) or depth > 2:
+        return [_as_stored(item, schema.get("items", {})) for item in value]
+    if not isinstance(value, Mapping) or "x-kubernetes-preserve-unknown-fields" in schema:
         return value
+    known = schema.get("properties", {})
     return {
-        key: _as_stored(item, 2 if key == "template" and depth == 0 else depth + 1)
+        key: _as_stored(item, known.get(key, {}))
         for key, item in value.items()
-        if item is not None
+        if item is not None or key not in known  # kubectl refuses an unknown field also where it is null
     }
+
+
+@cache
+def _spec_schema() -> dict[str, Any]:
+    return build_schema(Spec)
 
 
 def _explain(text: str, raw: Any) -> FieldError:
@@ -220,7 +227,7 @@ def _json_type(text: str) -> str:
 
 
 def _schema_at(path: str) -> dict[str, Any]:
-    schema: dict[str, Any] = {"properties": {"spec": build_schema(Spec)}}
+    schema: dict[str, Any] = {"properties": {"spec": _spec_schema()}}
     for name in re.sub(r"\[.*?\]", "", path).split("."):
         schema = schema.get("properties", {}).get(name, {})
         schema = schema.get("items", schema)

@@ -118,6 +118,7 @@ class TestWords:
         [
             ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
             ({"recovery": {"maxRestart": 2}}, 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
+            ({"nodesx": None}, 'unknown field "spec.nodesx"; did you mean nodes?'),
             ({"shm": {"zzz": 1}}, 'unknown field "spec.shm.zzz"; known here: sizeLimit'),
             (
                 {"nodes": "2"},
