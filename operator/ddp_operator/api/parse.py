@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -161,6 +162,8 @@ def _parse_spec(raw: Any) -> Spec:
 
 def _as_stored(value: Any, schema: Mapping[str, Any]) -> Any:
     """Return a value as the API server stores it: without nulls, 2.0 as 2. What Kubernetes defines is left alone."""
+    if isinstance(value, int | float) and not -(2**63) <= value < 2**63:
+        return math.inf  # no integer of 64 bits: a number of another type, and not finite so that it stays one
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

@@ -1,5 +1,6 @@
 """From text to a typed job: what is taken, what is refused and in which words."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -66,6 +67,11 @@ class TestFile:
     def test_merge_keys_and_anchors_work(self) -> None:
         text = yaml.safe_dump(resource()) + "x-base: &base {a: 1}\n"
         assert refusal(text) == ['unknown field "x-base"; known here: apiVersion, kind, metadata, spec, status']
+
+    @pytest.mark.parametrize("number", [2**63, -(10**400), 1e22, math.nan])
+    def test_a_number_beyond_64_bits_is_no_integer(self, number: float) -> None:
+        (said,) = refusal(yaml.safe_dump(resource(elastic={"minNodes": number, "maxNodes": 4})))
+        assert 'spec.elastic.minNodes in body must be of type integer: "number"' in said
 
     def test_a_mistyped_member_of_metadata_is_refused_as_by_kubectl(self) -> None:
         manifest = resource()
