@@ -184,8 +184,8 @@ def test_the_api_server_takes_the_changes_that_are_taken_offline(
     if not isinstance(raw.get("status") or {}, dict) or raw.get("kind") != KIND:
         return  # the API server drops what a user says of status; another kind is another place
     old = server.stored[name]
-    raw = raw | {"metadata": {"name": name, "resourceVersion": old["metadata"]["resourceVersion"]}}
-    said = server.runner.run(refusal(server.world, name, as_kubectl_sends(raw)))
+    raw = as_kubectl_sends(raw | {"metadata": {"name": name, "resourceVersion": old["metadata"]["resourceVersion"]}})
+    said = server.runner.run(refusal(server.world, name, raw))
     assert taken_for(old, raw) == (not said), said or "the API server takes it"
     tally(f"update held against a real API server, which {'refused' if said else 'took'} it")
 
