@@ -81,7 +81,7 @@ test-fast: install ## unit tests only
 .PHONY: fuzz
 fuzz: install ## try thousands of new manifests, lives of a job, lost calls, pages, last words and checkpoints
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/property tests/integration/test_apiserver_{manifests,updates}.py \
-		--numprocesses $(JOBS) --dist worksteal --timeout 3600 --durations=10 --durations-min=3 $(ARGS)
+		--numprocesses $(JOBS) --dist worksteal --verbose --timeout 3600 --durations=10 --durations-min=3 $(ARGS)
 
 .PHONY: cov
 cov: install ## all test tiers, with coverage

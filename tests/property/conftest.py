@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .profile import FACTOR, TALLIES
+from .profile import FACTOR, TALLIES, THOROUGH
 
 COMMON = {
     "deadline": None,  # other work on the machine makes single examples slow
@@ -28,3 +28,9 @@ def tell_what_was_tried(request: pytest.FixtureRequest) -> Iterator[None]:
     before = TALLIES.copy()
     yield
     request.node.user_properties.append(("tried", dict(TALLIES - before)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Show a failure of a thorough run at once: it takes most of an hour, and its examples are found only once."""
+    if THOROUGH and report.failed:
+        print(f"\n{report.nodeid} ({report.when})\n{report.longreprtext}", flush=True)
