@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from typing import Any
 
 import pytest
@@ -60,6 +61,18 @@ def test_what_cannot_be_reached_is_named() -> None:
 def test_a_lone_rank_has_nothing_to_try() -> None:
     plan = PreflightPlan(True, launcher.PREFLIGHT_CHECKS, 0)
     assert run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)]) == {"seconds": {}, "rate": None, "problems": {}}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 64, 65, 520, 1000, 5000])
+def test_a_sum_over_any_number_of_ranks_is_known_as_right(ranks: int) -> None:
+    def rounded(value: float) -> float:
+        return float(struct.unpack("f", struct.pack("f", value))[0])  # as a tensor of 32-bit floats has it
+
+    right = wrong = 1.0
+    for _ in range(4):
+        right, wrong = rounded(ranks * right), rounded((ranks - 1) * wrong)
+    assert launcher.is_sum(right, ranks, 4)
+    assert not launcher.is_sum(wrong, ranks, 4)
 
 
 def test_too_little_bandwidth_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
