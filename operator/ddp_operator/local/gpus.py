@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddp_operator.manifests.quantities import parse_quantity
+
 GPU_RESOURCE = "nvidia.com/gpu"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -44,8 +46,7 @@ def count_gpus(pod_spec: Mapping[str, Any]) -> int:
     for container in pod_spec.get("containers") or ():
         resources = container.get("resources") or {}
         asked = (resources.get("limits") or {}).get(GPU_RESOURCE, (resources.get("requests") or {}).get(GPU_RESOURCE))
-        if asked is not None and str(asked).isdigit():
-            total += int(str(asked))
+        total += max(0, int(parse_quantity(asked) or 0))
     return total
 
 
@@ -53,6 +54,7 @@ class GpuPool:
     """Hands out GPUs so that no two pods share one."""
 
     def __init__(self, ids: Sequence[str]) -> None:
+        self._ids = tuple(ids)
         self._free = list(ids)
         self._held: dict[str, list[str]] = {}
 
@@ -65,5 +67,6 @@ class GpuPool:
         return taken
 
     def give_back(self, holder: str) -> None:
-        """Take back what the holder has, in the order that keeps index 0 with GPU 0."""
-        self._free = self._held.pop(holder, []) + self._free
+        """Take back what the holder has; the next one gets the first that are free, in the machine's order."""
+        free = {*self._free, *self._held.pop(holder, [])}
+        self._free = [one for one in self._ids if one in free]

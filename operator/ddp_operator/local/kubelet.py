@@ -93,7 +93,7 @@ class Kubelet:
                 lifeline=self._lifeline,
             )
         except (MissingReference, OSError, ValueError) as error:
-            self._give_back_gpus(uid)
+            self._give_back_gpus(pod)
             status = pods.finished_status(pod, START_ERROR_CODE, "StartError", _explain(error), self.clock())
             self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
             return
@@ -168,7 +168,7 @@ class Kubelet:
             if run.killer is not None:
                 run.killer.cancel()
             del self._runs[uid]
-            self._give_back_gpus(uid)
+            self._give_back_gpus(run.pod)
         # A launcher or a worker may have been killed while it wrote; in a cluster the container takes that along.
         clear_half_written(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp")
         metadata = run.pod["metadata"]
@@ -181,8 +181,9 @@ class Kubelet:
             self.store.let_go(current, status=pods.finished_status(current, code, reason, message, self.clock()))
         self.on_exit()
 
-    def _give_back_gpus(self, uid: str) -> None:
-        self.gpus().give_back(uid)
+    def _give_back_gpus(self, pod: Object) -> None:
+        if count_gpus(pod["spec"]):  # else nobody has asked the driver, which may take seconds to answer
+            self.gpus().give_back(pod["metadata"]["uid"])
 
 
 def _explain(error: Exception) -> str:

@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.local.adapt import Changes, Machine, Unsuitable, adapt_resource, check_suitable, share_cpus
 from ddp_operator.local.gpus import GpuPool, count_gpus, find_gpus
 from ddp_operator.local.hosts import rewrite_hosts
+from ddp_operator.manifests import quantities
 
 MACHINE = Machine(cpus=8, rendezvous_port=40000)
 
@@ -107,6 +108,15 @@ def test_no_two_holders_share_a_gpu_and_what_is_given_back_is_free() -> None:
     assert pool.take("b", 1) == ["2"]
     pool.give_back("a")
     assert pool.take("c", 2) == ["0", "1"]
+    pool.give_back("c")
+    pool.give_back("b")
+    assert pool.take("d", 3) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("asked", "count"), [(2, 2), ("2", 2), (2.0, 2), ("2000m", 2), ("²", 0), ("-1", 0), (None, 0)])
+def test_gpus_are_counted_as_the_operator_counts_them(asked: object, count: int) -> None:
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": asked}}}
+    assert count_gpus({"containers": [container]}) == quantities.count_gpus(container["resources"]) == count
 
 
 @pytest.mark.parametrize(

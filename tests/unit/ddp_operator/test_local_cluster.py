@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from ddp_operator.cluster import Key, Refused
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_NAME
+from ddp_operator.local import gpus
 from ddp_operator.local.cluster import LocalCluster
 
 # Writes what it sees to a file beside its termination message, then does what it is told.
@@ -222,6 +223,15 @@ async def test_pods_get_gpus_of_their_own_and_the_rest_wait_for_them(tmp_path: P
 async def test_a_pod_that_asks_for_no_gpu_sees_none(cluster: LocalCluster, tmp_path: Path) -> None:
     (seen,) = await report(cluster, tmp_path / "out")
     assert seen["env"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
+async def test_the_driver_is_not_asked_for_pods_without_gpus(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(gpus, "find_gpus", lambda environ: asked.append(environ) or ())
+    await report(cluster, tmp_path / "out")
+    assert not asked
 
 
 async def test_a_pod_in_anothers_place_goes_on_in_its_log_and_keeps_its_port(cluster: LocalCluster) -> None:
