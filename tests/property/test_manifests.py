@@ -9,6 +9,7 @@ import yaml
 from cel_expr_python import cel
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.client import V1ObjectMeta
 
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.errors import InvalidManifest
@@ -20,6 +21,7 @@ from .strategies import FULL, RICH, json, mutated
 
 SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+METADATA = set(V1ObjectMeta.attribute_map.values())
 
 
 def api_server_takes(raw: dict[str, Any]) -> bool:
@@ -29,7 +31,7 @@ def api_server_takes(raw: dict[str, Any]) -> bool:
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(name, str) or not name:
         return False
-    if not isinstance(metadata.get("namespace"), str | None):
+    if not metadata.keys() <= METADATA or not isinstance(metadata.get("namespace"), str | None):
         return False
     if any(metadata.get(part) is not None and not is_string_map(metadata[part]) for part in ("labels", "annotations")):
         return False
