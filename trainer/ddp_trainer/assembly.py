@@ -27,7 +27,7 @@ from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.options import to_dict
-from ddp_trainer.precision import Precision
+from ddp_trainer.precision import Precision, check_graphs
 from ddp_trainer.replicas import check
 from ddp_trainer.tasks import Task, build_task
 
@@ -57,6 +57,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
         keep_freed_memory()
     with world.agreed():
         precision = Precision(config.precision, world.device)
+        check_graphs(config.precision, config.optim.accumulate, world.device)
         check(config.distributed, world.device)
         if world.is_main and precision.warning:
             print(f"ddp_trainer: warning: {precision.warning}", file=sys.stderr, flush=True)

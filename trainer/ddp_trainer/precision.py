@@ -36,7 +36,7 @@ class PrecisionConfig:
     )
     compile_mode: str = option(
         "default",
-        "torch.compile's mode; reduce-overhead replays whole steps as CUDA graphs",
+        "torch.compile's mode; reduce-overhead and max-autotune replay CUDA graphs (not with --accumulate)",
         choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
 
@@ -53,6 +53,20 @@ class PrecisionConfig:
             "without it small gradients become zero in fp16",
             "leave it out, or use --precision bf16",
         )
+
+
+def check_graphs(config: PrecisionConfig, accumulate: int, device: torch.device) -> None:
+    """Raise :class:`UserError` where CUDA graphs would spoil gradients of several batches that are added up.
+
+    Each replay writes its gradients to where those of the one before are. torch says so, or does not notice.
+    """
+    graphs = config.compile and config.compile_mode in ("reduce-overhead", "max-autotune")
+    require(
+        not (graphs and accumulate > 1 and device.type == "cuda"),
+        "precision.compile_mode",
+        f"{config.compile_mode} replays CUDA graphs, whose gradients can't be accumulated",
+        "use --compile-mode default or max-autotune-no-cudagraphs, or leave --accumulate out",
+    )
 
 
 class Precision:

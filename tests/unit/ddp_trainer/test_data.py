@@ -183,6 +183,13 @@ def test_derived_seeds_do_not_collide() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
+def test_seeds_stay_what_they_are() -> None:
+    # A run that is resumed by a later version goes on with the same numbers.
+    assert [derive_seed(0, 2, 12345, 3), derive_seed(-1, 2**70 + 5)] == [6850427448243175839, 4273974289816830767]
+    expected = [[0.7505671977996826, 0.6695137023925781], [0.03634607791900635, 0.1463678479194641]]
+    assert uniforms(np.array([0, 49_999]), 2, 5, 1, 2).tolist() == expected
+
+
 # Augmentation
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.errors import UserError
-from ddp_trainer.precision import Precision, PrecisionConfig, cpu_has_bf16
+from ddp_trainer.precision import Precision, PrecisionConfig, check_graphs, cpu_has_bf16
 from ddp_trainer.replicas import check, uses_gloo
 
 CPU = torch.device("cpu")
@@ -138,6 +138,17 @@ def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     with pytest.raises(UserError, match="this GPU has no bf16; use fp16 or fp32"):
         Precision(PrecisionConfig(name="bf16"), torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_gradients_are_not_accumulated_from_cuda_graphs(mode: str) -> None:
+    config, gpu = PrecisionConfig(compile=True, compile_mode=mode), torch.device("cuda", 0)
+    with pytest.raises(UserError, match=f"precision.compile_mode: {mode} replays CUDA graphs"):
+        check_graphs(config, 2, gpu)
+    check_graphs(config, 1, gpu)
+    check_graphs(config, 2, CPU)
+    check_graphs(PrecisionConfig(compile_mode=mode), 2, gpu)
+    check_graphs(PrecisionConfig(compile=True), 2, gpu)
 
 
 def test_powersgd_on_gloo_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import torch
@@ -20,8 +21,7 @@ def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     numbers: black for brightness, the mean grey for contrast, the image's own grey for saturation. This is what
     Pillow's ImageEnhance computes, roundings included.
     """
-    orders = torch.tensor(ORDERS, device=images.device)[order]
-    for kinds in orders.unbind(1):
+    for kinds in _orders(images.device)[order].unbind(1):
         factor = factors.gather(1, kinds.view(-1, 1)).view(-1, 1, 1, 1)
         grey = _grey(images)
         mean = (grey.mean(dim=(1, 2, 3), keepdim=True) + 0.5).floor_()
@@ -29,6 +29,12 @@ def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
         opposite = grey.mul_(kinds == SATURATION).add_(mean.mul_(kinds == CONTRAST))
         images.sub_(opposite).mul_(factor).add_(opposite).clamp_(0.0, 255.0).floor_()
     return images
+
+
+@functools.cache
+def _orders(device: torch.device) -> Tensor:
+    """:data:`ORDERS` on the device, int64 (6, 3). Sent once: a GPU would stand still for it in every batch."""
+    return torch.tensor(ORDERS, device=device)
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class SmallMapConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (N, in_channels, H, W) to (N, out_channels, H', W')."""
-        if input.is_cuda:
+        if input.device.type != "cpu":
             return super().forward(input)
         height, width = input.shape[2:]
         kernel, stride, padding = self.kernel_size, self.stride, self.padding

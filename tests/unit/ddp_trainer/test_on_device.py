@@ -1,0 +1,129 @@
+"""Nothing of a step goes between host and device: a GPU would stand still for it.
+
+The device is torch's ``meta``, which has shapes and no numbers: whoever asks it for a number, or mixes it with the CPU,
+gets an exception or is seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddp_trainer.config import resolve
+from ddp_trainer.data.arrays import Datasets, ImageData
+from ddp_trainer.data.augment import Augmentation
+from ddp_trainer.data.sources import CachedSource, Normalise
+from ddp_trainer.meters import LossWindow
+from ddp_trainer.models import build_model
+from ddp_trainer.optim.novograd import NovoGrad
+from ddp_trainer.precision import Precision
+from ddp_trainer.presets import PRESETS
+from ddp_trainer.tasks import build_task
+
+DEVICE = torch.device("meta")
+SHAPES = {"cifar10": (3, 32, 32), "fashion-mnist": (1, 28, 28), "digits": (1, 8, 8), "voc2012": (3, 64, 64)}
+CLASSES = 21
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in _pytree.tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
+        if any(tensor.device != DEVICE for tensor in tensors):
+            self._found.append(str(func))
+        return out
+
+
+class Crossings(TorchFunctionMode):
+    """Notes every operation on the CPU, and every tensor that is made of the host's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self._operations = _Operations(self.found)
+
+    def __enter__(self) -> Crossings:
+        self._operations.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *about: Any) -> None:
+        super().__exit__(*about)
+        self._operations.__exit__(*about)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.tensor, torch.as_tensor, torch.from_numpy):
+            self.found.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def datasets(name: str, count: int) -> Datasets:
+    shape = SHAPES[name]
+    images = torch.zeros(count, *shape, dtype=torch.uint8)
+    masks = torch.zeros(count, *shape[1:], dtype=torch.uint8) if name == "voc2012" else None
+    data = ImageData(images, torch.zeros(count, dtype=torch.int64) if masks is None else masks)
+    return Datasets(data, data, CLASSES, (0.5,), (0.5,))
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_batch_is_made_where_it_is_used(preset: str, published: bool) -> None:
+    config = resolve(preset, None, {}, as_published=published).data
+    data = datasets(config.name, 6)
+    augmentation = Augmentation.from_config(config, channels=data.in_channels, masks=config.name == "voc2012")
+    assert isinstance(data.train, ImageData)
+    source = CachedSource(data.train, augmentation, Normalise(data, DEVICE, torch.channels_last), DEVICE)
+    draws = np.zeros((6, augmentation.draws), np.float32) if augmentation.active else None
+    batches = source.batches(torch.arange(6), draws, 2)
+    next(batches)  # before it the epoch's order is sent, and what stays there
+    with Crossings() as crossings:
+        batch = next(batches)
+    assert crossings.found == []
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert (batch.images.device, batch.labels.device) == (DEVICE, DEVICE)
+
+
+@pytest.mark.parametrize("preset", ["digits-resnet", "cifar10-resnet18", "cifar10-wideresnet"])
+def test_a_step_is_made_on_the_device(preset: str) -> None:
+    config = resolve(preset, None, {"model": {"widen": 1}})
+    data = datasets(config.data.name, 2)
+    task = build_task(data, 0.1)
+    with DEVICE:
+        model = build_model(config.model, data.in_channels, CLASSES)
+        images, labels = torch.empty(2, *SHAPES[config.data.name]), torch.empty(2, dtype=torch.int64)
+        totals = torch.zeros(task.num_totals, dtype=torch.float64)
+    precision = Precision(resolve(preset, None, {"precision": {"name": "fp32"}}).precision, torch.device("cpu"))
+    optimizer = NovoGrad(model.parameters(), weight_decay=0.1, grad_averaging=True)
+    window = LossWindow()
+    for _ in range(2):
+        with Crossings() as crossings:
+            outputs = model(images)
+            loss = task.loss(outputs, labels)
+            precision.backward(loss)
+            norm = precision.step(optimizer, list(model.parameters()), 1.0)
+            window.add(loss.detach())
+            assert norm is not None
+            window.take(norm)
+            with torch.inference_mode():
+                totals += task.totals(model(images), labels) + task.correct(outputs, labels).sum()
+    assert crossings.found == []
+
+
+def test_the_watch_sees_a_copy_and_a_number_that_is_asked_for() -> None:
+    with Crossings() as crossings:
+        torch.tensor([1, 2], device=DEVICE)
+        torch.zeros(2).to(DEVICE)
+    assert crossings.found == ["tensor", "aten.zeros.default", "aten._to_copy.default"]
+    with pytest.raises(RuntimeError, match="meta"):
+        torch.zeros((), device=DEVICE).item()
