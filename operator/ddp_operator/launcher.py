@@ -95,6 +95,7 @@ _SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for need
 _SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
 _LINGER_SECONDS = 3.0
 _SECONDS_WITHOUT_STORE = 5.0
+_LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
 _SECONDS_TO_READ = 30.0  # for the reader to pass on what ended workers have written
 _FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
 _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
@@ -445,24 +446,47 @@ def _record_exception(error: BaseException, path: str, about: dict[str, Any]) ->
         return
     import traceback
 
+    kind, message = _name_exception(error)
+    shown = error
+    if isinstance(error, SystemExit) and not isinstance(error.code, str):
+        message, shown = _explain_exit(error)
+    trace = traceback.format_exception(type(shown), shown, _own_frames_removed(shown, shown.__traceback__))
+    record = {"type": kind, "message": message, "traceback": "".join(trace)[-16384:], "exitCode": code & 255}
+    record.update(rank=about["rank"], localRank=about["localRank"], restart=about["restart"], time=time.time())
+    try:
+        write_json(path, record)
+    except OSError:
+        pass  # a full disk must not hide the exception itself
+
+
+def _name_exception(error: BaseException) -> tuple[str, str]:
+    """Return an exception's type, with its module unless that is known to all, and its message."""
     kind = type(error)
     place = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     try:
         message = str(error)[:8192]
     except Exception:
         message = "<the exception cannot be shown>"
-    trace = traceback.format_exception(kind, error, _own_frames_removed(error, error.__traceback__))
-    record = {
-        "type": place + kind.__qualname__,
-        "message": message,
-        "traceback": "".join(trace)[-16384:],
-        "exitCode": code & 255,
-    }
-    record.update(rank=about["rank"], localRank=about["localRank"], restart=about["restart"], time=time.time())
-    try:
-        write_json(path, record)
-    except OSError:
-        pass  # a full disk must not hide the exception itself
+    return place + kind.__qualname__, message
+
+
+def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
+    """Return why a script ended itself with a mere number, and whose traceback shows it.
+
+    Many wrappers (hydra's is one) write what went wrong to the log, and then exit: the exception they had caught is
+    the cause, and tells a victim of another rank from a culprit.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_globals.get("__name__") == "argparse":
+        said = trace.tb_frame.f_locals.get("message")
+        if isinstance(said, str):
+            return said.strip(), error
+    caught = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if isinstance(caught, Exception):
+        return ": ".join(filter(None, _name_exception(caught))), caught
+    return str(error), error
 
 
 def write_json(path: str, value: Any) -> None:
@@ -654,6 +678,11 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
     def monitor(inner: Any, self: Any, *args: Any) -> Any:
         result = inner(self, *args)
         failures = [judge(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
+        if failures and not pod.elastic:
+            ranks, pods = find_early_ends(self)
+            failures = [blame_early_ends(failure, ranks, pods) for failure in failures]
+            if pods:
+                self._remaining_restarts = 0  # they do not come to another rendezvous: it would only time out
         stopping = os.path.exists(os.path.join(pod.runtime, _STOPPING))
         verdicts = [failure["verdict"] for failure in failures]
         blameless = all(verdict.victim or verdict.exit_code == EXIT_PREEMPTED for verdict in verdicts)
@@ -812,6 +841,30 @@ def remove_the_dead(inner: Callable[[Any], None], holder: Any, known: list[Heart
         inner(holder)
     finally:
         beats.update(spared)
+
+
+def find_early_ends(agent: Any) -> tuple[list[int], int]:
+    """Return the ranks of this pod that have ended well while others have not, and how many pods have as a whole.
+
+    A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
+    """
+    try:
+        ended = {rank for rank, one in agent._pcontext.subprocess_handlers.items() if one.proc.poll() == 0}
+        ranks = sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended)
+        return ranks, int(agent._store.add(_LAST_BARRIER, 0))
+    except Exception:  # another torch, or no store any more
+        return [], 0
+
+
+def blame_early_ends(failure: dict[str, Any], ranks: list[int], pods: int) -> dict[str, Any]:
+    """Return a failure, which is no network's where a rank lost peers that had ended by themselves."""
+    if not failure["verdict"].victim or not (ranks or pods):
+        return failure
+    if ranks:
+        left = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    else:
+        left = f"{pods} other pod{'s' if pods > 1 else ''}"
+    return {**failure, "left": left, "verdict": Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)}
 
 
 def is_first_round(worker_group: Any) -> bool:
@@ -1032,9 +1085,15 @@ _LOST = re.compile(
 )
 # Not the device that a script's own mistake names: tensors on cuda:0 and cpu, a torch.cuda.FloatTensor, 'cuda'.
 _CUDA = re.compile(r"(?<!['\"])\bCUDA\b(?![:.]?\w|['\"])|cudnn|cublas|AcceleratorError|\bNVML\b|\bHIP error", re.I)
+# Faults of GPU and network come as one of these, or of torch's own types; what a script asserts of them is its own.
+_FAULT = re.compile(r"(SystemExit: )?(RuntimeError|OSError|TimeoutError|(\w+\.)+\w+): ")
 # The script wants a GPU in a pod without one: its backend is called nccl, but nobody's network is to blame.
 _NO_GPU = re.compile(
-    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected", re.I
+    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected"
+    r"|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
+    r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
+    r"|accelerator support: None|start of device string: None",
+    re.I,
 )
 _AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 _OWN_WORDS = {
@@ -1069,6 +1128,10 @@ _ADVICE = (
         "the backend gloo",
     ),
     (
+        re.compile(r"device_ids and output_device arguments only work"),
+        "the model is on the CPU: leave device_ids out there, or move it to the GPU of LOCAL_RANK first",
+    ),
+    (
         re.compile("invalid device ordinal", re.I),
         "a rank wants a GPU that its pod does not have: let it take the one of LOCAL_RANK, and let procPerNode be gpu",
     ),
@@ -1085,7 +1148,12 @@ _ADVICE = (
         "another process has that port: let the script use MASTER_ADDR and MASTER_PORT as they are, and no fixed port",
     ),
 )
-_EXITED = "worker exited with code"
+_EXITED = re.compile(r"worker exited with code \d+$")
+_LEFT = "had already ended, with exit code 0,"
+_HINT_LEFT = (
+    "ranks of one job step together: none may leave the loop before the others (as with data of unequal length), and "
+    "all should end with dist.barrier() and dist.destroy_process_group()"
+)
 _SILENT = "the script ended itself: its last lines in the log say why"
 _CRASHED = "it crashed in native code, a library's or a kernel's; the log has the stack of a Python script then"
 _HINTS_OF_EXIT_CODES = {
@@ -1098,12 +1166,14 @@ _HINTS_OF_EXIT_CODES = {
 
 def advise(verdict: Verdict, report: dict[str, Any]) -> str:
     """Return what to do about a failure; empty where nothing is."""
+    if _LEFT in report["message"]:
+        return _HINT_LEFT
     for pattern, words in _ADVICE:
         if pattern.search(report["message"]):
             return words
     if verdict.category == CATEGORY_UNKNOWN and report["rank"] is not None:
         return _HINTS_OF_EXIT_CODES.get(report["exitCode"], _SILENT)
-    if report["message"].startswith(_EXITED):
+    if _EXITED.match(report["message"]):
         return _SILENT
     if verdict.category == CATEGORY_USER_ERROR and not report["traceback"]:
         return ""  # the launcher's own words, which say what to do
@@ -1125,16 +1195,36 @@ def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retrya
         return Verdict(CATEGORY_OOM, EXIT_OOM)
     if kind and _NO_GPU.search(text):
         return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
-    if kind and _PEERS.search(text):
+    if kind and _PEERS.search(text) and _FAULT.match(text):
         lost = bool(_LOST.search(text)) and "in use" not in text and "EADDRINUSE" not in text
         return Verdict(CATEGORY_NCCL, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
-    if kind and _CUDA.search(text):
+    if kind and _CUDA.search(text) and _FAULT.match(text):
         return Verdict(CATEGORY_CUDA, EXIT_RETRYABLE)
     if kind in _AT_START or (kind == "SystemExit" and "No module named" in message):
         return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
     if kind:
         return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
     return Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE)
+
+
+_HANDED_ON = re.compile(
+    r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
+    r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
+)
+
+
+def unwrap(kind: str, message: str) -> tuple[str, str]:
+    """Return type and message of what went wrong in a helper: torch hands on its whole traceback as the message."""
+    found = _HANDED_ON.search(message)
+    if found is None:
+        return kind, message
+    lines = message[found.end() :].rstrip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    words = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    while words and words[0].startswith("    "):
+        words.pop(0)
+    kind, _, message = "\n".join(words).partition(": ")
+    return kind, f"{message} (in {found['helper'] or found['process']})".lstrip()
 
 
 def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
@@ -1146,6 +1236,12 @@ def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
         merged["time"] = error["time"]
     if not merged["type"] and ": " in merged["message"]:  # from @record: "ValueError: text"
         merged["type"], _, merged["message"] = merged["message"].partition(": ")
+    if merged["exitCode"] == -signal.SIGTERM and error.get("type") and isinstance(error.get("exitCode"), int):
+        merged["exitCode"] = error["exitCode"]  # it had failed already when the agent ended it
+    if merged["type"] == "SystemExit":
+        merged["message"] = ": ".join(filter(None, unwrap("", merged["message"])))
+    else:
+        merged["type"], merged["message"] = unwrap(merged["type"], merged["message"])
     code, kind, text = merged["exitCode"], merged["type"], merged["message"]
     oom_killed = count_oom_kills() > pod.oom_kills
     verdict = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable)
@@ -1456,7 +1552,7 @@ class LogProgress:
     def feed(self, chunk: bytes, now: float) -> bool:
         """Take in output; ``now`` is Unix time. Returns whether a value was found."""
         *lines, rest = re.split(rb"[\r\n]", self._rest + chunk)  # progress bars end their lines with \r
-        self._rest = rest[-_LINE_LIMIT:]
+        self._rest = rest[:_LINE_LIMIT]  # of a line without end its head is looked at, as of any other
         found = False
         for line in lines[-_LINES_A_CHUNK:]:
             text = _COLOURS.sub("", line[:_LINE_LIMIT].decode("utf-8", "replace"))
@@ -2598,20 +2694,19 @@ def build_preflight_rows(report: dict[str, Any]) -> list[str]:
     return rows
 
 
-_CAUGHT = re.compile(r"Caught \S+ in (.*?)\.?\nOriginal Traceback")
-
-
 def describe_root(failure: dict[str, Any]) -> str:
-    """Return one line about a failed worker."""
+    """Return in words how a worker failed."""
+    if failure.get("left"):
+        return f"{failure['left']} {_LEFT} when this rank still needed it: {_describe_failure(failure)}"
+    return _describe_failure(failure)
+
+
+def _describe_failure(failure: dict[str, Any]) -> str:
     if failure["type"] == CATEGORY_HANG:
         return str(failure["message"])
     if failure["type"] in ("", "SystemExit"):
         said = failure["message"] if failure["message"] != str(failure["exitCode"]) else ""
         return f"worker {name_exit(failure['exitCode'])}" + (f": {said}" if said else "")
-    # torch hands the exception of a helper on with its traceback as the message: the last line is what happened.
-    caught = _CAUGHT.match(failure["message"])
-    if caught:
-        return f"{failure['message'].rstrip().splitlines()[-1]} (in {caught[1]})"
     name = failure["type"].rpartition(".")[2]
     if not failure["message"]:  # as of a bare assert: the place says more than nothing
         places = re.findall(r'File "([^"]+)", line (\d+)', failure["traceback"])

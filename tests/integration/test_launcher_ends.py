@@ -285,3 +285,29 @@ def test_sigusr1_shows_the_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path
     job.until_logged(0, "in stuck_here")
     job.signal(0, signal.SIGTERM)
     assert job.wait(0).code == 85
+
+
+def test_a_rank_whose_peer_has_left_well_says_so_and_nobody_waits_for_the_pod_that_is_done(
+    pods: PodsFactory, tmp_path: Path
+) -> None:
+    script = """
+import os, time
+if os.environ["RANK"] == "0":
+    with open("left.tmp", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("left.tmp", "left")
+    raise SystemExit
+while not os.path.exists("left"):
+    time.sleep(0.05)
+while os.path.exists("/proc/" + open("left").read()):  # until its agent has seen it
+    time.sleep(0.05)
+time.sleep(1)
+raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+"""
+    job = pods("train.py", script=script, nodes=2, max_restarts=3)
+    job.start()
+    ended = job.wait(1)
+    assert ended.code == 82
+    assert (ended.message["category"], ended.message["victim"], ended.message["restarts"]) == ("UserError", False, 0)
+    assert ended.message["message"].startswith("1 other pod had already ended, with exit code 0,")
+    assert "none may leave the loop before the others" in ended.message["hint"]

@@ -89,6 +89,13 @@ def test_what_is_no_number_is_left_out_and_nan_is_a_loss() -> None:
     assert status.loss == "nan"
 
 
+def test_of_a_line_longer_than_anything_the_head_is_read() -> None:
+    seen = progress(r"^step (?P<step>\d+)")
+    assert not seen.feed(b"step 3 " + b"x" * 70_000, NOW)
+    assert seen.feed(b"x" * 70_000 + b"\n", NOW)
+    assert values(seen)["ddp_step"] == 3
+
+
 def test_endless_lines_and_bytes_that_are_no_text_do_no_harm() -> None:
     seen = progress(r"step (?P<step>\d+)$")
     for _ in range(64):

@@ -1,0 +1,253 @@
+"""What the launcher makes of a failed worker: its category, whether it is a victim, one line about it, and a hint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator import launcher
+from ddp_operator.launcher import Verdict, classify
+
+GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message", "expected"),
+    [
+        (1, "ValueError", "boom", Verdict("UserError", 82)),
+        (1, "ModuleNotFoundError", "No module named 'x'", Verdict("UserError", 81)),
+        (1, "SyntaxError", "invalid syntax", Verdict("UserError", 81)),
+        (1, "SystemExit", "python: No module named x", Verdict("UserError", 81)),
+        (2, "SystemExit", "2", Verdict("UserError", 81)),
+        (1, "RuntimeError", GLOO, Verdict("NCCL", 86, True)),
+        (1, "torch.distributed.DistNetworkError", "failed to recv, got 0 bytes", Verdict("NCCL", 86, True)),
+        (
+            1,
+            "torch.distributed.DistNetworkError",
+            "port: 29500, EADDRINUSE, address already in use",
+            Verdict("NCCL", 82),
+        ),
+        (1, "torch.distributed.DistBackendError", "NCCL error: remote process exited", Verdict("NCCL", 86, True)),
+        (1, "torch.distributed.DistBackendError", "NCCL: Duplicate GPU detected", Verdict("NCCL", 82)),
+        (1, "ConnectionResetError", "[Errno 104] Connection reset by peer", Verdict("UserError", 82)),
+        (1, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate", Verdict("OOM", 84)),
+        (1, "RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory", Verdict("OOM", 84)),
+        (1, "MemoryError", "", Verdict("OOM", 84)),
+        (1, "RuntimeError", "CUDA error: device-side assert triggered", Verdict("CUDAError", 82)),
+        (1, "torch.AcceleratorError", "CUDA error: an illegal memory access was encountered", Verdict("CUDAError", 82)),
+        (1, "RuntimeError", "Triton Error [CUDA]: misaligned address", Verdict("CUDAError", 82)),
+        (1, "RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", Verdict("CUDAError", 82)),
+        (
+            1,
+            "RuntimeError",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            Verdict("OOM", 84),
+        ),
+        (
+            1,
+            "RuntimeError",
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+            Verdict("UserError", 82),
+        ),
+        (
+            1,
+            "RuntimeError",
+            "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same",
+            Verdict("UserError", 82),
+        ),
+        (1, "RuntimeError", "Expected a 'cuda' device type for generator but found 'cpu'", Verdict("UserError", 82)),
+        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Verdict("UserError", 82)),
+        (1, "AssertionError", "Torch not compiled with CUDA enabled", Verdict("UserError", 82)),
+        (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", Verdict("UserError", 82)),
+        (
+            1,
+            "RuntimeError",
+            "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+            Verdict("UserError", 82),
+        ),
+        (1, "torch.AcceleratorError", "CUDA error: unspecified launch failure", Verdict("CUDAError", 82)),
+        (1, "AssertionError", "for now i think we need CUDA for DDP", Verdict("UserError", 82)),
+        (1, "AssertionError", "NCCL timed out? set a longer one", Verdict("UserError", 82)),
+        (1, "SystemExit", "CUDA is not available", Verdict("UserError", 82)),
+        (1, "SystemExit", "RuntimeError: CUDA error: device-side assert triggered", Verdict("CUDAError", 82)),
+        (1, "SystemExit", f"RuntimeError: {GLOO}", Verdict("NCCL", 86, True)),
+        (-9, "", "", Verdict("Unknown", 82)),
+        (-11, "", "", Verdict("Unknown", 82)),
+        (1, "", "", Verdict("Unknown", 82)),
+        (81, "", "", Verdict("UserError", 81)),
+        (83, "", "", Verdict("Hang", 83)),
+        (84, "SystemExit", "84", Verdict("OOM", 84)),
+        (85, "", "", Verdict("Preempted", 85)),
+        (86, "", "", Verdict("NCCL", 86, True)),
+    ],
+)
+def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None:
+    assert classify(code, kind, message, oom_killed=False, non_retryable=[2]) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message", "remedy"),
+    [
+        (1, "ValueError", "boom", "look at the traceback"),
+        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "backend gloo"),
+        (1, "RuntimeError", "CUDA error: invalid device ordinal", "LOCAL_RANK"),
+        (1, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "the GPU's memory is full"),
+        (1, "RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "the GPU's memory is full"),
+        (1, "MemoryError", "", "raise the memory limit"),
+        (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", "for memory"),
+        (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
+        (1, "torch.distributed.DistNetworkError", "port: 29500, EADDRINUSE", "no fixed port"),
+        (1, "RuntimeError", GLOO, "another rank went away first"),
+        (1, "RuntimeError", "Distributed package doesn't have NCCL built in", "backend gloo"),
+        (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "backend gloo"),
+        (1, "RuntimeError", "Cannot access accelerator device when none is available.", "backend gloo"),
+        (1, "RuntimeError", "Tried to instantiate dummy base class Event", "backend gloo"),
+        (1, "RuntimeError", "torch.cuda.Stream requires CUDA support", "backend gloo"),
+        (1, "RuntimeError", "Expected one of cpu, cuda device type at start of device string: None", "backend gloo"),
+        (
+            1,
+            "ValueError",
+            "device_id cuda:0 does not match the current compilation's accelerator support: None. Please",
+            "backend gloo",
+        ),
+        (
+            1,
+            "ValueError",
+            "DistributedDataParallel device_ids and output_device arguments only work with",
+            "LOCAL_RANK",
+        ),
+        (3, "SystemExit", "3", "its last lines in the log"),
+        (3, "SystemExit", "KeyError: 'lr'", "look at the traceback"),
+        (4, "", "", "its last lines in the log"),
+        (-11, "", "", "native code"),
+        (-9, "", "", "by the kernel for memory"),
+    ],
+)
+def test_the_hint_is_of_this_failure(code: int, kind: str, message: str, remedy: str) -> None:
+    failed = {"type": kind, "message": message, "exitCode": code, "traceback": "Traceback" if kind else ""}
+    report = {
+        **failed,
+        "rank": 1,
+        "message": launcher.describe_root(failed),
+        "exitCode": code % 256 if code > 0 else 128 - code,
+    }
+    assert remedy in launcher.advise(classify(code, kind, message, oom_killed=False), report)
+
+
+def test_an_exception_that_torch_hands_on_is_told_by_its_last_line() -> None:
+    message = "Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n  File x\n"
+    what = ("KeyError", "'no label' (in DataLoader worker process 1)")
+    assert launcher.unwrap("KeyError", f"{message}KeyError: 'no label'\n") == what
+    assert launcher.unwrap("KeyError", "Caught it") == ("KeyError", "Caught it")
+
+
+def test_an_exception_of_a_spawned_process_is_its_own_and_not_torchs() -> None:
+    message = (
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+        '  File "/lib/torch/distributed/distributed_c10d.py", line 7, in wait\n    work.wait()\n    ^^^^^^^^^^^\n'
+        "data.errors.Bad: 2 problems:\nfirst: timed out\n"
+    )
+    kind, said = launcher.unwrap("torch.multiprocessing.spawn.ProcessRaisedException", message)
+    assert (kind, said) == ("data.errors.Bad", "2 problems:\nfirst: timed out (in Process 1)")
+    assert classify(1, kind, said, oom_killed=False).category == "UserError"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "traceback", "words"),
+    [
+        ("SystemExit", "3", "", "worker exited with code 3"),
+        ("SystemExit", "no such option", "", "worker exited with code 3: no such option"),
+        (
+            "AssertionError",
+            "",
+            'File "/lib/a.py", line 2\n  File "/x/train.py", line 12',
+            "AssertionError (train.py, line 12)",
+        ),
+        ("MemoryError", "", "", "MemoryError"),
+        ("pkg.errors.Bad", "boom", "", "Bad: boom"),
+    ],
+)
+def test_a_failed_worker_is_told_in_a_line(kind: str, message: str, traceback: str, words: str) -> None:
+    failed = {"type": kind, "exitCode": 3, "message": message, "traceback": traceback}
+    assert launcher.describe_root(failed) == words
+
+
+def leave(code: str) -> BaseException:
+    with pytest.raises(SystemExit) as caught:
+        exec(code, {})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "last"),
+    [
+        ("import sys\ntry: {}['lr']\nexcept KeyError: sys.exit(3)", "KeyError: 'lr'", "KeyError: 'lr'"),
+        ("import sys\ntry: assert 0\nexcept AssertionError: sys.exit(3)", "AssertionError", "AssertionError"),
+        ("import sys\ntry: {}['lr']\nexcept KeyError: raise SystemExit(3) from None", "3", "SystemExit: 3"),
+        ("import sys\ntry: {}['lr']\nexcept KeyError: sys.exit('give lr')", "give lr", "SystemExit: give lr"),
+        ("import argparse\nargparse.ArgumentParser(prog='x').parse_args(['--lr'])",
+         "x: error: unrecognized arguments: --lr", "SystemExit: 2"),
+    ],
+)  # fmt: skip
+def test_a_script_that_ends_itself_by_a_number_had_a_reason(code: str, message: str, last: str, tmp_path: Path) -> None:
+    path = tmp_path / "0.json"
+    launcher._record_exception(leave(code), str(path), {"rank": 0, "localRank": 0, "restart": 0})
+    record = json.loads(path.read_text())
+    assert (record["type"], record["message"]) == ("SystemExit", message)
+    assert record["traceback"].splitlines()[-1] == last
+
+
+def test_what_a_rank_had_said_counts_more_than_how_torchrun_ended_it(tmp_path: Path) -> None:
+    pod = launcher.read_pod({}, str(tmp_path))
+    (tmp_path / "errors").mkdir()
+    error = {"type": "OSError", "message": "truncated", "traceback": "T", "exitCode": 1}
+    (tmp_path / "errors" / "0.json").write_text(json.dumps(error))
+    ended = {"rank": 0, "localRank": 0, "exitCode": -15, "time": 1.0, "type": "", "message": "", "traceback": ""}
+    assert launcher.judge(pod, ended)["exitCode"] == 1
+    assert launcher.judge(pod, {**ended, "exitCode": -9})["exitCode"] == -9
+    assert launcher.judge(pod, {**ended, "localRank": 1})["exitCode"] == -15
+
+
+def test_a_rank_that_lost_peers_which_had_ended_well_is_no_victim_of_the_network() -> None:
+    lost = {"rank": 1, "exitCode": 1, "type": "RuntimeError", "message": "Connection closed", "traceback": "T"}
+    victim = {**lost, "verdict": Verdict("NCCL", 86, True)}
+    for ranks, pods, who in (([0], 0, "rank 0"), ([0, 2], 1, "ranks 0, 2"), ([], 1, "1 other pod"), ([], 2, "2 other")):
+        blamed = launcher.blame_early_ends(victim, ranks, pods)
+        assert blamed["verdict"] == Verdict("UserError", 82)
+        words = launcher.describe_root(blamed)
+        assert words.startswith(who)
+        assert "had already ended, with exit code 0, when this rank" in words
+        assert "none may leave the loop before the others" in launcher.advise(blamed["verdict"], {"message": words})
+    assert launcher.blame_early_ends(victim, [], 0) is victim
+    own = {**lost, "verdict": Verdict("UserError", 82)}
+    assert launcher.blame_early_ends(own, [0], 1) is own
+
+
+def test_the_launchers_own_words_need_no_hint() -> None:
+    report = {"rank": None, "message": "training script not found: x; check command", "traceback": "", "exitCode": 81}
+    assert launcher.advise(Verdict("UserError", 81), report) == ""
+
+
+def test_without_a_rank_there_is_no_log_of_it_to_look_at() -> None:
+    report = {"rank": None, "message": "torchrun failed", "traceback": "", "exitCode": 1}
+    assert launcher.advise(Verdict("Unknown", 82), report) == ""
+
+
+def test_sigkill_is_out_of_memory_only_where_the_kernel_says_so() -> None:
+    assert classify(-9, "", "", oom_killed=True) == Verdict("OOM", 84)
+    assert classify(137, "", "", oom_killed=True) == Verdict("OOM", 84)
+    assert classify(-11, "", "", oom_killed=True).category == "Unknown"
+
+
+def failure(rank: int, when: float, *, victim: bool = False, code: int = 1, kind: str = "ValueError") -> dict[str, Any]:
+    return {"rank": rank, "time": when, "exitCode": code, "type": kind, "verdict": Verdict("x", 82, victim)}
+
+
+def test_the_root_is_the_earliest_failure_that_explains_the_others() -> None:
+    failures = [failure(0, 1, victim=True), failure(1, 3), failure(2, 2), failure(3, 0, code=-15, kind="")]
+    assert launcher.find_root(failures)["rank"] == 2
+    assert launcher.find_root([failures[3], failures[0]])["rank"] == 0
+    assert launcher.find_root([failures[3]])["rank"] == 3
