@@ -223,6 +223,7 @@ class Pod(NamedTuple):
     nproc: int = 1
     preflight: PreflightPlan | None = None
     elastic: bool = False
+    program: bool = False
 
     @property
     def local(self) -> bool:
@@ -1517,6 +1518,9 @@ _LINE_SECONDS = 1.0
 _LINES_A_CHUNK = 200  # of a script that writes faster than anyone reads, the last lines of each chunk are looked at
 _MATCH_SECONDS = 0.1  # of CPU: a reader that only gets no CPU has no slow pattern
 _SLOW_MATCHES = 3
+_END_BYTES = 8192  # of a rank's output, kept for a failure that leaves no other word
+_END_LINES = 15
+_END_WIDTH = 300
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -1637,7 +1641,7 @@ class Lines:
 
 
 def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = False) -> None:
-    """Copy what the ranks write to this pod's log, and keep a page of what the patterns find in it.
+    """Copy what the ranks write to this pod's log, keep a page of what the patterns find in it, and at last its end.
 
     ``sources`` maps local ranks to their pipes; ``marked``: each line gets its rank in front. Ends when ``done`` is
     closed and the pipes are empty.
@@ -1656,6 +1660,7 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
     ranks = {descriptor: (rank, LogProgress(patterns)) for rank, descriptor in sources.items()}
     lines = {descriptor: Lines() for descriptor in ranks} if marked else {}
     processes: dict[int, Any] = {}
+    ends = dict.fromkeys(ranks, b"")
     changed: set[int] = set()
     written = 0.0
     ending = False
@@ -1673,6 +1678,8 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             if processes.setdefault(descriptor, about.get("pid")) != about.get("pid"):
                 processes[descriptor] = about.get("pid")
                 ranks[descriptor] = (rank, LogProgress(patterns))  # counters begin anew with a process
+                ends[descriptor] = b""
+            ends[descriptor] = (ends[descriptor] + chunk)[-_END_BYTES:]
             shown = chunk
             if marked:
                 shown = lines[descriptor].feed(chunk, _global_rank(pod, rank, about), time.monotonic())
@@ -1691,7 +1698,32 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
                 _write_log_page(pod, *ranks[descriptor])
             changed.clear()
         if over:
+            for descriptor, end in ends.items():
+                _write_end(pod, ranks[descriptor][0], end)
             return
+
+
+def _end_path(pod: Pod, local_rank: int) -> str:
+    return os.path.join(pod.runtime, "output", f"{local_rank}.end")
+
+
+def _write_end(pod: Pod, local_rank: int, end: bytes) -> None:
+    try:
+        with open(_end_path(pod, local_rank), "wb") as file:
+            file.write(end)
+    except OSError:
+        pass  # the log has it
+
+
+def read_last_lines(pod: Pod, local_rank: int) -> str:
+    """Return the last lines that a rank has written; empty where its output did not go through the reader."""
+    try:
+        with open(_end_path(pod, local_rank), "rb") as file:
+            text = _COLOURS.sub("", file.read(_END_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return ""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return "\n".join(line[:_END_WIDTH] for line in lines[-_END_LINES:])
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -2100,7 +2132,7 @@ class Launcher:
         for number in (*_STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, lambda received, frame: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
-        if self.pod.log_patterns or self._marks_lines:
+        if self.pod.log_patterns or self._marks_lines or (self.pod.program and not self._output_is_taken):
             self._start_reader()
         self._start_agent()
         self._serve_metrics()
@@ -2126,8 +2158,11 @@ class Launcher:
     @property
     def _marks_lines(self) -> bool:
         """Whether the lines of the pod's log get their rank in front; torchrun's own ways to do so win."""
-        others = any(flag.startswith(_OUTPUT_FLAGS) for flag in self._flags)
-        return self.pod.nproc > 1 and not others and os.environ.get(_LOG_PREFIX) != "0"
+        return self.pod.nproc > 1 and not self._output_is_taken and os.environ.get(_LOG_PREFIX) != "0"
+
+    @property
+    def _output_is_taken(self) -> bool:
+        return any(flag.startswith(_OUTPUT_FLAGS) for flag in self._flags)
 
     @property
     def _static(self) -> bool:
@@ -2594,8 +2629,11 @@ class Launcher:
         failures = self._final or self._failures or self._read_errors()
         if failures:
             failure = find_root(failures)
-            verdict = failure["verdict"]
-            return finish(verdict, self._report(failure, describe_root(failure), exit_code=failure["exitCode"]))
+            verdict, words = failure["verdict"], describe_root(failure)
+            if not failure["traceback"] or _EXITED.match(words):
+                last = read_last_lines(self.pod, failure["localRank"])
+                failure = {**failure, "traceback": last or failure["traceback"]}
+            return finish(verdict, self._report(failure, words, exit_code=failure["exitCode"]))
         failure["traceback"] = self._result.get("traceback", "")
         verdict, message = self._judge_agent()
         if self._cause:
@@ -2791,7 +2829,7 @@ def run_main(words: Sequence[str]) -> int:
             raise ValueError(missing)
         runtime, ours = make_runtime_dir()
         elastic = any(flag.startswith("--nnodes=") and ":" in flag for flag in flags)
-        pod = read_pod(dict(os.environ), runtime)._replace(elastic=elastic)
+        pod = read_pod(dict(os.environ), runtime)._replace(elastic=elastic, program=program)
     except ValueError as error:
         return finish(refused, {**nothing, "message": str(error)})
     flags = [flag for flag in flags if flag != "--no-python"]

@@ -172,11 +172,20 @@ time.sleep(0 if again else 600)
 
 def test_a_signal_is_named_and_retryable(pods: PodsFactory) -> None:
     script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    (ended,) = pods("train.py", script=script, nodes=1).run()
+    (ended,) = pods("train.py", script=script, nodes=1, nproc=2).run()
     assert ended.code == 82
+    assert "Fatal Python error: Segmentation fault" in ended.message["traceback"]
     assert ended.message["category"] == "Unknown"
     assert ended.message["message"] == "worker killed by SIGSEGV"
     assert ended.message["exitCode"] == 139
+
+
+def test_a_program_that_fails_is_told_by_its_last_lines(pods: PodsFactory) -> None:
+    words = 'echo starting; echo "Error: no such option: --lr" >&2; exit 4'
+    (ended,) = pods("sh", "-c", words, nodes=1).run()
+    assert ended.message["message"] == "worker exited with code 4"
+    assert ended.message["traceback"] == "starting\nError: no such option: --lr"
+    assert "starting\n" in ended.log
 
 
 def test_a_shell_command_runs_in_every_rank_and_its_code_decides(pods: PodsFactory) -> None:

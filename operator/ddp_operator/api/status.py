@@ -124,7 +124,7 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
     exit_code: int | None = None
     category: str
     message: str = ""
-    traceback: Annotated[str, Meta(description="The tail of the worker's traceback.")] = ""
+    traceback: Annotated[str, Meta(description="The tail of the worker's traceback, else its last lines.")] = ""
     hint: Annotated[str, Meta(description="What to do about it.")] = ""
     time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
 

@@ -216,7 +216,7 @@ def test_counters_begin_anew_with_a_process(tmp_path: Path) -> None:
 
 def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    for name in ("metrics", "workers"):
+    for name in ("metrics", "workers", "output"):
         os.mkdir(os.path.join(folder, name))
     launcher.write_json(os.path.join(folder, "workers", "0.json"), {"rank": 6})
     pod = launcher.Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)", "(?P<broken>"), 1)
@@ -238,5 +238,18 @@ def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> Non
     assert os.read(log, 4096) == text
     with open(os.path.join(folder, "metrics", "0.log"), encoding="utf-8") as file:
         assert 'ddp_step{rank="6"} 12.0\n' in file.read()
+    assert launcher.read_last_lines(pod, 0) == "hello\nstep 12\nand no end of line"
+    assert launcher.read_last_lines(pod, 1) == ""
     for descriptor in (source, source_end, done, log, log_end):
         os.close(descriptor)
+
+
+def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
+    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
+    (tmp_path / "output").mkdir()
+    text = (
+        "\n".join(f"line {number}" for number in range(40)) + "\n\n10%\r20%\r\x1b[31mred\x1b[0m\n" + "x" * 1000 + "\xff"
+    )
+    (tmp_path / "output" / "0.end").write_bytes(text.encode("latin-1"))
+    lines = launcher.read_last_lines(pod, 0).splitlines()
+    assert lines == [*(f"line {number}" for number in range(29, 40)), "10%", "20%", "red", "x" * 300]

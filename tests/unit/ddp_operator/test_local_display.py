@@ -151,6 +151,14 @@ def test_a_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: 
     assert f"log:        {os.path.join('runs', 'x', 'logs', 'attempt-2-pod-1.log')}" in text
 
 
+@pytest.mark.parametrize(
+    ("trace", "head"), [('  File "x.py", line 1\nBad', "traceback"), ("Error: no --lr", "last lines")]
+)
+def test_what_a_rank_wrote_last_is_not_called_a_traceback(folder: RunFolder, trace: str, head: str) -> None:
+    failed = replace(FAILED, last_failure=replace(FAILURE, traceback=trace))
+    assert f"  {head}:\n    {trace.splitlines()[0]}" in describe_run("x", failed, folder, seconds=5, interrupted=False)
+
+
 def test_a_cause_is_not_told_twice(folder: RunFolder) -> None:
     once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
     text = describe_run("x", replace(FAILED, conditions=(once,)), folder, seconds=5, interrupted=False)
