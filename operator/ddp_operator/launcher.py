@@ -16,6 +16,17 @@ Processes of a pod, each of which dies with the one before it:
 
 from __future__ import annotations
 
+import signal
+import sys
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SIGNALS: list[int] = []  # that have come and are not obeyed yet
+if __name__ == "__main__" and sys.argv[1:2] == ["run"]:
+    # The kernel drops what a container's first process has no handler for: a pod that is deleted in its first moments
+    # would go on for its whole grace time. So this comes before all that takes a while.
+    for _number in _STOP_SIGNALS:
+        signal.signal(_number, lambda received, frame: _SIGNALS.append(received))
+
 import errno
 import importlib
 import json
@@ -23,9 +34,7 @@ import math
 import os
 import re
 import select
-import signal
 import socket
-import sys
 import threading
 import time
 from typing import Any, Callable, Iterable, NamedTuple, NoReturn, Sequence
@@ -81,7 +90,6 @@ METRIC_HEARTBEATS = "ddp_heartbeats_total"
 METRIC_SAVING = "ddp_saving"
 LAUNCHER_PHASES = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _AGENT_PID = "DDP_AGENT_PID"
 # Asks a worker for its stack. SIGUSR1 would be the script's own, which may save and end on it, as it does under Slurm.
 _STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
@@ -2102,7 +2110,7 @@ class Launcher:
         self._cause = ""  # of the last restart
         self._preflight: dict[str, Any] = {}
         self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
-        self._signals: list[int] = []
+        self._signals = _SIGNALS
         self._stop_deadline: float | None = None
         self._alone_since: float | None = None  # since when the stopping agent has had no worker
         self._hangs = 0
@@ -2132,6 +2140,7 @@ class Launcher:
         for number in (*_STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, lambda received, frame: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda received, frame: None)
+        os.write(self._wake_end, b"\0")  # a signal may have come before
         if self.pod.log_patterns or self._marks_lines or (self.pod.program and not self._output_is_taken):
             self._start_reader()
         self._start_agent()

@@ -320,3 +320,22 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert (ended.message["category"], ended.message["victim"], ended.message["restarts"]) == ("UserError", False, 0)
     assert ended.message["message"].startswith("1 other pod had already ended, with exit code 0,")
     assert "none may leave the loop before the others" in ended.message["hint"]
+
+
+def test_a_signal_while_the_launcher_still_loads_is_obeyed(pods: PodsFactory, tmp_path: Path) -> None:
+    """As a container's first process it would not even hear it: the kernel drops what has no handler there."""
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / "socket.py").write_text("""
+import os, signal, sys
+if sys.argv[1:2] == ["run"]:
+    os.kill(os.getpid(), signal.SIGTERM)
+sys.path.remove(os.path.dirname(__file__))
+del sys.modules["socket"]
+import socket
+""")
+    job = pods("train.py", script=SLEEP, nodes=1, env={"PYTHONPATH": str(early)})
+    job.start()
+    ended = job.wait(0)
+    assert (ended.code, ended.message["category"]) == (85, "Preempted")
+    assert "SIGTERM: stopping" in ended.log
