@@ -40,6 +40,16 @@ class Forever:
             yield 8
 
 
+class NoTraceback(logging.Filter):
+    """Leaves out where in Kopf an answer of the API server was taken up: what the server said is in the line itself."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass."""
+        if record.exc_info and type(record.exc_info[1]).__module__.startswith("kopf."):
+            record.exc_info, record.exc_text = None, None
+        return True
+
+
 class NoDiffBase(kopf.DiffBaseStorage):
     """Keeps no last-handled state: nothing asks for it, and the default copies the whole object for every event."""
 
@@ -79,7 +89,11 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """End the workers."""
     if "operator" in memo:
+        loss = await memo.operator.find_loss()
         await memo.operator.stop()
+        if loss is not None:
+            logger.error("ending: %s", loss)
+            raise SystemExit(1)  # as at the start: three tracebacks would say less than this line
     # Stopped in the midst of handing an event on, a watch of Kopf 1.45 leaves the task that waits for a pause behind,
     # and Kopf then waits five seconds for it.
     for task in asyncio.all_tasks():
@@ -129,6 +143,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.queueing.idle_timeout = 0.1
     # Kopf says for every event that its handler succeeded.
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    for module in ("observation", "orchestration", "queueing", "running"):
+        logging.getLogger(f"kopf._core.reactor.{module}").addFilter(NoTraceback())
 
 
 def _check_namespaces(own: Settings, *, clusterwide: bool) -> None:

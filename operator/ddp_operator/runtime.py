@@ -14,7 +14,7 @@ from ddp_operator.cluster import Key
 from ddp_operator.constants import KIND
 from ddp_operator.health import HealthServer
 from ddp_operator.kube import ApiClient, KubeCluster, login
-from ddp_operator.kube.checks import check_cluster
+from ddp_operator.kube.checks import check_cluster, find_loss
 from ddp_operator.kube.store import Store, key_of
 from ddp_operator.kube.sync import Synchroniser
 from ddp_operator.leader import FENCE_SHARE, Leader, new_identity
@@ -98,6 +98,10 @@ class Operator:
             asyncio.create_task(self.sync.run(), name="synchroniser"),
             asyncio.create_task(self._work(), name="start of the workers"),
         ]
+
+    async def find_loss(self) -> str | None:
+        """Return what has gone without which no operator can work; None before the start, or where all is there."""
+        return None if self.leader is None or not self.leader.leads else await find_loss(self.client)
 
     async def stop(self) -> None:
         """End all own tasks and connections. Kopf waits five seconds for whatever is left behind here."""

@@ -69,6 +69,29 @@ def test_a_missing_crd_is_named_with_its_remedy(tmp_path: Path, command: Sequenc
     assert_one_line(done, "ddptrainingjobs.ddp-operator.dev is not installed", "kubectl apply")
 
 
+@pytest.mark.parametrize("command", WAYS)
+async def test_a_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_start(
+    server: StandIn, world: World, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
+) -> None:
+    (port,) = free_ports(1)
+    operator = OperatorProcess(kubeconfig, tmp_path / "log", port=port, command=command)
+    with operator:
+        assert operator.process is not None
+        await world.create(job_manifest())
+        await world.child_job("digits-1")
+        server.withdraw("DDPTrainingJob")
+        process, operator.process = operator.process, None
+        assert process.wait(PATIENCE) == 1
+    assert "Traceback" not in operator.log
+    last = operator.log.splitlines()[-1]
+    assert "ending: the custom resource ddptrainingjobs.ddp-operator.dev is not installed: run `kubectl apply" in last
+    assert server.get("Lease", "ddp-operator")["spec"]["holderIdentity"] == ""  # type: ignore[index]
+    server.install()
+    with operator:
+        await world.create(job_manifest("again"))
+        await world.child_job("again-1")
+
+
 def test_missing_permissions_are_named(server: StandIn, kubeconfig: Path) -> None:
     server.allow(lambda wanted: (wanted["resource"], wanted["verb"]) not in {("jobs", "create"), ("pods", "watch")})
     done = run(MODULE, KUBECONFIG=str(kubeconfig))

@@ -41,7 +41,7 @@ class StandIn(Stoppable):
         for name in ("default", "kube-system"):
             self._storage.create(self._api.kind("Namespace"), {"metadata": {"name": name}, "spec": {}})
         if crd:
-            self._api.install(yaml.safe_load(CRD.read_text()))
+            self._install()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="stand-in API server", daemon=True)
         self._ready = threading.Event()
@@ -132,6 +132,22 @@ class StandIn(Stoppable):
     def serve(self, kind: Kind) -> None:
         """Serve one more kind, as the API server does once a definition is installed."""
         self.call(self._api.kinds.append, kind)
+
+    def install(self) -> None:
+        """Serve the custom resource, after it was withdrawn."""
+        self.call(self._install)
+
+    def _install(self) -> None:
+        self._api.install(yaml.safe_load(CRD.read_text()))
+
+    def withdraw(self, name: str) -> None:
+        """Serve a kind no longer, as once its definition is deleted: its objects go, and the watches end."""
+        kind = self._api.kind(name)
+        for obj in self.list(name):
+            self.remove(name, obj["metadata"]["name"], obj["metadata"]["namespace"])
+        self.call(self._api.kinds.remove, kind)
+        self.remove("CustomResourceDefinition", f"{kind.plural}.{kind.group}", "")
+        self.cut_watches()
 
     def allow(self, rule: Callable[[dict[str, Any]], bool]) -> None:
         """Answer SelfSubjectAccessReviews by this rule on their resourceAttributes."""

@@ -65,6 +65,17 @@ async def check_cluster(client: ApiClient, namespaces: Sequence[str], *, home: s
         )
 
 
+async def find_loss(client: ApiClient) -> str | None:
+    """Return what an operator has lost without which it cannot go on, and what that means; None: nothing is known."""
+    try:
+        await _check_crd(client)
+    except StartupError as exc:
+        return f"{exc}. All jobs have gone with it; those that are applied again go on from their checkpoints"
+    except (ClusterError, ApiError):
+        pass
+    return None
+
+
 async def _check_crd(client: ApiClient) -> None:
     """Ask discovery, which everybody may read, and not for the CRD itself, which needs a permission more."""
     try:
