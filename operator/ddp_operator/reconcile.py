@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants, names
+from ddp_operator import __version__, constants, names
 from ddp_operator.api.errors import InvalidManifest, explain_refusal
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
@@ -59,6 +59,13 @@ _WAIT_FOR_COLLECTOR = 1.0
 _AFTER_CONFLICT = 0.5
 # A single error of the API server passes; one that stays has to be told.
 _SERVER_PATIENCE = 10.0
+# Until a spec that this version cannot read is read again: what mends it is done to the definition.
+_AFTER_UNREADABLE = 300.0
+_UNREADABLE = (
+    f"the definition {constants.CRD_NAME} in the cluster is not that of this operator (version {__version__}): upgrade "
+    "the operator, or apply the definition of its version"
+)
+_UNATTENDED = "the job's pods go on, and nobody answers a failure, a suspension or a change of size"
 # Between two writes of one status that only bring counts and words up to date.
 _DETAILS_INTERVAL = 1.0
 
@@ -123,8 +130,10 @@ class Reconciler:
         try:
             job = parse_resource(snapshot.resource)
         except InvalidManifest as error:
-            await self._report_unreadable(key, snapshot, error)
-            return None
+            if not certain:
+                # Another definition shows other fields of the same version of a resource, so that no watch tells of it.
+                return await self._pass(key, await self._cluster.fetch(key), certain=True)
+            return await self._report_unreadable(key, snapshot, error)
         if job.deleting:
             return None  # owner references take the children away
         refusal = await self._check(key, job, snapshot)
@@ -338,7 +347,7 @@ class Reconciler:
         self._memory.pop(key, None)
         self._waiting.discard(key)
 
-    async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> None:
+    async def _report_unreadable(self, key: Key, snapshot: Snapshot, error: InvalidManifest) -> float | None:
         """Say Accepted=False about a spec that this version cannot read (an older or newer CRD let it in)."""
         metadata = snapshot.resource.get("metadata") or {}
         raw_status = snapshot.resource.get("status") or {}
@@ -346,7 +355,10 @@ class Reconciler:
             status = msgspec.convert(raw_status, Status)
         except msgspec.ValidationError:
             status = Status()
-        fact = c.Fact(c.ACCEPTED, "False", c.INVALID_SPEC, str(error))
+        if is_finished(status):
+            return None
+        words = f"{error}\n{_UNREADABLE}" + (f"; until then {_UNATTENDED}" if status.attempt else "")
+        fact = c.Fact(c.ACCEPTED, "False", c.INVALID_SPEC, words)
         generation = metadata.get("generation") or 0
         merged = c.merge_conditions(status.conditions, [fact], self._clock(), generation)
         new = msgspec.structs.replace(
@@ -358,6 +370,7 @@ class Reconciler:
         if new != status:
             await self._patch_status(key, snapshot, new)
             await self._tell(snapshot, status, new)
+        return _AFTER_UNREADABLE
 
     async def _tell(self, snapshot: Snapshot, old: Status, new: Status) -> None:
         """Tell what changed. The status is written, so an event that is lost now is lost; nothing else may be."""

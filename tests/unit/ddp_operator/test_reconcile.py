@@ -311,6 +311,7 @@ class TestRefusedSpec:
         world = World(item)
         await world.settle()
         assert 'unknown field "spec.futureField"' in world.condition("Accepted").message
+        assert "the operator, or apply the definition of its version" in world.condition("Accepted").message
         assert (world.status.phase, world.events) == ("Rejected", ["InvalidSpec"])
 
 

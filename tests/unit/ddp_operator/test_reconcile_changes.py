@@ -1,6 +1,7 @@
 """The reconcile when things change: pods that fail, users who edit, time that passes."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -370,3 +371,33 @@ class TestDeadline:
         world.end_pod(1)
         await world.settle()
         assert world.requeue == year
+
+
+class TestOtherVersion:
+    async def test_running_job_of_another_version_goes_on_once_the_definition_hides_what_is_unknown(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A rollback of the operator alone; then the definition follows, by which no resource's version changes."""
+        world = await World().train(TRAINING)
+        world.edit(futureField=1)
+        await world.reconcile()
+        assert "nobody answers a failure" in world.condition("Accepted").message
+        assert (world.status.phase, world.requeue, world.jobs()) == ("Running", 300, ["train-1"])
+
+        async def fetch(key: Any) -> Snapshot:
+            snapshot = await world.observe()
+            spec = {name: value for name, value in snapshot.resource["spec"].items() if name != "futureField"}
+            return dataclasses.replace(snapshot, resource={**snapshot.resource, "spec": spec})
+
+        monkeypatch.setattr(world.cluster, "fetch", fetch)
+        await world.reconcile()
+        assert world.state("Accepted") == ("True", "Valid")
+
+    async def test_finished_job_of_another_version_is_left_alone(self) -> None:
+        world = await World(nodes=1).train(TRAINING)
+        world.end_pod(0)
+        await world.settle()
+        world.edit(futureField=1)
+        version = world.version
+        await world.reconcile()
+        assert (world.status.phase, world.version) == ("Succeeded", version)
