@@ -14,7 +14,7 @@ from ddp_trainer.data.loader import Batch
 from ddp_trainer.data.random import derive_seed
 from ddp_trainer.distributed import DistributedConfig, World
 from ddp_trainer.meters import ComputeClock
-from ddp_trainer.optim import OptimConfig
+from ddp_trainer.optim import OptimConfig, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.precision import Precision
 from ddp_trainer.replicas import replicate
@@ -141,7 +141,7 @@ class Engine:
         An average of the weights that was not saved begins at the weights.
         """
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         self.precision.load_state_dict(state["precision"])
         if self.ema is not None:
             self.ema.restart()

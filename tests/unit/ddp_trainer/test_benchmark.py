@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.benchmark import synthetic
+from ddp_trainer.benchmark import cli, launch, synthetic
 from ddp_trainer.benchmark.cli import main
 from ddp_trainer.benchmark.contenders import VARIANTS, Bare, Ours, build_config, quiet_exporter
 from ddp_trainer.benchmark.documents import DocumentsLoop, LoopNovoGrad
 from ddp_trainer.benchmark.network import Link, parameter_server_seconds, ring_seconds
 from ddp_trainer.benchmark.report import Measured, communication, plot, ratio, rows, table
 from ddp_trainer.benchmark.systems import BY_ID, QUICK_BY_NAME, SYSTEMS, Case, plan_cases
+from ddp_trainer.benchmark.worker import Spec, measure
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.distributed import RankEnv, World
 from ddp_trainer.models.small_maps import SmallMapConv2d
@@ -248,3 +249,21 @@ def test_the_variants_are_those_of_the_command_line() -> None:
     from ddp_trainer.benchmark.cli import _VARIANTS
 
     assert set(_VARIANTS) == set(VARIANTS)
+
+
+@pytest.mark.parametrize(("variant", "least"), [("compile", 600), ("fp32", 0)])
+def test_a_step_that_is_compiled_gets_the_time_for_it(
+    variant: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    monkeypatch.setattr(launch, "run", lambda *arguments, timeout: given.append(timeout) or {"results": {}})
+    data = cli._Data(None, tmp_path, True)
+    case = Case(BY_ID["S3a"], 1)
+    cli._measure(case, (variant,), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True)
+    assert least <= given[0] <= least + 600
+
+
+def test_where_nobody_can_be_built_the_reasons_are_the_result() -> None:
+    spec = Spec("cifar10-resnet18", {"data": {"dir": "/nowhere"}}, ["ours:fp32"], "cpu", 2, 0.0, "")
+    results = measure(spec, World(RankEnv(), torch.device("cpu")))["results"]
+    assert "CIFAR-10 is not complete in /nowhere" in results["ours:fp32"]["failed"]

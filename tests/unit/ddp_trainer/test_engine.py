@@ -133,6 +133,30 @@ def test_a_state_of_another_model_is_refused() -> None:
         one.load_state_dict(state)
 
 
+@pytest.mark.parametrize("after", ["sgd", "adamw", "novograd"])
+@pytest.mark.parametrize("before", ["sgd", "adamw", "novograd"])
+def test_a_state_of_another_optimiser_is_refused(before: str, after: str) -> None:
+    one, other = engine(OptimConfig(name=before)), engine(OptimConfig(name=after))
+    one.step(batch(), 0, 0.01)
+    if before == after:
+        other.load_state_dict(one.state_dict())
+        other.step(batch(), 1, 0.01)
+    else:
+        with pytest.raises(ValueError, match="another one's"):
+            other.load_state_dict(one.state_dict())
+
+
+def test_a_resumed_run_has_the_settings_that_it_is_given() -> None:
+    one = engine(OptimConfig(momentum=0.9, weight_decay=0.1))
+    one.step(batch(), 0, 0.01)
+    other = engine(OptimConfig(momentum=0.5, weight_decay=0.0))
+    other.load_state_dict(one.state_dict())
+    (group,) = other.optimizer.param_groups
+    assert (group["momentum"], group["weight_decay"]) == (0.5, 0.0)
+    buffers = [[state["momentum_buffer"] for state in each.optimizer.state.values()] for each in (one, other)]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*buffers, strict=True))
+
+
 @pytest.mark.parametrize("name", ["fp16", "tf32"])
 def test_precisions_that_need_a_gpu_are_refused_on_the_cpu(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} needs a GPU"):

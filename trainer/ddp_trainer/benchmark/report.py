@@ -177,7 +177,7 @@ def _costs(measured: Measured) -> list[str]:
             )
         lines.append(text)
         bare = measured.result(f"bare:{variant}")
-        if bare is not None and result["peak_bytes"] is not None:
+        if bare is not None and result["peak_bytes"] is not None and bare["peak_bytes"]:
             own = result["peak_bytes"] - result["cache_bytes"]
             lines.append(
                 f"  {name}: peak memory {own / 2**20:.0f} MiB and {result['cache_bytes'] / 2**20:.0f} MiB of cached "

@@ -148,8 +148,9 @@ def measure(spec: Spec, world: World) -> dict[str, Any]:
         else:
             runners.append(runner)
     for number in range(spec.rounds):
-        # Each begins once, so that nobody always comes after the same one.
-        for runner in runners[number % len(runners) :] + runners[: number % len(runners)]:
+        # Each begins once, so that nobody always comes after the same one. There may be none that could be built.
+        first = number % max(1, len(runners))
+        for runner in runners[first:] + runners[:first]:
             runner.windows.append(runner.take(runner.turn, world))
     results |= {runner.name: runner.summary(world) for runner in runners}
     about: dict[str, Any] = {"results": results, "ranks": world.size, "threads": torch.get_num_threads()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.errors import require
 from ddp_trainer.options import option
@@ -110,6 +110,28 @@ def build_optimizer(config: OptimConfig, parameters: Iterable[torch.nn.Parameter
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+# By which of these its groups hold, an optimiser's state says whose it is.
+_KINDS = frozenset(("momentum", "amsgrad", "grad_averaging"))  # sgd, adamw, novograd
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take up an optimiser's saved state; its settings stay those of this run.
+
+    But for the learning rate, which is the last step's until the next one sets it. Raises ValueError or KeyError where
+    the state is another optimiser's, or of other parameters.
+    """
+    settings = [
+        {name: value for name, value in group.items() if name not in ("params", "lr")}
+        for group in optimizer.param_groups
+    ]
+    for own, saved in zip(settings, state["param_groups"], strict=True):
+        if _KINDS & own.keys() != _KINDS & saved.keys():
+            raise ValueError(f"the optimiser is {type(optimizer).__name__}, and the state is another one's")
+    optimizer.load_state_dict(state)
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)
 
 
 def lr_scale(config: OptimConfig, world_size: int) -> float:
