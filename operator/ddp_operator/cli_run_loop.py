@@ -33,6 +33,7 @@ from ddp_operator.local.tail import Tail
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions
+from ddp_operator.status.describe import take_values
 from ddp_operator.status.ledger import fail
 from ddp_operator.workqueue import backoff
 
@@ -115,6 +116,7 @@ class Run:
             loop.add_signal_handler(number, self._on_signal, number)
         self._cluster.on_change = self._wake.set
         self._cluster.on_event = self._on_event
+        self._cluster.kubelet.on_end = self._recorder.record_end
         self._cluster.kubelet.on_error = partial(self._give_up, "the end of a pod")
         loop.set_exception_handler(self._on_loop_error)
         self._recorder.on_page = self._show
@@ -225,7 +227,6 @@ class Run:
             self._wake.clear()
             if self._cluster.kubelet.busy:
                 await self._wake.wait()
-        self._recorder.record_end()
 
     async def _finish(self) -> int:
         from ddp_operator.local.summary import describe_run
@@ -263,7 +264,7 @@ class Run:
             f"an error in ddp itself ended the run, and the pods were stopped: {_name(error)}: {error}; its traceback "
             f"is in {self._folder.errors.name}: please report it; run the job again, it goes on from its checkpoint"
         )
-        resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
+        resource = self._hear_last_words()
         if resource is None or self._is_over():
             return
         try:
@@ -276,10 +277,19 @@ class Run:
 
     def _interrupt(self) -> None:
         """Say in the status that nobody runs the job any more, where it has not ended."""
-        resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
+        resource = self._hear_last_words()
         changed = interrupt(resource, self._plan.command, _now()) if resource is not None else None
         if resource is not None and changed is not None:
             self._cluster.store.change(resource, status=changed["status"])
+
+    def _hear_last_words(self) -> Object | None:
+        """Return the resource with how far the job came, which the last pass may have seen seconds before the end."""
+        resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
+        if resource is None:
+            return None
+        status = msgspec.convert(resource.get("status") or {}, Status)
+        heard = take_values(status, self._recorder.page.values, _now())
+        return {**resource, "status": msgspec.to_builtins(heard)}
 
     def _take_status(self) -> None:
         """Read the status from the cluster; write it to the folder where it is new."""

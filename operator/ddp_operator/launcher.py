@@ -29,6 +29,7 @@ if __name__ == "__main__" and sys.argv[1:2] == ["run"]:
 
 import errno
 import importlib
+import itertools
 import json
 import math
 import os
@@ -460,7 +461,8 @@ def _record_exception(error: BaseException, path: str, about: dict[str, Any]) ->
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         message, shown = _explain_exit(error)
     trace = traceback.format_exception(type(shown), shown, _own_frames_removed(shown, shown.__traceback__))
-    record = {"type": kind, "message": message, "traceback": "".join(trace)[-16384:], "exitCode": code & 255}
+    text = fold_libraries("".join(trace))[-16384:]
+    record = {"type": kind, "message": message, "traceback": text, "exitCode": code & 255}
     record.update(rank=about["rank"], localRank=about["localRank"], restart=about["restart"], time=time.time())
     try:
         write_json(path, record)
@@ -477,6 +479,38 @@ def _name_exception(error: BaseException) -> tuple[str, str]:
     except Exception:
         message = "<the exception cannot be shown>"
     return place + kind.__qualname__, message
+
+
+_PLACE = re.compile(r'  File "([^"]*)", line \d+')
+_LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
+_SHORT_TRACEBACK = 15  # lines
+_LIBRARY_CALLS_KEPT = 2
+
+
+def fold_libraries(text: str) -> str:
+    """Return a long traceback without most calls inside libraries: what is kept of it is a tail, which shall hold the
+    script's own lines. The log has the whole."""
+    blocks: list[tuple[bool | None, str]] = []  # a library's call, the script's own, or None for any other line
+    for line in text.splitlines(True):
+        place = _PLACE.match(line)
+        if place:
+            blocks.append((bool(_LIBRARY.search(place[1])), line))
+        elif blocks and blocks[-1][0] is not None and line.startswith("  "):
+            blocks[-1] = (blocks[-1][0], blocks[-1][1] + line)
+        else:
+            blocks.append((None, line))
+    runs = [(kind, [block for _, block in run]) for kind, run in itertools.groupby(blocks, lambda block: block[0])]
+    if text.count("\n") <= _SHORT_TRACEBACK or all(kind is not False for kind, _ in runs):
+        return text
+    shown = []
+    for number, (kind, run) in enumerate(runs):
+        last = number + 1 == len(runs) or runs[number + 1][0] is None
+        kept = _LIBRARY_CALLS_KEPT if last else 0
+        if kind and len(run) > kept + 1:
+            shown.append(f"  ... {len(run) - kept} calls inside libraries ...\n")
+            run = run[len(run) - kept :]
+        shown += run
+    return "".join(shown)
 
 
 def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:

@@ -39,6 +39,7 @@ SAVE_ON_SIGTERM = """
 import os, pathlib, signal, sys, time
 def save(*_):
     pathlib.Path("saved").touch()
+    print("step 7/9", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 pathlib.Path("ready").touch()
@@ -117,7 +118,8 @@ def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
 
 def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
     write(tmp_path, SAVE_ON_SIGTERM)
-    with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1)) as run:
+    patterns = {"logPatterns": ["step (?P<step>[0-9]+)/(?P<totalSteps>[0-9]+)"]}
+    with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1, metrics=patterns)) as run:
         run.until((tmp_path / "ready").exists, "a worker that trains")
         marks = run.marks()
         assert find_pods(marks)
@@ -125,6 +127,7 @@ def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
         assert run.wait() == 130
         assert find_pods(marks) == []
         assert conditions(run)["Failed"] == ("True", "Interrupted")
+        assert run.read_status()["progress"]["step"] == 7  # and not where the last pass had seen it
     assert (tmp_path / "saved").exists()
     assert "stopping: pods have" in run.output
     assert "toy: Interrupted" in run.output

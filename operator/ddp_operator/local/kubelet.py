@@ -38,8 +38,8 @@ class _Run:
 
 @dataclass(slots=True)
 class Kubelet:
-    """The processes of all pods. ``on_exit`` is called after a pod's last status was stored, ``on_error`` with an error
-    of our own that kept one from being stored: nobody will hear of that pod's end."""
+    """The processes of all pods. ``on_end`` is called with a pod and its last status when that was stored, and then
+    ``on_exit``; ``on_error`` with an error of our own that kept it from being stored: nobody will hear of that end."""
 
     store: Store
     folder: Path
@@ -49,6 +49,7 @@ class Kubelet:
     gpus: Callable[[], GpuPool]
     metrics_base: int | None = None
     on_exit: Callable[[], None] = lambda: None
+    on_end: Callable[[Object], None] = lambda pod: None
     on_error: Callable[[BaseException], None] = lambda error: None
     _runs: dict[str, _Run] = field(default_factory=dict)
     _ports: dict[int, int] = field(default_factory=dict)
@@ -178,7 +179,9 @@ class Kubelet:
             reason = "Completed" if code == 0 else "Error"
             if code == 137 and run.killer is None and _count_oom_kills() > ooms:
                 reason = "OOMKilled"
-            self.store.let_go(current, status=pods.finished_status(current, code, reason, message, self.clock()))
+            status = pods.finished_status(current, code, reason, message, self.clock())
+            self.store.let_go(current, status=status)
+            self.on_end({**current, "status": status})  # the store has a deleted pod no more
         self.on_exit()
 
     def _give_back_gpus(self, pod: Object) -> None:

@@ -60,14 +60,13 @@ class Recorder:
                 self.port = self._cluster.kubelet.port_of(pod)
                 self._take(pod, parse_page(text))
 
-    def record_end(self) -> None:
-        """Take the last values from the termination messages: the end of a run falls between two samples."""
-        for pod in self._cluster.store.list("Pod"):
-            for status in pod["status"].get("containerStatuses") or ():
-                message = (status["state"].get("terminated") or {}).get("message", "")
-                values = _read_progress(message)
-                if completion_index(pod) == 0 and values:
-                    self._take(pod, Page({**self.page.values, **values}))
+    def record_end(self, pod: Object) -> None:
+        """Take the last values of a pod from its termination message: its end falls between two samples."""
+        for status in pod["status"].get("containerStatuses") or ():
+            message = (status["state"].get("terminated") or {}).get("message", "")
+            values = _read_progress(message)
+            if completion_index(pod) == 0 and values:
+                self._take(pod, Page({**self.page.values, **values}))
 
     def _take(self, pod: Object, page: Page) -> None:
         self.page = page

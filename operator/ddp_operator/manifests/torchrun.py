@@ -47,6 +47,7 @@ _OWNED: Final = {
     "shutdown-timeout": "set spec.checkpoint.graceSeconds instead",
     "signals-to-handle": "remove it; SIGTERM reaches the script, with spec.checkpoint.graceSeconds to obey it",
 }
+_OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # those of them that take no value
 # Flags that are the user's own, and whether each takes a value.
 _PASSED: Final = {
     "monitor-interval": True,
@@ -183,12 +184,16 @@ def _split_torchrun(
     """Split ``torchrun [flags] script …``. The ``legacy`` launch hands --local-rank to scripts unless --use-env."""
     rest = list(words)
     passed: list[str] = []
+    owned: list[str] = []
     module = False
     use_env = not legacy
     while rest and rest[0].startswith("-") and rest[0] != "--":
         name, value = _read_flag(rest.pop(0), legacy)
         if name in _OWNED:
-            raise CommandError(f"--{name}: {_OWNED[name]}")
+            owned.append(f"--{name}: {_OWNED[name]}")
+            if value is None and name not in _OWNED_SWITCHES and rest:
+                rest.pop(0)
+            continue
         if name == "help":
             raise CommandError("--help: runs nothing; remove it")
         if name == "use-env":
@@ -205,6 +210,8 @@ def _split_torchrun(
                     raise CommandError(f"--{name}: needs a value")
                 value = rest.pop(0)
             passed.append(f"--{name}={value}")
+    if owned:
+        raise CommandError("; ".join(dict.fromkeys(owned)))
     if rest and rest[0] == "--":
         rest.pop(0)
     if not rest:

@@ -97,13 +97,15 @@ def without_eta(progress: Progress | None) -> Progress | None:
 def take_final_progress(status: Status, pods: tuple[PodView, ...], now: datetime) -> Status:
     """Return the status with the values that pod 0's launcher left in its last words."""
     ends = [pod.termination for pod in c.newest_by_index(pods).values() if pod.termination]
-    values = next((end.progress for end in ends if end.progress), {})
-    return replace(
-        status,
-        progress=build_progress(values, status.progress) or status.progress,
-        checkpoint=_newer_checkpoint(values, status.checkpoint, now),
-        restarts=replace(status.restarts, in_place=max([status.restarts.in_place, *(e.restarts for e in ends)])),
-    )
+    heard = take_values(status, next((end.progress for end in ends if end.progress), {}), now)
+    in_place = max([status.restarts.in_place, *(e.restarts for e in ends)])
+    return replace(heard, restarts=replace(status.restarts, in_place=in_place))
+
+
+def take_values(status: Status, values: Mapping[str, float], now: datetime) -> Status:
+    """Return the status with how far the job is by the series of its pod 0."""
+    progress = build_progress(values, status.progress) or status.progress
+    return replace(status, progress=progress, checkpoint=_newer_checkpoint(values, status.checkpoint, now))
 
 
 def lost_steps(status: Status) -> int | None:
@@ -149,11 +151,9 @@ def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime) -
         seconds = round((now - began).total_seconds()) if began else 0
         restart = replace(restart, recovery_seconds=max(0, seconds))
     return replace(
-        status,
+        take_values(status, page.values, now),
         last_restart=restart,
         goodput=compute_goodput(page.values, wall) or status.goodput,
-        progress=build_progress(page.values, status.progress) or status.progress,
-        checkpoint=_newer_checkpoint(page.values, status.checkpoint, now),
         preflight=page.preflight or status.preflight,
         restarts=replace(status.restarts, in_place=page.in_place_restarts),
     )

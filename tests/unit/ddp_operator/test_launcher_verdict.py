@@ -251,3 +251,28 @@ def test_the_root_is_the_earliest_failure_that_explains_the_others() -> None:
     assert launcher.find_root(failures)["rank"] == 2
     assert launcher.find_root([failures[3], failures[0]])["rank"] == 0
     assert launcher.find_root([failures[3]])["rank"] == 3
+
+
+def frame(path: str, name: str) -> str:
+    return f'  File "{path}", line 7, in {name}\n    {name}()\n    ^^^^^^\n'
+
+
+def test_of_a_long_traceback_the_scripts_own_lines_are_kept() -> None:
+    library = "/usr/lib/python3.11/site-packages/torch/nn.py"
+    deep = "".join(frame(library, f"deep{number}") for number in range(9))
+    head = "Traceback (most recent call last):\n"
+    text = head + frame("/app/train.py", "main") + deep + frame("/app/model.py", "forward") + deep + "KeyError: 'lr'\n"
+    folded = launcher.fold_libraries(text)
+    assert folded.startswith(head + frame("/app/train.py", "main") + "  ... 9 calls inside libraries ...\n")
+    end = frame("/app/model.py", "forward") + "  ... 7 calls inside libraries ...\n" + deep[-2 * len(deep) // 9 :]
+    assert folded.endswith(end + "KeyError: 'lr'\n")
+
+
+def test_a_short_traceback_and_one_without_the_scripts_own_lines_stay_whole() -> None:
+    short = (
+        "Traceback (most recent call last):\n" + frame("/app/x.py", "main") + frame("/lib/python3.9/x.py", "f") + "E\n"
+    )
+    foreign = "".join(frame("/lib/python3/dist-packages/x.py", f"f{number}") for number in range(9)) + "E: x\n"
+    assert launcher.fold_libraries(short) == short
+    assert launcher.fold_libraries(foreign) == foreign
+    assert launcher.fold_libraries("") == ""

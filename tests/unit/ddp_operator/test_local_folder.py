@@ -201,24 +201,23 @@ async def test_before_the_first_step_and_without_a_page_there_is_no_row(folder: 
 @pytest.mark.parametrize("message", ["", "no json", "[]", '{"progress": 3}', '{"progress": {"ddp_step": "x"}}'])
 def test_a_last_message_that_says_nothing_adds_nothing(folder: RunFolder, message: str) -> None:
     cluster = FakeCluster()
-    end(cluster, "p0", message)
-    recorder(cluster, folder).record_end()
+    recorder(cluster, folder).record_end(end(cluster, "p0", message))
     assert not folder.metrics.exists()
 
 
 def test_the_last_values_come_from_pod_0s_termination_message(folder: RunFolder) -> None:
     cluster = FakeCluster()
-    end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}}))
-    end(cluster, "p1", json.dumps({"progress": {"ddp_step": 8, "ddp_loss": 0.2}}))
-    recorder(cluster, folder).record_end()
+    seen = recorder(cluster, folder)
+    seen.record_end(end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}})))
+    seen.record_end(end(cluster, "p1", json.dumps({"progress": {"ddp_step": 8, "ddp_loss": 0.2}})))
     assert [(row["step"], row["loss"]) for row in read_rows(folder.metrics)] == [(9, 0.1)]
 
 
-def end(cluster: FakeCluster, name: str, message: str) -> None:
+def end(cluster: FakeCluster, name: str, message: str) -> Any:
     pod = cluster.store.get("Pod", "default", name)
     assert pod is not None
     state = {"terminated": {"exitCode": 0, "message": message}}
-    cluster.store.change(pod, status={"phase": "Succeeded", "containerStatuses": [{"state": state}]})
+    return {**pod, "status": {"phase": "Succeeded", "containerStatuses": [{"state": state}]}}
 
 
 # --- plot -------------------------------------------------------------------------------------------------------------

@@ -117,6 +117,16 @@ def test_a_torchrun_flag_of_the_operator_is_refused_by_name(flag: str, remedy: s
         assert str(raised.value).startswith(remedy)
 
 
+def test_all_of_the_operators_flags_are_named_at_once() -> None:
+    line = "torchrun --nnodes=2 --node_rank 0 --standalone --tee 3 --nproc_per_node 8 --nnodes 2 train.py --nnodes 5"
+    with pytest.raises(CommandError) as raised:
+        split_user_command(line.split(), [])
+    assert str(raised.value) == (
+        "--nnodes: set spec.nodes instead; --node-rank: remove it; the completion index of the pod is its node rank; "
+        "--standalone: set spec.nodes to 1 instead; --nproc-per-node: set spec.procPerNode instead"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
