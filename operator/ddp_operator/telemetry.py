@@ -38,6 +38,8 @@ CAUSES: Final = ("Conflict", "Cluster", "Bug")
 SHORT: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 LONG: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 OTHER: Final = "Other"
+NOT_ACCEPTED: Final = "NotAccepted"
+"""Reason of a job that has begun, or would, and that the operator or the API server refuses to carry on."""
 
 
 class _Condition(msgspec.Struct):
@@ -99,11 +101,13 @@ class Fleet(Collector):
                 for condition in status.conditions:
                     if (condition.type, condition.status) == (c.SCHEDULED, "False"):
                         waiting[namespace, _reason(condition.reason)] += 1
+                    if condition.type == c.ACCEPTED and condition.status != "True":
+                        waiting[namespace, NOT_ACCEPTED] += 1
         for name, text, label, counts in (
             ("jobs", "Resources by phase.", "phase", phases),
             (
                 "waiting_jobs",
-                "Jobs without all of their pods, by the reason of the condition Scheduled.",
+                f"Jobs without all of their pods, by the reason of the condition Scheduled; {NOT_ACCEPTED}: Accepted is not True.",
                 "reason",
                 waiting,
             ),
@@ -279,7 +283,8 @@ def render_page() -> str:
         _HEAD
         + "".join(sorted(rows))
         + f"\nPhases: {phases}.\n\nRungs: {rungs}. Categories: {', '.join(CATEGORIES)}.\n\n"
-        + f"Reasons of `ddp_operator_waiting_jobs`: {', '.join(c.SCHEDULED_REASONS)}; any other is {OTHER}.\n\n"
+        + f"Reasons of `ddp_operator_waiting_jobs`: {', '.join((*c.SCHEDULED_REASONS, NOT_ACCEPTED))}; any other is "
+        + f"{OTHER}.\n\n"
         + "`process_*` of prometheus-client (CPU, memory, files) are there as well.\n"
     )
 

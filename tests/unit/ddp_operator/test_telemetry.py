@@ -120,6 +120,23 @@ class TestFleet:
         ]
         assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Unschedulable") == 1
         assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Other") == 1
+        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="NotAccepted") is None
+
+    @pytest.mark.parametrize(
+        ("phase", "accepted", "count"),
+        [("Restarting", "False", 1), ("Pending", "Unknown", 1), ("Running", "True", None), ("Rejected", "False", None)],
+    )
+    def test_a_job_that_is_refused_once_it_has_begun_waits_too(self, phase: str, accepted: str, count: int) -> None:
+        bodies = [resource("a", phase, (c.ACCEPTED, accepted, c.FORBIDDEN))]
+        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="NotAccepted") == count
+
+    def test_nodes_are_counted(self) -> None:
+        bodies = [
+            resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
+            resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
+            resource("a", "Running", (c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED)),
+            resource("a", "Failed", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
+        ]
         assert self.value("ddp_operator_nodes", bodies, namespace="a", state="desired") == 12
         assert self.value("ddp_operator_nodes", bodies, namespace="a", state="ready") == 3
 
