@@ -5,6 +5,7 @@ Pure. The status already holds the cluster's own words; what is added here is th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -49,7 +50,8 @@ REMEDIES: Final = {
     "PodsForbidden": "A quota, a policy or a missing service account keeps the pods from being made: change the job or "
     "ask whoever owns the namespace.",
     "VolumeNotReady": "Check the claim: kubectl get pvc. One that several nodes use must be ReadWriteMany.",
-    "PodsNotStarting": "kubectl describe pod on the pod that is named has the kubelet's words.",
+    "PodsNotStarting": "kubectl describe pod on the pod that is named has the kubelet's words; what is missing may be "
+    "made later.",
     "WaitingForPods": "Pods are being made and placed; if this lasts for minutes, the Events of the Job say why.",
     "WaitingForFormerPods": "The next attempt starts when they are gone; a pod on a dead node is given up after "
     "spec.recovery.forceDeleteAfterSeconds.",
@@ -84,6 +86,25 @@ REMEDIES: Final = {
     "Interrupted": "Run it again: it goes on from its checkpoint if it keeps one on a claim.",
     "OperatorError": "Run it again: it goes on from its checkpoint. Please report the traceback.",
 }
+# What others say, as far as it is known: these remedies are better than those of the reason.
+_BETTER: Final = (
+    (
+        re.compile(r"violates PodSecurity"),
+        "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image must then run as a "
+        "user other than root.",
+    ),
+    (
+        re.compile(r"image will run as root"),
+        "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
+    ),
+    (
+        re.compile(r'\b(secret|configmap) "[^"]+" not found', re.IGNORECASE),
+        "Create it in the job's namespace, and the pods start by themselves within two minutes; or mend its name in a "
+        "new job.",
+    ),
+)
+# Reasons of Scheduled for which a job that starts again waits until somebody acts.
+_BLOCKING: Final = ("Unschedulable", "QuotaPending", "ImagePull", "PodsForbidden", "VolumeNotReady", "PodsNotStarting")
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # An operator that runs looks at a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
@@ -122,8 +143,9 @@ def explain_why(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
         return _explain_failure(name, status)
     if not status.conditions:
         return _explain_unseen(name, metadata, events, now)
+    conditions = {condition.type: condition for condition in status.conditions}
     for kind, bad in _ORDER:
-        condition = next((c for c in status.conditions if c.type == kind), None)
+        condition = conditions.get(kind)
         if condition is not None and (condition.status == bad or condition.reason == "Stopping"):
             return _explain_condition(name, phase, condition, status, events, now)
     return Why(name, phase, "", _describe_training(name, status))
@@ -152,8 +174,17 @@ def _explain_condition(
         what += f" The last failure was {_describe_cause(status.last_failure)}"
     if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
         what += _last_warning(events, what)
-    todo = REMEDIES.get(condition.reason, _DESCRIBE)
-    return Why(name, phase, condition.reason, what, todo.format(name=name))
+    scheduled = next((c for c in status.conditions if c.type == "Scheduled"), None)
+    # A job that starts again does so by itself, unless it cannot.
+    if condition.type == "Restarting" and scheduled and scheduled.status == "False" and scheduled.reason in _BLOCKING:
+        what += f" Its pods wait ({scheduled.reason}): {_sentence(scheduled.message)}"
+        condition = scheduled
+    return Why(name, phase, condition.reason, what, _remedy(condition, name))
+
+
+def _remedy(condition: Condition, name: str) -> str:
+    better = next((text for words, text in _BETTER if words.search(condition.message)), None)
+    return (better or REMEDIES.get(condition.reason, _DESCRIBE)).format(name=name)
 
 
 def _explain_failure(name: str, status: Status) -> Why:
@@ -238,10 +269,15 @@ def _last_warning(events: Sequence[Mapping[str, Any]], said: str) -> str:
     for event in reversed(events):
         message = " ".join(str(event.get("message") or "").split())
         if event.get("type") == "Warning" and message:
-            if message.rstrip(".") in said:
+            if _without_tries(message.rstrip(".")) in _without_tries(said):
                 return ""
             return f" The last warning was {event.get('reason')}: {_sentence(message[:_EVENT_LIMIT])}"
     return ""
+
+
+def _without_tries(text: str) -> str:
+    """Return a message without the end of each pod's name, which differs from one try to the next."""
+    return re.sub(r'-(?:[0-9]+-[a-z0-9]{5}|\*)(?=")', "", text)
 
 
 def _sentence(text: str) -> str:

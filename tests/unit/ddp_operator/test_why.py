@@ -101,6 +101,38 @@ class TestWhatIsTold:
         assert "is restarting for 1m00s (GroupRestart): attempt 2 of 4." in found.what
         assert "The last failure was UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1)" in found.what
 
+    def test_a_restart_whose_pods_find_no_room_does_not_go_on_by_itself(self) -> None:
+        words = "x-2-0-abcde: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
+        found = why(
+            condition(c.RESTARTING, "True", c.DISRUPTED, "attempt 2, not counted"),
+            condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words),
+            phase="Restarting",
+        )
+        assert found.what.endswith(f"attempt 2, not counted. Its pods wait (Unschedulable): {words}.")
+        assert (found.reason, found.todo) == (c.UNSCHEDULABLE, REMEDIES[c.UNSCHEDULABLE].format(name="x"))
+
+    @pytest.mark.parametrize(
+        ("reason", "message", "todo"),
+        [
+            (c.VOLUME_NOT_READY, 'x-1-0-a: FailedMount: MountVolume.SetUp failed: secret "s" not found', "Create it"),
+            (c.PODS_NOT_STARTING, 'x-1-0-a: CreateContainerConfigError: configmap "c" not found', "Create it"),
+            (c.VOLUME_NOT_READY, '0/2 nodes are available: persistentvolumeclaim "p" not found', "kubectl get pvc"),
+            (
+                c.PODS_FORBIDDEN,
+                'pods "x-1-*" is forbidden: violates PodSecurity "restricted"',
+                "securityProfile: Restricted",
+            ),
+            (c.PODS_NOT_STARTING, "container has runAsNonRoot and image will run as root (pod: …)", "runAsUser"),
+        ],
+    )
+    def test_a_remedy_is_that_of_the_words_where_they_are_known(self, reason: str, message: str, todo: str) -> None:
+        assert todo in why(condition(c.SCHEDULED, "False", reason, message), phase="Pending").todo
+
+    def test_a_warning_about_another_try_is_not_told_again(self) -> None:
+        said = 'Error creating: pods "x-1-*" is forbidden: no'
+        refused = condition(c.SCHEDULED, "False", c.PODS_FORBIDDEN, said)
+        assert "last warning" not in why(refused, events=(event(said.replace("*", "0-2n9g4")),), phase="Pending").what
+
     def test_a_job_that_trains_waits_for_nothing(self) -> None:
         good = [
             condition(c.ACCEPTED, "True", c.VALID),
