@@ -423,7 +423,15 @@ def _foreign(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | None:
     if same_name or _owned(job, raw):
         return None
     kind: ChildKind = raw.get("kind") or "Service"
-    name = (raw.get("metadata") or {}).get("name")
+    meta = raw.get("metadata") or {}
+    name, labels = meta.get("name"), meta.get("labels") or {}
+    if not owner and names.child_labels(job.name).items() <= labels.items():
+        return Refusal(
+            "NameConflict",
+            f"metadata.name: {kind} {name} is left of a job of this name that was deleted with --cascade=orphan; its pods "
+            f"may still train. Remove what is left: kubectl -n {job.namespace} delete job,service,configmap,networkpolicy "
+            f"-l {constants.LABEL_JOB_NAME}={job.name}",
+        )
     return Refusal(
         "NameConflict",
         f"metadata.name: a {kind} named {name} that is not ours exists in namespace {job.namespace}; "

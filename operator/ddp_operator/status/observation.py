@@ -22,6 +22,8 @@ _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 
 _MAX_WORDS = 512
+_EVICTED = "Evicted"
+_FULL_DISK = "raise ephemeral-storage in resources, or write to a volume: files in the container and its log count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,16 @@ class PodView:
     def scheduler(self) -> str:
         """Who is to place it."""
         return (self.raw.get("spec") or {}).get("schedulerName") or "default-scheduler"
+
+    @property
+    def restarted_sidecars(self) -> tuple[tuple[str, int, str], ...]:
+        """Name, number of restarts and last reason of each native sidecar that did not last."""
+        found, sidecars = (self.raw.get("status") or {}).get("initContainerStatuses") or [], _sidecars(self.raw)
+        return tuple(
+            (str(one["name"]), count, str(((one.get("lastState") or {}).get("terminated") or {}).get("reason") or ""))
+            for one in found
+            if one.get("name") in sidecars and (count := _int(one.get("restartCount"))) > 0
+        )
 
     @property
     def alive(self) -> bool:
@@ -219,7 +231,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     node_name = (raw.get("spec") or {}).get("nodeName") or ""
     # A scheduler that lost a race for the pod may leave its complaint behind: what has a node is placed.
     scheduled = {} if node_name else conditions.get("PodScheduled") or {}
-    waiting_reason, waiting_message = _waiting(status, scheduled)
+    waiting_reason, waiting_message = ("", "") if _trains(raw) else _waiting(status, scheduled)
     index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
     trainer_end = _trainer_end(raw)
     disruption, ready = conditions.get("DisruptionTarget") or {}, conditions.get("Ready") or {}
@@ -240,7 +252,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         disrupted=disruption.get("status") == "True",
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
-        termination=trainer_end or _other_end(raw),
+        termination=_evicted(raw, trainer_end) if trainer_end else _other_end(raw),
         trained=trainer_end is not None,
         raw=raw,
         disruption=str(disruption.get("reason") or ""),
@@ -282,16 +294,42 @@ def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[s
     return "", ""
 
 
-def _trainer_end(raw: Mapping[str, Any]) -> Termination | None:
-    """Return what ended the training container."""
+def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of the training container."""
     containers = (raw.get("spec") or {}).get("containers") or []
     names = [c.get("name") for c in containers]
     trainer = constants.TRAINER_CONTAINER if constants.TRAINER_CONTAINER in names else (names[0] if names else None)
-    for container in (raw.get("status") or {}).get("containerStatuses") or []:
-        ended = (container.get("state") or {}).get("terminated")
-        if ended and container.get("name") == trainer:
-            return _end(ended)
-    return None
+    found = (raw.get("status") or {}).get("containerStatuses") or []
+    return next((one.get("state") or {} for one in found if one.get("name") == trainer), {})
+
+
+def _trains(raw: Mapping[str, Any]) -> bool:
+    """Tell whether the training container runs: what a sidecar waits for keeps it from nothing."""
+    return _trainer_state(raw).get("running") is not None
+
+
+def _trainer_end(raw: Mapping[str, Any]) -> Termination | None:
+    """Return what ended the training container."""
+    ended = _trainer_state(raw).get("terminated")
+    return _end(ended) if ended else None
+
+
+def _evicted(raw: Mapping[str, Any], end: Termination) -> Termination:
+    """Return an end in the kubelet's words where it took the pod for what the pod itself has used up.
+
+    The launcher knows of no more than a signal. A pod that has to go for its neighbours' sake is disrupted, which its
+    condition DisruptionTarget says.
+    """
+    status = raw.get("status") or {}
+    disrupted = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
+    if status.get("reason") != _EVICTED or disrupted or end.container_exit_code == constants.EXIT_OK:
+        return end
+    words = f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_WORDS]
+    return msgspec.structs.replace(end, category=constants.CATEGORY_UNKNOWN, message=words, hint=_hint(words))
+
+
+def _hint(words: str) -> str:
+    return _FULL_DISK if "ephemeral" in words else ""
 
 
 def _other_end(raw: Mapping[str, Any]) -> Termination | None:
@@ -299,20 +337,27 @@ def _other_end(raw: Mapping[str, Any]) -> Termination | None:
     status = raw.get("status") or {}
     if status.get("phase") != "Failed":
         return None
-    sidecars = {
-        container.get("name")
-        for container in (raw.get("spec") or {}).get("initContainers") or []
-        if container.get("restartPolicy") == "Always"
-    }
+    sidecars = _sidecars(raw)
     for container in status.get("initContainerStatuses") or []:
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode") and container.get("name") not in sidecars:
             # The Job controller would start the pod anew for ever, as backoffLimit has no end.
             end = _end(ended)
-            return msgspec.structs.replace(end, message=f"init container {container.get('name')}: {end.message}")
+            name, pod = container.get("name"), (raw.get("metadata") or {}).get("name")
+            return msgspec.structs.replace(
+                end,
+                message=f"init container {name}: {end.message}",
+                hint=f"its own words: kubectl logs {pod} -c {name}",
+            )
     # Evicted or lost with its node: the kubelet reports no container.
-    words = " ".join(str(status[k]) for k in ("reason", "message") if status.get(k))
-    return parse_termination(137, "", words)
+    words = ": ".join(str(status[k]) for k in ("reason", "message") if status.get(k))
+    return msgspec.structs.replace(parse_termination(137, "", words), hint=_hint(words))
+
+
+def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:
+    """Return the names of the native sidecars: init containers that run on."""
+    containers = (raw.get("spec") or {}).get("initContainers") or []
+    return frozenset(str(one.get("name")) for one in containers if one.get("restartPolicy") == "Always")
 
 
 def _end(terminated: Mapping[str, Any]) -> Termination:

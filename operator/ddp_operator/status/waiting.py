@@ -62,7 +62,8 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         return Fact(c.SCHEDULED, "False", reason, f"{pod.name}{others}: {message}")
     scheduled = [pod for pod in current.values() if pod.scheduled or not pod.alive]
     if len(scheduled) >= nodes:
-        return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed")
+        words = f"{nodes} of {nodes} pods are placed{_describe_sidecars(current.values())}"
+        return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, words)
     placed = f"{len(scheduled)} of {nodes} pods are placed"
     attempt_job = observation.job(attempt)
     if attempt_job is not None and _waits_in_queue(job, attempt_job):
@@ -79,6 +80,15 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{words} ({placed})")
     reason, absent = _name_the_absent(current.values(), attempt_job, now)
     return Fact(c.SCHEDULED, "False", reason, f"{absent} ({placed})" if absent else placed)
+
+
+def _describe_sidecars(pods: Iterable[PodView]) -> str:
+    """Return what is to be said of the sidecar that was restarted most often: training goes on beside it."""
+    found = [(count, pod.name, name, why) for pod in pods if pod.alive for name, count, why in pod.restarted_sidecars]
+    if not found:
+        return ""
+    count, pod_name, name, why = max(found)
+    return f"; restarts of sidecar {name} in pod {pod_name}: {count}" + (f" (the last after {why})" if why else "")
 
 
 def _name_the_absent(pods: Iterable[PodView], attempt_job: JobView | None, now: datetime) -> tuple[str, str]:

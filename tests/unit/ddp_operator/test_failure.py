@@ -26,8 +26,8 @@ def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float 
     return child_pod(index, "Failed", code=code, message=message, at=at(seconds), **changes)
 
 
-def verdict(*pods: Any, job: Any = None, seconds: float = 1) -> Verdict | None:
-    return judge(1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds))
+def verdict(*pods: Any, job: Any = None, seconds: float = 1, keeps_job: bool = True) -> Verdict | None:
+    return judge(1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds), keeps_job=keeps_job)
 
 
 def blamed(found: Verdict | None) -> tuple[int | None, str]:
@@ -94,6 +94,26 @@ class TestCause:
         assert blamed(verdict(pod, child_pod(0))) == (1, "OOM")
         assert not will_fail_job((view_pod(pod),)), "the Job controller would replace it"
 
+    @pytest.mark.parametrize("said", [True, False], ids=["launcher spoke", "nobody spoke"])
+    def test_pod_that_has_filled_its_disk_is_evicted_and_says_so(self, said: bool) -> None:
+        """By its own limit: nobody else's, so that no condition tells of a disruption and the attempt counts."""
+        words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
+        status = {"reason": "Evicted", "message": words}
+        last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if said else {}
+        found = verdict(child_pod(1, "Failed", status=status, **last), child_pod(0), keeps_job=False)
+        assert found is not None
+        assert found.cause is not None
+        assert (found.cause.category, found.cause.message, found.disruption) == ("Unknown", f"Evicted: {words}", False)
+        assert "raise ephemeral-storage" in found.cause.hint
+
+    def test_pod_evicted_for_its_neighbours_sake_is_disrupted(self) -> None:
+        status = {"reason": "Evicted", "message": "The node was low on resource: memory."}
+        pod = child_pod(1, "Failed", code=85, message=last_words("Preempted"), disrupted="TerminationByKubelet")
+        pod["status"] |= status
+        found = verdict(pod, child_pod(0), keeps_job=False)
+        assert found is not None
+        assert found.disruption
+
     def test_failed_init_container(self) -> None:
         status = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 3}}}]}
         pod = child_pod(0, "Failed", status=status)
@@ -101,6 +121,7 @@ class TestCause:
         assert found is not None
         assert found.cause is not None
         assert found.cause.message.startswith("init container fetch: ")
+        assert found.cause.hint == "its own words: kubectl logs train-1-0-abcde -c fetch"
         assert not will_fail_job((view_pod(pod),)), "the Job's policy looks at the training container only"
 
     def test_only_container_is_the_trainer_whatever_its_name(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import constants, reconcile
+from ddp_operator import constants, names, reconcile
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.cluster import ClusterError, Event, Refused, Unable
 from ddp_operator.manifests.children import build_children
@@ -159,6 +159,14 @@ class TestNameConflict:
         world.cluster.add(self.service(**self.owner(**changes)))
         await world.settle()
         assert world.state("Accepted") == ("False", "NameConflict")
+
+    async def test_service_that_was_orphaned_is_named_with_the_command_that_removes_all_that_is_left(self) -> None:
+        world = World()
+        world.cluster.add(self.service(labels=names.child_labels("train")))
+        await world.settle()
+        assert world.state("Accepted") == ("False", "NameConflict")
+        assert "Service train is left of a job of this name" in world.condition("Accepted").message
+        assert "-l ddp-operator.dev/job-name=train" in world.condition("Accepted").message
 
     async def test_service_left_by_a_deleted_namesake_is_waited_for(self) -> None:
         world = World()

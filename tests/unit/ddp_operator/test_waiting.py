@@ -52,6 +52,22 @@ class TestWords:
         typed, seen = see(child_pod(0), child_pod(1), troubles={"job-1": Trouble("FailedCreate", FORBIDDEN)})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
+    def test_sidecar_that_does_not_last_keeps_nobody_from_training(self) -> None:
+        """Its state changes with every try, and each change would be an Event of the job's."""
+        side = {"name": "mesh", "restartCount": 7, "lastState": {"terminated": {"reason": "OOMKilled"}}}
+        side["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
+        running = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+        spec = {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]}
+        pods = child_pod(0), child_pod(1, spec=spec, status={"initContainerStatuses": [side], **running})
+        typed, seen = see(*pods)
+        fact = describe_scheduling(typed, seen, 1, 2, NOW)
+        assert (fact.status, fact.reason) == ("True", "AllPodsScheduled")
+        assert fact.message == (
+            "2 of 2 pods are placed; restarts of sidecar mesh in pod train-1-1-abcde: 7 (the last after OOMKilled)"
+        )
+        waits = child_pod(1, "Pending", node="node-a", spec=spec, status={"initContainerStatuses": [side]})
+        assert say(child_pod(0), waits) == ("PodsNotStarting", "train-1-1-abcde: CrashLoopBackOff: back-off 40s")
+
     def test_queue_that_has_not_admitted_the_job(self) -> None:
         said = say(jobs=[child_job(suspend=True)], labels=QUEUED)
         assert said == ("QuotaPending", "Job train-1 waits until queue gpu admits it; 0 of 2 pods are placed")
