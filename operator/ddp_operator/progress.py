@@ -27,7 +27,6 @@ _WANTED = frozenset({
     constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
     constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE,
     constants.METRIC_HEARTBEAT_AGE, constants.METRIC_SAVING,
-    constants.METRIC_STEP_SECONDS, constants.METRIC_COMPUTE_SECONDS, constants.METRIC_DATA_SECONDS,
 })  # fmt: skip
 _PREFLIGHT = (constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE)
 _CHECKS = ("dns", "tcp", "allreduce")
@@ -219,7 +218,7 @@ def _number(value: float | None) -> str | None:
         return None
     if not math.isfinite(value):
         return str(value)
-    return f"{value:.4g}" if abs(value) < 1e4 else f"{min(value, 1e15):.0f}"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{min(max(value, -1e15), 1e15):.0f}"
 
 
 def _time(value: float | None) -> str | None:

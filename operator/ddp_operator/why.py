@@ -20,6 +20,7 @@ from ddp_operator.status.termination import parse_time
 # Unsatisfactory states in the order in which they hide each other: type and the bad status of the condition.
 _ORDER: Final = (
     ("Accepted", "False"),
+    ("Accepted", "Unknown"),
     ("Suspended", "True"),
     ("Restarting", "True"),
     ("Scheduled", "False"),

@@ -74,7 +74,7 @@ class DistributedConfig:
 
     device: str = option(
         "auto",
-        "cpu, cuda, or auto (cuda where there is a GPU for every process of this node)",
+        "cpu, cuda (a GPU for every process of a node), or auto (as cuda where torch sees any GPU, else cpu)",
         choices=("auto", "cpu", "cuda"),
     )
     backend: str = option("auto", "collectives: gloo, nccl, or auto (nccl on cuda)", choices=("auto", "gloo", "nccl"))

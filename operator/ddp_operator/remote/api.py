@@ -138,6 +138,7 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 def connect(arguments: argparse.Namespace) -> Api:
     """Log in as kubectl does: kubeconfig and context, or the account of the pod. Raises: CommandError."""
     try:
+        import yaml
         from kubernetes import client
         from kubernetes import config as untyped
         from kubernetes.config.config_exception import ConfigException
@@ -165,6 +166,10 @@ def connect(arguments: argparse.Namespace) -> Api:
             raise CommandError(
                 f"no cluster to talk to ({error}); set KUBECONFIG or give --kubeconfig", exits.CLUSTER
             ) from None
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+        # The official client says so of some files that are no kubeconfig; others it trips over.
+        words = " ".join(str(error).split())[:200]
+        raise CommandError(f"the kubeconfig cannot be read ({words}); mend it, or give another --kubeconfig") from None
     return Api(client.ApiClient(configuration), arguments.namespace or namespace or "default")
 
 

@@ -96,6 +96,7 @@ class TestProgress:
         [
             (0.123456, "0.1235"), (12345.6, "12346"), (0.0, "0"), (-1.5, "-1.5"), (1e-9, "1e-09"),
             (float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf"), (1e300, "1000000000000000"),
+            (-1e300, "-1000000000000000"),
         ],
     )  # fmt: skip
     def test_numbers_are_short_and_honest(self, value: float, text: str) -> None:

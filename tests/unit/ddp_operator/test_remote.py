@@ -45,6 +45,18 @@ RUNNING = {
 }
 
 
+@pytest.mark.parametrize(
+    "content", [b"a: [\n", b"- 1\n", b"\x95\xff", b"", b"a: 1\n", b"current-context: a\ncontexts: 7\n"]
+)
+def test_a_file_that_is_no_kubeconfig_is_the_users(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    assert main(["list", "--kubeconfig", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("ddp list: the kubeconfig ")
+
+
 class TestList:
     def test_columns_are_those_of_kubectl(self) -> None:
         head, row = format_table([job(**RUNNING)], NOW)

@@ -75,6 +75,12 @@ class TestWhatIsTold:
         assert found.what == "x is not accepted (InvalidSpec): attempt 1 cannot start: spec.nodes: too many."
         assert "ddp render" in found.todo
 
+    def test_an_api_server_that_fails_is_what_a_job_waits_for(self) -> None:
+        words = "the API server fails to create Job x-1: failed calling webhook"
+        found = why(condition(c.ACCEPTED, "Unknown", c.SERVER_ERROR, words), phase="Pending")
+        assert found.what == f"x is not accepted (ServerError): {words}."
+        assert "validatingwebhookconfigurations" in found.todo
+
     def test_a_suspended_job_says_how_to_go_on(self) -> None:
         found = why(condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true"), phase="Suspended")
         assert "is suspended for 1m00s" in found.what
