@@ -428,9 +428,9 @@ def _foreign(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | None:
     if not owner and names.child_labels(job.name).items() <= labels.items():
         return Refusal(
             "NameConflict",
-            f"metadata.name: {kind} {name} is left of a job of this name that was deleted with --cascade=orphan; its pods "
-            f"may still train. Remove what is left: kubectl -n {job.namespace} delete job,service,configmap,networkpolicy "
-            f"-l {constants.LABEL_JOB_NAME}={job.name}",
+            f"metadata.name: {kind} {name} is left of a job of this name that was deleted with --cascade=orphan; its "
+            f"pods may still train. Remove what is left: kubectl -n {job.namespace} delete "
+            f"job,service,configmap,networkpolicy -l {constants.LABEL_JOB_NAME}={job.name}",
         )
     return Refusal(
         "NameConflict",

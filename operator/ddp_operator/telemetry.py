@@ -107,7 +107,8 @@ class Fleet(Collector):
             ("jobs", "Resources by phase.", "phase", phases),
             (
                 "waiting_jobs",
-                f"Jobs without all of their pods, by the reason of the condition Scheduled; {NOT_ACCEPTED}: Accepted is not True.",
+                f"Jobs without all of their pods, by the reason of the condition Scheduled; {NOT_ACCEPTED}: Accepted "
+                "is not True.",
                 "reason",
                 waiting,
             ),
