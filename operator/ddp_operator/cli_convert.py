@@ -21,15 +21,12 @@ def run(arguments: argparse.Namespace) -> int:
     import yaml
 
     from ddp_operator.api.errors import FieldError, InvalidManifest
+    from ddp_operator.api.parse import load_documents
     from ddp_operator.convert import convert
     from ddp_operator.inputs import read_file
     from ddp_operator.offline import check_manifest
 
-    text = read_file(arguments.file, "a PyTorchJob's YAML")
-    try:
-        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
-    except yaml.YAMLError as error:
-        raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
+    documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
     if not any(document.get("kind") == "PyTorchJob" for document in documents):
         raise InvalidManifest([FieldError("kind", "the file holds no kubeflow.org/v1 PyTorchJob")])
     code, parts = exits.OK, []

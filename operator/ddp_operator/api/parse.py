@@ -65,7 +65,7 @@ def parse_manifest(text: str) -> Manifest:
 
     Raises: InvalidManifest.
     """
-    documents = _load_documents(text)
+    documents = load_documents(text)
     ours = [d for d in documents if d.get("kind") == constants.KIND]
     if len(ours) != 1:
         kinds = {str(d.get("kind")) for d in documents}
@@ -274,7 +274,8 @@ _UniqueKeyLoader.yaml_implicit_resolvers = {
 }
 
 
-def _load_documents(text: str) -> list[dict[str, Any]]:
+def load_documents(text: str) -> list[dict[str, Any]]:
+    """Return the objects of a YAML file, as kubectl would read them. Raises: InvalidManifest."""
     try:
         documents = [d for d in yaml.load_all(text, Loader=_UniqueKeyLoader) if d is not None]
     except InvalidManifest:

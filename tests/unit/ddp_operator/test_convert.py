@@ -275,6 +275,15 @@ class TestCommand:
         kinds = [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)]
         assert kinds == ["DDPTrainingJob", "ConfigMap"]
 
+    def test_what_looks_like_a_date_and_is_none_stays_text(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(f"{MNIST}\n---\nkind: ConfigMap\ndata: {{day: 2024-13-45}}\n")
+        assert main(["convert", str(path)]) == 0
+        *_, config = yaml.safe_load_all(capsys.readouterr().out)
+        assert config["data"] == {"day": "2024-13-45"}
+
     def test_what_is_left_to_do_by_hand_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         def edit(document: Object) -> None:
             for replica in document["spec"]["pytorchReplicaSpecs"].values():
@@ -287,7 +296,16 @@ class TestCommand:
         assert "neither command nor args" in shown.err
         assert "# What is different" in shown.out
 
-    @pytest.mark.parametrize("text", ["kind: Job\n", "kind: [", ""])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "kind: Job\n",
+            "kind: [",
+            "",
+            pytest.param(f"{MNIST}\nkind: PyTorchJob\n", id="a key given twice"),
+            pytest.param("[" * 5000, id="too deep"),
+        ],
+    )
     def test_a_file_without_one_is_refused(self, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "job.yaml"
         path.write_text(text)
