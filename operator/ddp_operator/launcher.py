@@ -1594,6 +1594,15 @@ class LogProgress:
         self._rest = b""
         self._values: dict[str, float] = {}
         self._steps = 0.0
+        self._epoch: float | None = None  # of the last step
+        self._first_epoch: float | None = None  # their numbers begin with 0 or 1
+        self._begins_anew = False  # the step counts from the begin of its epoch
+
+    def begin_anew(self) -> LogProgress:
+        """Return the progress of the process that takes this one's place."""
+        other = LogProgress(self._patterns)
+        other._begins_anew, other._first_epoch = self._begins_anew, self._first_epoch
+        return other
 
     def feed(self, chunk: bytes, now: float) -> bool:
         """Take in output; ``now`` is Unix time. Returns whether a value was found."""
@@ -1608,7 +1617,7 @@ class LogProgress:
 
     def page(self, rank: int) -> str:
         """Return the values as a Prometheus page."""
-        values = dict(self._values)
+        values = self._count_on()
         step, total = values.get("ddp_step"), values.get("ddp_total_steps")
         if step is not None and total:
             values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
@@ -1619,6 +1628,16 @@ class LogProgress:
             rows.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
             rows.append(f'{name}{{rank="{rank}"}} {values[name]!r}')
         return "\n".join(rows) + "\n"
+
+    def _count_on(self) -> dict[str, float]:
+        """Return the values, with steps that begin anew in each epoch as those of the run: 3/60 is no 5 % of it."""
+        values = dict(self._values)
+        if self._begins_anew and "ddp_total_steps" in values:
+            each = values.pop("ddp_total_steps")
+            values["ddp_step"] += ((self._epoch or 0.0) - (self._first_epoch or 0.0)) * each
+            if "ddp_epochs" in values:
+                values["ddp_total_steps"] = values["ddp_epochs"] * each
+        return values
 
     def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
         """Search within a bounded CPU time; a pattern that is too slow three times is not used any more."""
@@ -1650,6 +1669,13 @@ class LogProgress:
         if step is not None and step != before and math.isfinite(step):
             # A count that begins anew, as in each epoch, is a step too.
             self._steps += step - before if before is not None and step > before else 1
+            epoch = found.get("ddp_epoch", self._values.get("ddp_epoch"))
+            if epoch is not None:
+                if self._first_epoch is None:
+                    self._first_epoch = min(1.0, epoch)
+                if before is not None and step < before and self._epoch is not None and epoch > self._epoch:
+                    self._begins_anew = True
+                self._epoch = epoch
             found[METRIC_LAST_STEP] = now
         self._values.update(found)
         return bool(found)
@@ -1719,7 +1745,7 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             about = _about_worker(pod, rank)
             if processes.setdefault(descriptor, about.get("pid")) != about.get("pid"):
                 processes[descriptor] = about.get("pid")
-                ranks[descriptor] = (rank, LogProgress(patterns))  # counters begin anew with a process
+                ranks[descriptor] = (rank, ranks[descriptor][1].begin_anew())  # counters begin anew with a process
                 ends[descriptor] = b""
             ends[descriptor] = (ends[descriptor] + chunk)[-_END_BYTES:]
             shown = chunk

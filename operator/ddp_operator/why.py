@@ -206,9 +206,8 @@ def _explain_failure(name: str, status: Status) -> Why:
     what += f" The cause was {_describe_cause(failure)}"
     # The launcher's hint knows the error; the reason only says why there was no further attempt.
     remedy = remedy or ("" if failure.hint else _LOOK_AT_LOGS)
-    return Why(
-        name, "Failed", reason, what, " ".join(filter(None, (_sentence(failure.hint), remedy.format(name=name))))
-    )
+    hint = _sentence(failure.hint[:1].upper() + failure.hint[1:])
+    return Why(name, "Failed", reason, what, " ".join(filter(None, (hint, remedy.format(name=name)))))
 
 
 def _explain_unseen(name: str, metadata: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:

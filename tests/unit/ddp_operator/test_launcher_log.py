@@ -96,6 +96,41 @@ def test_of_a_line_longer_than_anything_the_head_is_read() -> None:
     assert values(seen)["ddp_step"] == 3
 
 
+@pytest.mark.parametrize(
+    ("first", "epochs", "expected"),
+    [
+        (0, "/4", (65, 240, "27.1%")),
+        (1, "/4", (65, 240, "27.1%")),
+        (0, "", (65, None, None)),
+        (1, "", (65, None, None)),
+    ],
+)
+def test_steps_of_an_epoch_become_those_of_the_run(
+    first: int, epochs: str, expected: tuple[int, int | None, str | None]
+) -> None:
+    seen = progress(r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))?: (?P<step>\d+)/(?P<totalSteps>\d+)")
+    for step in (1, 30, 60):
+        seen.feed(f"epoch {first}{epochs}: {step}/60\n".encode(), NOW)
+        status = build_progress(values(seen))
+        assert status is not None
+        assert (status.step, status.total_steps) == (step, 60)  # nobody has said yet that this is an epoch's
+    seen.feed(f"epoch {first + 1}{epochs}: 5/60\n".encode(), NOW)
+    status = build_progress(values(seen))
+    assert status is not None
+    assert (status.step, status.total_steps, status.percent) == expected
+    assert (status.epoch, values(seen)["ddp_steps_total"]) == (first + 1, 1 + 59 + 1)
+    again = seen.begin_anew()
+    again.feed(f"epoch {first + 2}{epochs}: 7/60\n".encode(), NOW)
+    assert (values(again)["ddp_step"], values(again)["ddp_steps_total"]) == (127, 1)
+
+
+def test_a_step_that_goes_back_within_its_epoch_or_without_one_is_not_counted_on() -> None:
+    seen = progress(r"(?:epoch (?P<epoch>\d+) )?step (?P<step>\d+)/(?P<totalSteps>\d+)")
+    for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
+        seen.feed(line, NOW)
+    assert (values(seen)["ddp_step"], values(seen)["ddp_total_steps"]) == (1, 10)
+
+
 def test_endless_lines_and_bytes_that_are_no_text_do_no_harm() -> None:
     seen = progress(r"step (?P<step>\d+)$")
     for _ in range(64):

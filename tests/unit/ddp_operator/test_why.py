@@ -183,7 +183,7 @@ class TestFailure:
             "x has failed after 4 attempts (RestartBudgetExhausted): gave up after 3 restarts. The cause was UserError "
             "(rank 3, pod x-2-1-abcde, node node-b, exit code 1): FileNotFoundError: no such file: 'train.csv'."
         )
-        assert found.todo.startswith("check the path of the data. ")
+        assert found.todo.startswith("Check the path of the data. ")
         assert "maxRestarts" in found.todo
 
     def test_words_that_repeat_the_cause_are_said_once(self) -> None:
@@ -199,7 +199,7 @@ class TestFailure:
     def test_braces_in_a_hint_harm_nothing(self) -> None:
         failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
         found = why(FAILED, phase="Failed", lastFailure=failure)
-        assert "use {name} or {0}." in found.todo
+        assert "Use {name} or {0}." in found.todo
 
 
 class TestWithoutAStatus:
