@@ -470,14 +470,19 @@ def _record_exception(error: BaseException, path: str, about: dict[str, Any]) ->
         pass  # a full disk must not hide the exception itself
 
 
+_MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
+
+
 def _name_exception(error: BaseException) -> tuple[str, str]:
     """Return an exception's type, with its module unless that is known to all, and its message."""
     kind = type(error)
     place = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     try:
-        message = str(error)[:8192]
+        message = str(error)
     except Exception:
         message = "<the exception cannot be shown>"
+    if len(message) > 2 * _MESSAGE_PART:  # a helper's whole traceback says at its end what went wrong
+        message = f"{message[:_MESSAGE_PART]}\n...\n{message[-_MESSAGE_PART:]}"
     return place + kind.__qualname__, message
 
 

@@ -155,6 +155,18 @@ def test_an_exception_of_a_spawned_process_is_its_own_and_not_torchs() -> None:
     assert classify(1, kind, said, oom_killed=False).category == "UserError"
 
 
+def test_a_long_traceback_that_is_handed_on_keeps_its_last_line(tmp_path: Path) -> None:
+    frames = "".join(f'  File "/lib/python3/x.py", line {n}, in call\n    return self.call()\n' for n in range(400))
+    head = "Caught OSError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
+    path = tmp_path / "0.json"
+    error = OSError(f"{head}{frames}OSError: no img_17.jpg\n")
+    launcher._record_exception(error, str(path), {"rank": 0, "localRank": 0, "restart": 0})
+    record = json.loads(path.read_text())
+    assert len(record["message"]) < 10_000
+    what = ("OSError", "no img_17.jpg (in DataLoader worker process 1)")
+    assert launcher.unwrap(record["type"], record["message"]) == what
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "traceback", "words"),
     [
