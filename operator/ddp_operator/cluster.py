@@ -139,6 +139,15 @@ class Cluster(Protocol):
         """
         ...
 
+    async def reclaim(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+        """Give a Job and its pods these labels back where somebody has taken them away.
+
+        ``owner``: only a Job that is controlled by this UID; none is no error. Returns whether any had lost them.
+
+        Raises: Refused.
+        """
+        ...
+
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: there is no such node. Raises: Refused where it may not be read."""
         ...

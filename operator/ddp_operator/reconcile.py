@@ -53,6 +53,7 @@ from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide, is_finished, scrape_interval
 from ddp_operator.status.marks import Mark, transition_marks
 from ddp_operator.status.observation import NodeView, Observation, Trouble, observe_children, view_node
+from ddp_operator.status.unseen import may_be_unseen
 
 _WAIT_FOR_COLLECTOR = 1.0
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
@@ -66,6 +67,8 @@ _UNREADABLE = (
     "the operator, or apply the definition of its version"
 )
 _UNATTENDED = "the job's pods go on, and nobody answers a failure, a suspension or a change of size"
+# How long news of new children may be late before they are looked for, and between two looks.
+_SUSPICION, _RECLAIM_INTERVAL = 2.0, 10.0
 # Between two writes of one status that only bring counts and words up to date.
 _DETAILS_INTERVAL = 1.0
 
@@ -85,6 +88,10 @@ class _Memory:
     asked: tuple[datetime, Mapping[str, Trouble]] | None = None
     built: tuple[str, int] | None = None
     """UID and generation of the spec of which it is known that children can be built from it."""
+    suspected: datetime | None = None
+    """Since when children of the current attempt may be there that are not seen."""
+    reclaimed: datetime | None = None
+    """When those were last looked for."""
     unable: datetime | None = None
     """Since when the API server has failed to create a child."""
 
@@ -136,6 +143,7 @@ class Reconciler:
             return await self._report_unreadable(key, snapshot, error)
         if job.deleting:
             return None  # owner references take the children away
+        snapshot, unseen = await self._reclaim(key, job, snapshot)
         refusal = await self._check(key, job, snapshot)
         asked, page = await self._scrape(key, job, snapshot)
         service = all(any(_owned(job, raw) for raw in kind) for kind in (snapshot.services, snapshot.config_maps))
@@ -153,7 +161,7 @@ class Reconciler:
         if decision.doubtful and not certain:
             # Watches that come back after an outage may bring the Job's failure before that of the pod to blame.
             return await self._pass(key, await self._cluster.fetch(key), certain=True)
-        wait: float | None = None
+        wait = _SUSPICION if unseen else None
         for action in decision.actions:
             match action:
                 case EnsureChildren():
@@ -187,6 +195,23 @@ class Reconciler:
                     return None
         requeue = await self._write(key, snapshot, job, decision)
         return requeue if wait is None else wait if requeue is None else min(wait, requeue)
+
+    async def _reclaim(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> tuple[Snapshot, bool]:
+        """Give children back the labels that somebody has taken away. Returns also whether that is in doubt."""
+        memory, now = self._memory[key], self._clock()
+        if is_finished(job.status) or not may_be_unseen(job, snapshot.jobs, snapshot.pods):
+            memory.suspected = memory.reclaimed = None
+            return snapshot, False
+        memory.suspected = memory.suspected or now
+        # While pods are made, news of them is often late; of those that train it seldom is.
+        patience = 0.0 if c.is_true(job.status.conditions, c.RENDEZVOUSED) else _SUSPICION
+        if _seconds(now, memory.suspected) >= patience and _seconds(now, memory.reclaimed) >= _RECLAIM_INTERVAL:
+            memory.reclaimed = now
+            labels = names.child_labels(job.name, job.status.attempt)
+            with suppress(ClusterError, Refused):
+                if await self._cluster.reclaim(job.uid, job.namespace, job.status.job_name, labels):
+                    return await self._cluster.observe(key) or snapshot, True
+        return snapshot, True
 
     def _decide(self, job: DDPTrainingJob, observation: Observation, refusal: Refusal | None) -> Decision:
         return decide(job, observation, self._clock(), refusal=refusal, progress_interval=self._progress_interval)

@@ -149,3 +149,25 @@ async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
 def quick_to_stop() -> dict[str, Any]:
     container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
     return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}}
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Job"])
+async def test_labels_that_somebody_takes_away_are_given_back(world: World, start: Start, kind: str) -> None:
+    """By them the operator finds its children, and the Service its pods; the Job controller has its own."""
+    start()
+    await running(world)
+    name = "digits-1" if kind == "Job" else (await world.pod("digits-1", 1))["metadata"]["name"]
+    taken = {"ddp-operator.dev/job-name": None, "ddp-operator.dev/attempt": None}
+    await world.patch(kind, name, {"metadata": {"labels": taken}})
+
+    async def labelled() -> bool:
+        found = await world.get(kind, name)
+        labels = found["metadata"]["labels"] if found else {}
+        return (labels.get("ddp-operator.dev/job-name"), labels.get("ddp-operator.dev/attempt")) == ("digits", "1")
+
+    await world.until(labelled, "the labels are back")
+    await world.phase("digits", "Running")
+    for index in (0, 1):
+        await world.finish_pod("digits-1", index)
+    done = await world.phase("digits", "Succeeded")
+    assert done["status"]["restarts"]["total"] == 0

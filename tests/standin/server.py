@@ -279,7 +279,8 @@ class Api:
             after = from_scale(kind, stored, changed)
         elif subresource == "status":
             after = copied(stored) | {"status": changed.get("status", {})}
-            after["metadata"] |= {key: changed["metadata"][key] for key in PRECONDITIONS if key in changed["metadata"]}
+            kept = (*PRECONDITIONS, "labels") if kind.kind == "Pod" else PRECONDITIONS
+            after["metadata"] |= {key: changed["metadata"][key] for key in kept if key in changed["metadata"]}
         else:
             after = changed
             if "status" in kind.subresources:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -35,6 +35,10 @@ ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s
 INVALID: Final = frozenset({400, 413, 422})
 # A policy of the cluster may refuse with any status, and be changed at any time: the spec is not wrong as such.
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
+
+
+CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
+"""The Job controller's own label on pods, by which it finds them."""
 
 
 class KubeCluster:
@@ -172,6 +176,38 @@ class KubeCluster:
             and "deletionTimestamp" not in found["metadata"]
         ):
             await self._delete(kind, meta["namespace"], meta["name"], found["metadata"]["uid"])
+
+    async def reclaim(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+        """Read the Job by its name, and its pods by the label that is the Job controller's own."""
+        try:
+            job = await self._client.request("GET", path("Job", namespace, name), kind=plural("Job"))
+            if controller_of(job).get("uid") != owner:
+                return False
+            params = {"labelSelector": f"{CONTROLLER_UID}={job['metadata']['uid']}"}
+            pods = await self._client.request("GET", path("Pod", namespace), params=params, kind=plural("Pod"))
+            own = [item for item in pods.get("items") or () if controller_of(item).get("uid") == job["metadata"]["uid"]]
+            found = [("Job", job), *(("Pod", item) for item in own)]
+            lost = [(kind, item) for kind, item in found if not _bears(item, labels)]
+            for kind, item in lost:
+                meta = item["metadata"]
+                # Labels of a pod can be written with its status, which the operator may patch; it may not patch pods.
+                part = "status" if kind == "Pod" else None
+                written = await self._client.request(
+                    "PATCH",
+                    path(kind, namespace, meta["name"], part),
+                    params={"fieldManager": FIELD_MANAGER},
+                    body={"metadata": {"uid": meta["uid"], "labels": dict(labels)}},
+                    content_type="application/merge-patch+json",
+                    kind=plural(kind),
+                )
+                self._remember(kind, written)
+        except ApiError as exc:
+            if exc.status == 404:
+                return False
+            if exc.status == 403:
+                raise Refused(exc.message, reason="Forbidden") from exc
+            raise _retriable(exc) from exc
+        return bool(lost)
 
     async def node(self, name: str) -> Object | None:
         """Read a node: seldom, where a pod on it does not end."""
@@ -343,6 +379,10 @@ class KubeCluster:
             key = self._store.bury(kind, namespace, name, uid)
             if key is not None and self._on_change is not None:
                 self._on_change(key)
+
+
+def _bears(item: Object, labels: Mapping[str, str]) -> bool:
+    return labels.items() <= (item["metadata"].get("labels") or {}).items()
 
 
 def _still_there(answer: object) -> bool:

@@ -165,6 +165,10 @@ class LocalCluster:
         _expect(item, resource_version)
         self.store.change(item, status=dict(status))
 
+    async def reclaim(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+        """Do nothing: nobody else writes here."""
+        return False
+
     async def events_of(self, item: Object) -> tuple[Object, ...]:
         """Return nothing: what goes wrong here is in the status of the pod at once."""
         return ()

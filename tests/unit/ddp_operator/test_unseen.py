@@ -1,0 +1,99 @@
+"""Children without their labels: when they are looked for, and what becomes of the job meanwhile."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import ClusterError, Refused
+from ddp_operator.status.unseen import may_be_unseen
+from tests.builders import child_job, child_pod, job, page
+from tests.memory import World
+
+TRAINING = page(ddp_step=7, phase="Running")
+TYPED = job(status=Status(attempt=1, attempt_nodes=2, job_name="train-1"), nodes=2)
+
+
+def counted(active: int) -> Any:
+    made = child_job()
+    return made | {"status": {"active": active}}
+
+
+class TestDoubt:
+    @pytest.mark.parametrize(
+        ("jobs", "pods", "doubt"),
+        [
+            ([], [], False),
+            ([counted(2)], [child_pod(0), child_pod(1)], False),
+            ([counted(2)], [child_pod(0)], True),
+            ([counted(1)], [child_pod(0), child_pod(1, "Succeeded")], False),
+            ([counted(2)], [child_pod(0), child_pod(1, owner="another")], True),
+            ([], [child_pod(0)], True),
+            ([], [child_pod(0, deleting=True)], False),
+            ([], [child_pod(0, "Failed", code=1)], False),
+            ([], [child_pod(0, attempt=7)], False),
+        ],
+        ids=["nothing", "all", "a pod", "one is over", "a stranger's", "the Job", "stops", "over", "another attempt"],
+    )
+    def test_what_is_counted_and_not_seen(self, jobs: Any, pods: Any, doubt: bool) -> None:
+        assert may_be_unseen(TYPED, jobs, pods) is doubt
+
+
+class Thief:
+    """Takes pod 1 out of sight, and gives it back when it is asked to (``error``: it refuses)."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.world, self.error, self.asked, self.taken = world, error, 0, True
+        self.observe = world.cluster.observe
+        monkeypatch.setattr(world.cluster, "observe", self._observe)
+        monkeypatch.setattr(world.cluster, "fetch", self._observe)
+        monkeypatch.setattr(world.cluster, "reclaim", self._reclaim)
+
+    async def _observe(self, key: Any) -> Any:
+        found = await self.observe(key)
+        assert found is not None
+        pods = tuple(pod for pod in found.pods if not (self.taken and "-1-1-" in pod["metadata"]["name"]))
+        return replace(found, pods=pods)
+
+    async def _reclaim(self, owner: str, namespace: str, name: str, labels: Any) -> bool:
+        self.asked += 1
+        assert (name, labels["ddp-operator.dev/attempt"]) == ("train-1", "1")
+        if self.error is not None:
+            raise self.error
+        self.taken = False
+        return True
+
+
+class TestReclaim:
+    async def test_pod_of_a_training_job_is_given_back_before_anybody_calls_it_lost(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = await World().train(TRAINING)
+        thief, events = Thief(world, monkeypatch), len(world.events)
+        await world.reconcile()
+        assert (thief.asked, world.status.phase, world.events[events:]) == (1, "Running", [])
+        await world.reconcile()
+        assert thief.asked == 1
+
+    @pytest.mark.parametrize("error", [ClusterError("away"), Refused("no", reason="Forbidden")])
+    async def test_refusal_stops_nothing_and_is_met_every_ten_seconds(
+        self, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        world = await World().train(TRAINING)
+        thief = Thief(world, monkeypatch, error)
+        for _ in range(11):
+            await world.reconcile()
+            world.clock.advance(1)
+        assert (thief.asked, world.status.phase, world.jobs()) == (2, "Restarting", ["train-1"])
+        assert world.requeue is not None
+
+    async def test_news_of_new_pods_may_be_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = await World().settle()
+        world.run_pods()
+        thief = Thief(world, monkeypatch)
+        await world.reconcile()
+        assert thief.asked == 0
+        world.clock.advance(2)
+        await world.reconcile()
+        assert thief.asked == 1
