@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddp_trainer.optim import OptimConfig, build_optimizer
+from ddp_trainer.optim import OptimConfig, build_optimizer, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.optim.schedule import Schedule, ScheduleConfig
@@ -66,6 +66,24 @@ def test_novograd_leaves_weights_without_a_gradient_alone() -> None:
     NovoGrad(weights, lr=0.1).step()
     assert torch.equal(weights[1], before)
     assert not torch.equal(weights[0], tensors()[0])
+
+
+def test_state_is_put_where_this_runs_optimiser_needs_it() -> None:
+    # A fused one counts its steps on the parameters' own device, as float32; one that is not leaves them as they were.
+    def state() -> dict[str, object]:
+        saved = torch.optim.AdamW(first, fused=False)
+        give_gradients(first, 0)
+        saved.step()
+        for entry in saved.state.values():
+            entry["step"] = entry["step"].double()
+        return saved.state_dict()
+
+    first = tensors()
+    for fused, dtype in ((True, torch.float32), (False, torch.float64)):
+        resumed = torch.optim.AdamW(tensors(), fused=fused)
+        load_optimizer(resumed, state())
+        assert {entry["step"].dtype for entry in resumed.state.values()} == {dtype}
+        assert resumed.param_groups[0]["fused"] is fused
 
 
 def test_novograd_taken_up_from_its_state_goes_on_bitwise() -> None:
