@@ -24,6 +24,7 @@ _KIND: Final = "PyTorchJob"
 _CONTAINER: Final = "pytorch"  # the name that the Training Operator asks for
 _PORT: Final = "pytorchjob-port"
 _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_ENTRYPOINT: Final = "write what the image's entrypoint runs, such as [python, train.py]: it cannot be known here"
 # Flags of torchrun that the operator owns and that take no value.
 _SWITCHES: Final = ("standalone", "no-python")
 _OWNED: Final = (
@@ -223,10 +224,10 @@ def _clean_container(done: Conversion, container: Object) -> None:
             container[key] = kept
     line = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not line:
-        done.note(
-            "command", "write what the image's entrypoint runs, such as [python, train.py]: it cannot be known here"
-        )
+        done.note("command", _ENTRYPOINT)
         return
+    if line[0].startswith("-") and not line[0].startswith("-m"):
+        done.note("command", f"{_ENTRYPOINT}; the args are only its arguments")
     bare = _unwrap_shell(line)
     if bare is None:
         done.note(

@@ -1301,6 +1301,17 @@ def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def hear_last_lines(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
+    """Return a failure that left no exception with the rank's last lines, and judged by the traceback in them: of a
+    shell that runs Python it is all there is."""
+    last = read_last_lines(pod, failure["localRank"])
+    kind, message = find_exception(last)
+    heard = {**failure, "traceback": last or failure["traceback"]}
+    if not kind or failure["type"] or failure["exitCode"] != 1:
+        return heard
+    return judge(pod, {**heard, "type": kind, "message": message})
+
+
 def name_exit(code: int) -> str:
     """Return an exit code in words."""
     number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
@@ -1568,6 +1579,8 @@ _SLOW_MATCHES = 3
 _END_BYTES = 8192  # of a rank's output, kept for a failure that leaves no other word
 _END_LINES = 15
 _END_WIDTH = 300
+_RANK_IN_FRONT = re.compile(r"^\[rank\d+\]: ?")
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -1795,8 +1808,21 @@ def read_last_lines(pod: Pod, local_rank: int) -> str:
             text = _COLOURS.sub("", file.read(_END_BYTES).decode("utf-8", "replace"))
     except OSError:
         return ""
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    own = (
+        f'File "{os.path.abspath(__file__)}"',
+        "Extension modules: ",
+    )  # of a crash: where the shim was, and what is loaded
+    lines = [line.rstrip() for line in text.splitlines() if line.strip() and not any(word in line for word in own)]
     return "\n".join(line[:_END_WIDTH] for line in lines[-_END_LINES:])
+
+
+def find_exception(lines: str) -> tuple[str, str]:
+    """Return type and message of the exception whose traceback a program wrote at last; two empty texts without one."""
+    words = [_RANK_IN_FRONT.sub("", line) for line in lines.splitlines()]
+    frames = [number for number, line in enumerate(words) if _PLACE.match(line)]
+    after = list(itertools.dropwhile(lambda line: line.startswith("    "), words[frames[-1] + 1 :] if frames else []))
+    said = _EXCEPTION.match(after[0]) if after else None
+    return (said[1], said[2] or "") if said else ("", "")
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -2703,11 +2729,10 @@ class Launcher:
         failures = self._final or self._failures or self._read_errors()
         if failures:
             failure = find_root(failures)
-            verdict, words = failure["verdict"], describe_root(failure)
-            if not failure["traceback"] or _EXITED.match(words):
-                last = read_last_lines(self.pod, failure["localRank"])
-                failure = {**failure, "traceback": last or failure["traceback"]}
-            return finish(verdict, self._report(failure, words, exit_code=failure["exitCode"]))
+            if not failure["traceback"] or _EXITED.match(describe_root(failure)):
+                failure = hear_last_lines(self.pod, failure)
+            verdict = failure["verdict"]
+            return finish(verdict, self._report(failure, describe_root(failure), exit_code=failure["exitCode"]))
         failure["traceback"] = self._result.get("traceback", "")
         verdict, message = self._judge_agent()
         if self._cause:

@@ -80,7 +80,7 @@ def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
     if failure.traceback:
         tail = failure.traceback.rstrip().splitlines()[-_TRACEBACK_LINES:]
         # Of a rank that left no exception, the launcher has its last lines instead.
-        head = "traceback" if any(line.startswith('  File "') for line in tail) else "last lines"
+        head = "traceback" if any('  File "' in line for line in tail) else "last lines"
         lines += [f"  {head}:", *(f"    {line}" for line in tail)]
     if failure.hint:
         lines.append(f"  hint:       {failure.hint}")

@@ -296,6 +296,16 @@ class TestCommand:
         assert "neither command nor args" in shown.err
         assert "# What is different" in shown.out
 
+    def test_args_of_an_unknown_entrypoint_are_told_from_a_command(self) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                container = replica["template"]["spec"]["containers"][0]
+                del container["command"]
+                container["args"] = ["--backend", "gloo"]
+
+        notes = convert(yaml.safe_load(change(MNIST, edit))).notes
+        assert any("image's entrypoint" in note and "only its arguments" in note for note in notes)
+
     @pytest.mark.parametrize(
         "text",
         [

@@ -288,3 +288,39 @@ def test_a_short_traceback_and_one_without_the_scripts_own_lines_stay_whole() ->
     assert launcher.fold_libraries(short) == short
     assert launcher.fold_libraries(foreign) == foreign
     assert launcher.fold_libraries("") == ""
+
+
+TRACE = (
+    '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/app/x.py", line 3, in <module>\n[rank1]:     f()\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (f"{TRACE}[rank1]: ValueError: bad label: 7", ("ValueError", "bad label: 7")),
+        (f"{TRACE}[rank1]: AssertionError\nbye", ("AssertionError", "")),
+        (TRACE, ("", "")),
+        (f"{TRACE}and then all was well", ("", "")),
+        ("ValueError: no traceback", ("", "")),
+        ("", ("", "")),
+    ],
+)
+def test_the_exception_is_found_in_the_last_lines_of_a_shell(lines: str, found: tuple[str, str]) -> None:
+    assert launcher.find_exception(lines) == found
+
+
+def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> None:
+    pod = launcher.read_pod({}, str(tmp_path))
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "0.end").write_text(f"{TRACE}RuntimeError: {GLOO}\n")
+    ended = {"rank": 1, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
+    heard = launcher.hear_last_lines(pod, launcher.judge(pod, ended))
+    assert heard["verdict"] == Verdict("NCCL", 86, True)
+    assert launcher.describe_root(heard) == f"RuntimeError: {GLOO}"
+    assert heard["traceback"].endswith(GLOO)
+    for other in ({"exitCode": 3}, {"exitCode": -9}, {"type": "SystemExit", "message": "1"}):
+        failure = launcher.judge(pod, {**ended, **other})
+        heard = launcher.hear_last_lines(pod, failure)
+        assert {**heard, "traceback": ""} == failure
+        assert heard["traceback"].endswith(GLOO)
