@@ -1305,11 +1305,12 @@ def hear_last_lines(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
     """Return a failure that left no exception with the rank's last lines, and judged by the traceback in them: of a
     shell that runs Python it is all there is."""
     last = read_last_lines(pod, failure["localRank"])
-    kind, message = find_exception(last)
     heard = {**failure, "traceback": last or failure["traceback"]}
-    if not kind or failure["type"] or failure["exitCode"] != 1:
+    found = find_exceptions(last)
+    if not found or failure["type"] or failure["exitCode"] != 1:
         return heard
-    return judge(pod, {**heard, "type": kind, "message": message})
+    judged = [judge(pod, {**heard, "type": kind, "message": message}) for kind, message in found]
+    return min(judged, key=lambda one: bool(one["verdict"].victim))
 
 
 def name_exit(code: int) -> str:
@@ -1579,6 +1580,8 @@ _SLOW_MATCHES = 3
 _END_BYTES = 8192  # of a rank's output, kept for a failure that leaves no other word
 _END_LINES = 15
 _END_WIDTH = 300
+# The first word of a torchrun that a shell has started: what follows is its own stack and summary, not the cause.
+_TORCHRUNS_WORDS = re.compile(r'^(?!.*File ").*torch[./]distributed[./]elastic[./]', re.MULTILINE)
 _RANK_IN_FRONT = re.compile(r"^\[rank\d+\]: ?")
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -1808,6 +1811,9 @@ def read_last_lines(pod: Pod, local_rank: int) -> str:
             text = _COLOURS.sub("", file.read(_END_BYTES).decode("utf-8", "replace"))
     except OSError:
         return ""
+    torchruns = _TORCHRUNS_WORDS.search(text)
+    if torchruns:
+        text = text[: torchruns.start()].strip() or text
     own = (
         f'File "{os.path.abspath(__file__)}"',
         "Extension modules: ",
@@ -1816,13 +1822,20 @@ def read_last_lines(pod: Pod, local_rank: int) -> str:
     return "\n".join(line[:_END_WIDTH] for line in lines[-_END_LINES:])
 
 
-def find_exception(lines: str) -> tuple[str, str]:
-    """Return type and message of the exception whose traceback a program wrote at last; two empty texts without one."""
-    words = [_RANK_IN_FRONT.sub("", line) for line in lines.splitlines()]
-    frames = [number for number, line in enumerate(words) if _PLACE.match(line)]
-    after = list(itertools.dropwhile(lambda line: line.startswith("    "), words[frames[-1] + 1 :] if frames else []))
-    said = _EXCEPTION.match(after[0]) if after else None
-    return (said[1], said[2] or "") if said else ("", "")
+def find_exceptions(lines: str) -> list[tuple[str, str]]:
+    """Return type and message of the exceptions whose tracebacks a program wrote at last, one of each rank in it."""
+    texts: dict[str, list[str]] = {}
+    for line in lines.splitlines():
+        front = _RANK_IN_FRONT.match(line)
+        texts.setdefault(front[0].strip() if front else "", []).append(line[front.end() :] if front else line)
+    found = []
+    for words in texts.values():
+        frames = [number for number, line in enumerate(words) if _PLACE.match(line)]
+        after = itertools.dropwhile(lambda line: line.startswith("    "), words[frames[-1] + 1 :] if frames else [])
+        said = _EXCEPTION.match(next(after, ""))
+        if said:
+            found.append((said[1], said[2] or ""))
+    return found
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -288,3 +288,21 @@ def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
     (tmp_path / "output" / "0.end").write_bytes(text.encode("latin-1"))
     lines = launcher.read_last_lines(pod, 0).splitlines()
     assert lines == [*(f"line {number}" for number in range(29, 40)), "10%", "20%", "red", "x" * 300]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "W1122 10:06:35.1 5 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 5692 closing signal",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0",
+    ],
+)
+def test_what_a_shells_torchrun_says_of_a_failure_hides_no_cause(tmp_path: Path, word: str) -> None:
+    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
+    (tmp_path / "output").mkdir()
+    cause = '  File "/lib/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in f\nValueError: bad'
+    summary = f"{word}\nTraceback (most recent call last):\nRoot Cause (first observed failure):\n"
+    (tmp_path / "output" / "0.end").write_text(f"{cause}\n{summary}")
+    assert launcher.read_last_lines(pod, 0) == cause.strip()
+    (tmp_path / "output" / "0.end").write_text(summary)
+    assert launcher.read_last_lines(pod, 0) == summary.rstrip()

@@ -298,22 +298,33 @@ TRACE = (
 @pytest.mark.parametrize(
     ("lines", "found"),
     [
-        (f"{TRACE}[rank1]: ValueError: bad label: 7", ("ValueError", "bad label: 7")),
-        (f"{TRACE}[rank1]: AssertionError\nbye", ("AssertionError", "")),
-        (TRACE, ("", "")),
-        (f"{TRACE}and then all was well", ("", "")),
-        ("ValueError: no traceback", ("", "")),
-        ("", ("", "")),
+        (f"{TRACE}[rank1]: ValueError: bad label: 7", [("ValueError", "bad label: 7")]),
+        (f"{TRACE}[rank1]: AssertionError\nbye", [("AssertionError", "")]),
+        (f"{TRACE}[rank1]: A: 1\n{TRACE}[rank1]: B: 2\n{TRACE.replace('1]', '0]')}[rank0]: C", [("B", "2"), ("C", "")]),
+        (TRACE, []),
+        (f"{TRACE}[rank1]: and then all was well", []),
+        ("ValueError: no traceback", []),
+        ("", []),
     ],
 )
-def test_the_exception_is_found_in_the_last_lines_of_a_shell(lines: str, found: tuple[str, str]) -> None:
-    assert launcher.find_exception(lines) == found
+def test_the_exceptions_are_found_in_the_last_lines_of_a_shell(lines: str, found: list[tuple[str, str]]) -> None:
+    assert launcher.find_exceptions(lines) == found
+
+
+def test_of_several_ranks_in_a_shell_the_victim_is_not_the_cause(tmp_path: Path) -> None:
+    pod = launcher.read_pod({}, str(tmp_path))
+    (tmp_path / "output").mkdir()
+    text = f"{TRACE}[rank1]: RuntimeError: {GLOO}\n{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
+    (tmp_path / "output" / "0.end").write_text(text)
+    ended = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
+    heard = launcher.hear_last_lines(pod, launcher.judge(pod, ended))
+    assert (launcher.describe_root(heard), heard["verdict"].victim) == ("ValueError: bad label", False)
 
 
 def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> None:
     pod = launcher.read_pod({}, str(tmp_path))
     (tmp_path / "output").mkdir()
-    (tmp_path / "output" / "0.end").write_text(f"{TRACE}RuntimeError: {GLOO}\n")
+    (tmp_path / "output" / "0.end").write_text(f"{TRACE}[rank1]: RuntimeError: {GLOO}\n")
     ended = {"rank": 1, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
     heard = launcher.hear_last_lines(pod, launcher.judge(pod, ended))
     assert heard["verdict"] == Verdict("NCCL", 86, True)
