@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 _EVERY_SECONDS: Final = 0.2
 _LIMIT: Final = 1 << 20
+_RANK: Final = re.compile(rb"\[rank\d+\]: ")
 
 
 class Tail:
@@ -48,4 +50,6 @@ class Tail:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             # A progress bar of the script's own redraws itself with carriage returns: only its last state counts.
-            self._on_line(line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace"))
+            first, _, last = line.rstrip(b"\r").rpartition(b"\r")
+            front = _RANK.match(first)
+            self._on_line(((front[0] if front else b"") + last).decode("utf-8", "replace"))

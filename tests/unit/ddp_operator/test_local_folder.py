@@ -254,7 +254,7 @@ def test_the_tail_hands_on_complete_lines_and_moves_to_the_next_file(tmp_path: P
     tail = Tail(lambda: current[0], heard.append)
     tail.read()
     with first.open("a") as stream:
-        for text in ("a\nb", "c\n", "10%\r20%\r\n"):
+        for text in ("a\nb", "c\n", "[rank1]: 10%\r20%\r\n", "10%\r20%\r\n"):
             stream.write(text)
             stream.flush()
             tail.read()
@@ -263,4 +263,4 @@ def test_the_tail_hands_on_complete_lines_and_moves_to_the_next_file(tmp_path: P
     second.write_text("new\n")
     current[0] = second
     tail.read()
-    assert heard == ["a", "bc", "20%", "late", "new"]
+    assert heard == ["a", "bc", "[rank1]: 20%", "20%", "late", "new"]
