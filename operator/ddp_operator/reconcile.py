@@ -34,7 +34,7 @@ from ddp_operator.cluster import (
     Unable,
     controller_of,
 )
-from ddp_operator.manifests.children import build_children
+from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost, ranks, waiting
@@ -156,6 +156,7 @@ class Reconciler:
             waiting=len(self._waiting),
             troubles=await self._ask_events(key, job, snapshot, observation),
         )
+        snapshot, observation = _look_for_launcher(job, snapshot, observation)
         observation = await self._compare_ranks(key, job, observation)
         decision = self._decide(job, observation, refusal)
         if decision.doubtful and not certain:
@@ -415,6 +416,24 @@ class Reconciler:
 def _seen(snapshot: Snapshot, name: str) -> Mapping[str, Any]:
     """Return the Job of that name as it was observed."""
     return next(raw for raw in snapshot.jobs if raw["metadata"]["name"] == name)
+
+
+def _look_for_launcher(
+    job: DDPTrainingJob, snapshot: Snapshot, observation: Observation
+) -> tuple[Snapshot, Observation]:
+    """Return both with what is known of the ConfigMap that the current attempt's pods mount the launcher from."""
+    attempt_job = observation.job(job.status.attempt)
+    if attempt_job is None or not attempt_job.launcher or attempt_job.finished:
+        return snapshot, observation
+    there = tuple(raw for raw in snapshot.config_maps if _owned(job, raw))
+    # Nobody watches ConfigMaps: a kubelet may know better.
+    if any(f'configmap "{attempt_job.launcher}" not found' in said.message for said in observation.troubles.values()):
+        there = tuple(raw for raw in there if raw["metadata"]["name"] != attempt_job.launcher)
+        snapshot = replace(snapshot, config_maps=there)
+    if any(raw["metadata"]["name"] == attempt_job.launcher for raw in there):
+        return snapshot, observation
+    ours = attempt_job.launcher == names.launcher_config_map_name(job.name, load_launcher().digest)
+    return snapshot, replace(observation, service=observation.service and not ours, launcher_lost=not ours)
 
 
 def _seconds(now: datetime, last: datetime | None) -> float:

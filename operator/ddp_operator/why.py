@@ -99,6 +99,11 @@ _BETTER: Final = (
         "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
     ),
     (
+        re.compile(r'configmap "\S+-launcher-[0-9a-f]{10}" not found'),
+        "It is the operator's own, which makes it anew. One that an older operator has made needs a new Job, while no "
+        "pod trains: ddp suspend {name}, then ddp resume {name}.",
+    ),
+    (
         re.compile(r'\b(secret|configmap) "[^"]+" not found', re.IGNORECASE),
         "Create it in the job's namespace, and the pods start by themselves within two minutes; or mend its name in a "
         "new job.",

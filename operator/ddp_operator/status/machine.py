@@ -263,6 +263,9 @@ def _follow(
             waits.append(LATER)  # a Job that gets no pods sends no event
     elif attempt_job.deleting:
         waits.append(LATER)  # somebody deletes it: it is made anew once it and its pods are gone
+    elif observation.launcher_lost and not any(pod.alive and pod.has_run for pod in pods):
+        actions.append(DeleteJob(attempt_job.name, attempt_job.uid))  # made anew with this operator's launcher
+        waits.append(LATER)
     else:
         actions += _suspend_actions(job, attempt_job)
         if attempt_job.nodes != job.status.attempt_nodes and _follows_size(job, attempt_job, pods):

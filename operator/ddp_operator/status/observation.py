@@ -40,6 +40,8 @@ class JobView:
     failed_message: str
     failed_at: datetime | None
     deleting: bool
+    launcher: str = ""
+    """Name of the ConfigMap that its pods mount the launcher from."""
     ignored_since: datetime | None = None
     """Since when it waits for a first word of the Job controller."""
 
@@ -148,8 +150,9 @@ class Observation:
     ``strays`` are pods whose Job is gone: of a former attempt, or of a deleted resource of the same name. While one
     is alive it holds its GPUs and may still write checkpoints. ``asked`` tells a page that did not answer from one
     that was not asked for. ``service``: what all attempts share is there, the Service without which a replaced pod
-    finds nobody and the launcher's ConfigMap without which it does not start. ``waiting``: how many jobs of the
-    cluster have something in doubt that others are asked about.
+    finds nobody and the launcher's ConfigMap without which it does not start. ``launcher_lost``: the current Job's
+    launcher is gone and that of an older operator, so that nobody can bring it back. ``waiting``: how many jobs of
+    the cluster have something in doubt that others are asked about.
     """
 
     jobs: tuple[JobView, ...] = ()
@@ -163,6 +166,7 @@ class Observation:
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     stragglers: tuple[Straggler, ...] | None = None
     waiting: int = 0
+    launcher_lost: bool = False
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""
@@ -209,6 +213,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
     # FailureTarget and SuccessCriteriaMet say that the Job controller has decided; Failed and Complete follow only
     # when the last pod is gone, which may take a whole grace time.
     failed = conditions.get("Failed") or conditions.get("FailureTarget")
+    volumes = ((spec.get("template") or {}).get("spec") or {}).get("volumes") or ()
     return JobView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -220,6 +225,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         failed_message=str((failed or {}).get("message") or ""),
         failed_at=parse_time((failed or {}).get("lastTransitionTime")),
         deleting="deletionTimestamp" in metadata,
+        launcher=next((str(v["configMap"].get("name")) for v in volumes if v["name"] == constants.LAUNCHER_VOLUME), ""),
         ignored_since=None if raw.get("status") else parse_time(metadata.get("creationTimestamp")),
     )
 

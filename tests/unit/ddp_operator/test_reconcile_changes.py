@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
+from ddp_operator import constants, reconcile
 from ddp_operator.cluster import Key, Snapshot
+from ddp_operator.manifests import children
 from tests.builders import child_pod, last_words, page, resource
 from tests.memory import World
 
@@ -401,3 +402,58 @@ class TestOtherVersion:
         version = world.version
         await world.reconcile()
         assert (world.status.phase, world.version) == ("Succeeded", version)
+
+    @pytest.mark.parametrize("stage", ["suspended", "starting", "training"])
+    async def test_launcher_of_an_older_operator_that_somebody_deletes_costs_no_job_that_trains(
+        self, monkeypatch: pytest.MonkeyPatch, stage: str
+    ) -> None:
+        world = World(suspend=stage == "suspended")
+        await (world.train(TRAINING) if stage == "training" else world.settle())
+        newer = children.Launcher("# newer", "f" * 64)
+        for module in (children, reconcile):
+            monkeypatch.setattr(module, "load_launcher", lambda: newer)
+        [config_map] = world.cluster.store.list("ConfigMap")
+        [before] = world.cluster.store.list("Job")
+        await world.settle()
+        assert [item["metadata"]["uid"] for item in world.cluster.store.list("Job")] == [before["metadata"]["uid"]]
+        world.cluster.store.delete(config_map)
+        for _ in range(3):
+            await world.settle()
+            world.clock.advance(1)
+        [after] = world.cluster.store.list("Job")
+        kept = stage == "training"
+        assert (after["metadata"]["uid"] == before["metadata"]["uid"]) is kept
+        assert [item["metadata"]["name"] for item in world.cluster.store.list("ConfigMap")] == [
+            "train-launcher-ffffffffff"
+        ]
+        assert (world.status.attempt, world.status.restarts.total) == (1, 0)
+
+    async def test_launcher_that_a_kubelet_does_not_find_is_made_anew_though_nobody_told_of_its_deletion(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = await World().settle()
+        [config_map] = world.cluster.store.list("ConfigMap")
+        remembered, truth = await world.observe(), world.cluster.observe
+        world.cluster.store.delete(config_map)
+
+        async def observe(key: Key) -> Snapshot:
+            found = await truth(key)
+            assert found is not None
+            return dataclasses.replace(found, config_maps=remembered.config_maps)
+
+        async def events_of(item: Any) -> Any:
+            name = config_map["metadata"]["name"]
+            words = f'MountVolume.SetUp failed for volume "ddp-launcher" : configmap "{name}" not found'
+            return ({"type": "Warning", "reason": "FailedMount", "message": words},)
+
+        monkeypatch.setattr(world.cluster, "observe", observe)
+        monkeypatch.setattr(world.cluster, "events_of", events_of)
+        for pod in world.pods():
+            world.cluster.store.change(pod, spec=pod["spec"] | {"nodeName": "node-a"})
+        await world.reconcile()
+        assert world.cluster.store.list("ConfigMap") == []
+        world.clock.advance(10)
+        await world.reconcile()
+        assert [item["metadata"]["name"] for item in world.cluster.store.list("ConfigMap")] == [
+            config_map["metadata"]["name"]
+        ]

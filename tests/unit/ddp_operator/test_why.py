@@ -122,6 +122,7 @@ class TestWhatIsTold:
         [
             (c.VOLUME_NOT_READY, 'x-1-0-a: FailedMount: MountVolume.SetUp failed: secret "s" not found', "Create it"),
             (c.PODS_NOT_STARTING, 'x-1-0-a: CreateContainerConfigError: configmap "c" not found', "Create it"),
+            (c.VOLUME_NOT_READY, 'configmap "x-launcher-0123456789" not found', "ddp suspend x, then ddp resume x"),
             (c.VOLUME_NOT_READY, '0/2 nodes are available: persistentvolumeclaim "p" not found', "kubectl get pvc"),
             (
                 c.PODS_FORBIDDEN,
