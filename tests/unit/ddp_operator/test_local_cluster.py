@@ -186,6 +186,29 @@ async def test_the_log_stands_in_for_a_message_only_where_asked(
     assert terminated(cluster)[0].get("message", "") == message
 
 
+async def test_the_last_words_of_a_pod_are_heard_though_it_goes_with_its_job(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    ready, heard = tmp_path / "ready", []
+    code = f"""
+import os, signal, sys, time
+def stop(*_):
+    open(os.environ["T"], "w").write("saved at 7")
+    sys.exit(85)
+signal.signal(15, stop)
+open({str(ready)!r}, "w")
+time.sleep(600)
+"""
+    cluster.kubelet.on_end = heard.append
+    await cluster.create(job(code, env=[{"name": "T", "value": "/dev/termination-log"}]))
+    await happens(ready.exists)
+    cluster.stop()
+    await happens(lambda: not cluster.kubelet.busy)
+    assert cluster.store.list("Pod") == []
+    (status,) = heard[0]["status"]["containerStatuses"]
+    assert (status["state"]["terminated"]["message"], len(heard)) == ("saved at 7", 1)
+
+
 async def test_a_long_termination_message_keeps_its_end(cluster: LocalCluster) -> None:
     script = "import os; open(os.environ['T'], 'w').write('x' * 10_000_000 + 'end')"
     await cluster.create(job(script, env=[{"name": "T", "value": "/dev/termination-log"}]))
