@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -60,6 +61,11 @@ class Reporter:
         """Print on rank 0 only, at once: the output of a pod is a pipe."""
         if self._world.is_main:
             print(message, flush=True)
+
+    def warn(self, message: str) -> None:
+        """Print a warning on rank 0 only."""
+        if self._world.is_main:
+            print(f"ddp_trainer: warning: {message}", file=sys.stderr, flush=True)
 
     def begin(self, plan: Plan) -> None:
         """Say what is about to be done and set the gauges that last for the run."""

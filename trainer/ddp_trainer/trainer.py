@@ -99,7 +99,20 @@ class Trainer:
                     "give another folder",
                 ) from error
         self.report.resumed(folder, position)
+        then = state.get("order", {})  # an older checkpoint has none
+        other = [
+            f"{name} {then[name]} then, {now} now" for name, now in self._order().items() if then.get(name, now) != now
+        ]
+        if other and position.consumed:
+            self.report.warn(
+                f"the order of the samples is another than the checkpoint's ({'; '.join(other)}): in the rest of this "
+                "epoch some come again and some are left out"
+            )
         return position
+
+    def _order(self) -> dict[str, int]:
+        """What an epoch's order of the samples hangs on, besides the epoch."""
+        return {"seed": self.config.seed, "samples": self.loader.length}
 
     def fit(self) -> Position:
         """Train to the end; returns the final position."""
@@ -211,7 +224,7 @@ class Trainer:
         self.world.broadcast_buffers(self.engine.model)
         if self.checkpointer is None:
             return
-        state = {"engine": self.engine.state_dict(), "position": vars(self.position).copy()}
+        state = {"engine": self.engine.state_dict(), "position": vars(self.position).copy(), "order": self._order()}
         facts = {
             "preset": self.config.preset,
             "seed": self.config.seed,

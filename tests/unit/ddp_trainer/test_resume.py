@@ -101,6 +101,29 @@ def test_a_signal_in_a_validation_ends_it_and_the_run_goes_on_with_it(
     assert same(load(cut / "model.pt"), load(whole / "model.pt"))
 
 
+@pytest.mark.parametrize(
+    ("cut", "again", "words"),
+    [
+        ("3", ["--seed", "7"], "(seed 0 then, 7 now)"),
+        ("3", ["--validation-fraction", "0.5"], "(samples 1438 then, 899 now)"),
+        ("3", [], ""),
+        ("8", ["--seed", "7"], ""),  # between two epochs there is no order to keep
+    ],
+    ids=("seed", "samples", "same", "between-epochs"),
+)
+def test_samples_in_another_order_are_warned_of_in_the_middle_of_an_epoch(
+    cut: str, again: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    train(*folder, "--max-steps", cut)
+    capsys.readouterr()
+    train(*folder, "--max-steps", "9", *again)
+    said = capsys.readouterr()
+    assert f"{cut} steps" in said.out
+    assert ("order of the samples" in said.err) == bool(words)
+    assert words in said.err
+
+
 def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = threading.Event()
     waited: list[bool] = []
