@@ -1655,9 +1655,12 @@ class LogProgress:
         values = dict(self._values)
         if self._begins_anew and "ddp_total_steps" in values:
             each = values.pop("ddp_total_steps")
-            values["ddp_step"] += ((self._epoch or 0.0) - (self._first_epoch or 0.0)) * each
             if "ddp_epochs" in values:
                 values["ddp_total_steps"] = values["ddp_epochs"] * each
+            if self._epoch is not None:
+                values["ddp_step"] += (self._epoch - (self._first_epoch or 0.0)) * each
+            else:
+                values.pop("ddp_step", None)  # of a process that has not said yet in which epoch it is
         return values
 
     def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:

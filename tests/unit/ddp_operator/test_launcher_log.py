@@ -124,6 +124,22 @@ def test_steps_of_an_epoch_become_those_of_the_run(
     assert (values(again)["ddp_step"], values(again)["ddp_steps_total"]) == (127, 1)
 
 
+def test_a_process_that_takes_anothers_place_has_no_step_until_it_has_said_its_epoch() -> None:
+    seen = progress(
+        r"step (?P<step>\d+)/(?P<totalSteps>\d+)", r"epoch (?P<epoch>\d+) begins", r"(?P<totalSteps>\d+) each"
+    )
+    for line in (b"epoch 1 begins\n", b"step 9/10\n", b"epoch 2 begins\n", b"step 1/10\n"):
+        seen.feed(line, NOW)
+    assert values(seen)["ddp_step"] == 11
+    again = seen.begin_anew()
+    again.feed(b"10 each\n", NOW)  # no step at all: the pod's log goes through this reader, which must not fail
+    assert "ddp_step" not in values(again)
+    again.feed(b"step 3/10\n", NOW)
+    assert "ddp_step" not in values(again)
+    again.feed(b"epoch 2 begins\nstep 4/10\n", NOW)
+    assert values(again)["ddp_step"] == 14
+
+
 def test_a_step_that_goes_back_within_its_epoch_or_without_one_is_not_counted_on() -> None:
     seen = progress(r"(?:epoch (?P<epoch>\d+) )?step (?P<step>\d+)/(?P<totalSteps>\d+)")
     for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
