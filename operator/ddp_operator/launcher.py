@@ -1795,6 +1795,18 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             return
 
 
+def keep_reading(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = False) -> None:
+    """Do as read_output does, and after an error of ours go on without patterns and marks.
+
+    A pipe that nobody reads would end the training.
+    """
+    try:
+        read_output(pod, sources, done, marked=marked)
+    except Exception as error:
+        log(f"the log goes on without patterns and ranks, please report it: {describe(error)['traceback']}")
+        read_output(pod._replace(log_patterns=()), sources, done)
+
+
 def _end_path(pod: Pod, local_rank: int) -> str:
     return os.path.join(pod.runtime, "output", f"{local_rank}.end")
 
@@ -2367,7 +2379,7 @@ class Launcher:
                     signal.signal(number, signal.SIG_IGN)
                 os.close(self._reader_guard)
                 die_with(launcher)
-                read_output(self.pod, sources, done, marked=self._marks_lines)
+                keep_reading(self.pod, sources, done, marked=self._marks_lines)
             except BaseException as error:
                 log(describe(error)["traceback"])
             finally:

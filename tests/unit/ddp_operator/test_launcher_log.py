@@ -295,6 +295,33 @@ def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> Non
         os.close(descriptor)
 
 
+def test_an_error_of_ours_in_the_reader_leaves_the_ranks_their_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogProgress, "feed", lambda self, chunk, now: {}["no step"])
+    (tmp_path / "output").mkdir()
+    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0, None, (r"step (?P<step>\d+)",), 2)
+    pipes = [os.pipe() for _ in range(5)]
+    (first, first_end), (second, second_end), (done, done_end), (log, log_end), (error, error_end) = pipes
+    monkeypatch.setattr(launcher, "log", lambda text: os.write(error_end, text.encode()))
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        launcher.keep_reading(pod, {0: first, 1: second}, done, marked=True)
+        os._exit(0)
+    os.write(first_end, b"step 1\n")
+    said = os.read(log, 4096)
+    os.write(second_end, b"step 2\n")
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    assert said + os.read(log, 4096) == b"[rank0]: step 1\nstep 2\n"
+    assert b"KeyError: 'no step'" in os.read(error, 8192)
+    for descriptor in (first, first_end, second, second_end, done, log, log_end, error, error_end):
+        os.close(descriptor)
+
+
 def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
     pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
     (tmp_path / "output").mkdir()
