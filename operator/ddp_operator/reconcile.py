@@ -383,7 +383,7 @@ class Reconciler:
             status = Status()
         if is_finished(status):
             return None
-        words = f"{error}\n{_UNREADABLE}" + (f"; until then {_UNATTENDED}" if status.attempt else "")
+        words = f"{error}; {_UNREADABLE}" + (f"; until then {_UNATTENDED}" if status.attempt else "")
         fact = c.Fact(c.ACCEPTED, "False", c.INVALID_SPEC, words)
         generation = metadata.get("generation") or 0
         merged = c.merge_conditions(status.conditions, [fact], self._clock(), generation)

@@ -90,6 +90,10 @@ REMEDIES: Final = {
 # What others say, as far as it is known: these remedies are better than those of the reason.
 _BETTER: Final = (
     (
+        re.compile(r"is not that of this operator"),
+        "helm upgrade and helm rollback bring both to one version; the job is read again within five minutes.",
+    ),
+    (
         re.compile(r"violates PodSecurity"),
         "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image must then run as a "
         "user other than root.",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 from kubernetes import client
 
-from .conftest import Cluster, Operator
+from .conftest import Cluster, Operator, adapt
+from .test_cluster import DIGITS
 from .test_recovery import Training
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -92,3 +93,33 @@ def test_a_job_that_is_suspended_edited_and_resumed_during_a_restart_loses_nothi
     assert cluster.get("edited")["spec"]["ttlSecondsAfterFinished"] == 3600  # type: ignore[index]
     living = job.living()
     assert len(living) == 2, [pod.metadata.name for pod in living]
+
+
+def test_labels_that_somebody_takes_away_are_given_back_and_training_goes_on(cluster: Cluster) -> None:
+    job = Training(cluster, "unlabelled")
+    done = job.trained()
+    pods = {pod.metadata.uid for pod in job.living()}
+    for target in (f"pod/{job.pod(1).metadata.name}", f"job/{job.status['jobName']}"):
+        taken = cluster.kubectl("label", target, "ddp-operator.dev/job-name-", "ddp-operator.dev/attempt-")
+        assert taken.returncode == 0, taken.stderr
+        look = ("get", target, "--output", r"jsonpath={.metadata.labels.ddp-operator\.dev/job-name}")
+        cluster.until(lambda look=look: cluster.kubectl(*look).stdout == job.name, f"{target} has its label again")
+    job.trained(since=done)
+    assert {pod.metadata.uid for pod in job.living()} == pods
+    status = job.status
+    assert (status["phase"], status["restarts"]["total"]) == ("Running", 0), status
+
+
+def test_a_pod_that_fills_its_disk_is_evicted_and_says_so(cluster: Cluster) -> None:
+    job = adapt(DIGITS, "filler")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    script = "import time; open('/tmp/full', 'wb').write(bytes(120 << 20)); time.sleep(600)"
+    container["command"], container["args"] = ["python3", "-c", script], []
+    container["resources"] = {"requests": {"cpu": "100m"}, "limits": {"ephemeral-storage": "50Mi"}}
+    job["spec"] |= {"nodes": 1, "recovery": {"maxRestarts": 0}}
+    assert cluster.apply(job).returncode == 0
+    status = cluster.phase("filler", "Failed", "Succeeded")
+    failure = status["lastFailure"]
+    assert (status["phase"], failure["category"]) == ("Failed", "Unknown"), status
+    assert failure["message"].startswith("Evicted: "), failure
+    assert "ephemeral-storage" in failure["hint"], failure

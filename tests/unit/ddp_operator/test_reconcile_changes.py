@@ -382,7 +382,9 @@ class TestOtherVersion:
         world = await World().train(TRAINING)
         world.edit(futureField=1)
         await world.reconcile()
-        assert "nobody answers a failure" in world.condition("Accepted").message
+        words = world.condition("Accepted").message
+        assert "; the definition ddptrainingjobs.ddp-operator.dev in the cluster is not that of this operator" in words
+        assert "nobody answers a failure" in words
         assert (world.status.phase, world.requeue, world.jobs()) == ("Running", 300, ["train-1"])
 
         async def fetch(key: Any) -> Snapshot:

@@ -135,6 +135,10 @@ class TestWhatIsTold:
     def test_a_remedy_is_that_of_the_words_where_they_are_known(self, reason: str, message: str, todo: str) -> None:
         assert todo in why(condition(c.SCHEDULED, "False", reason, message), phase="Pending").todo
 
+    def test_a_spec_of_another_version_is_not_the_users_to_mend(self) -> None:
+        words = 'unknown field "spec.x"; the definition d in the cluster is not that of this operator (version 1)'
+        assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.INVALID_SPEC, words), phase="Running").todo
+
     def test_a_warning_about_another_try_is_not_told_again(self) -> None:
         said = 'Error creating: pods "x-1-*" is forbidden: no'
         refused = condition(c.SCHEDULED, "False", c.PODS_FORBIDDEN, said)
