@@ -104,6 +104,7 @@ _SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for need
 _SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
 _LINGER_SECONDS = 3.0
 _SECONDS_WITHOUT_STORE = 5.0
+_SECONDS_FOR_STORE = 2.0
 _LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
 _SECONDS_TO_READ = 30.0  # for the reader to pass on what ended workers have written
 _FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
@@ -896,12 +897,24 @@ def find_early_ends(agent: Any) -> tuple[list[int], int]:
 
     A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
     """
+    waiting: list[int] = []
+
+    def ask() -> None:
+        try:
+            waiting.append(int(agent._store.add(_LAST_BARRIER, 0)))
+        except Exception:
+            pass  # there is no store any more
+
+    # Of a store that a cut network keeps from answering nobody shall wait to hear how a worker failed.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_SECONDS_FOR_STORE)
     try:
         ended = {rank for rank, one in agent._pcontext.subprocess_handlers.items() if one.proc.poll() == 0}
         ranks = sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended)
-        return ranks, int(agent._store.add(_LAST_BARRIER, 0))
-    except Exception:  # another torch, or no store any more
-        return [], 0
+    except AttributeError:  # another torch
+        ranks = []
+    return ranks, sum(waiting)
 
 
 def blame_early_ends(failure: dict[str, Any], ranks: list[int], pods: int) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,3 +339,31 @@ def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) ->
         heard = launcher.hear_last_lines(pod, failure)
         assert {**heard, "traceback": ""} == failure
         assert heard["traceback"].endswith(GLOO)
+
+
+class Agent:
+    """What of torchrun's agent is looked at: two ranks, of which the first has ended well, and a store."""
+
+    def __init__(self, add: Callable[[str, int], int]) -> None:
+        codes = {0: 0, 1: 1}
+        ended = {rank: SimpleNamespace(proc=SimpleNamespace(poll=partial(codes.get, rank))) for rank in codes}
+        workers = [SimpleNamespace(local_rank=rank, global_rank=rank + 4) for rank in codes]
+        self._pcontext = SimpleNamespace(subprocess_handlers=ended)
+        self._worker_group = SimpleNamespace(workers=workers)
+        self._store = SimpleNamespace(add=add)
+
+
+def test_who_has_ended_well_is_known_from_the_processes_and_the_store() -> None:
+    def lost(key: str, amount: int) -> int:
+        raise ConnectionError
+
+    assert launcher.find_early_ends(Agent(lambda key, amount: 2)) == ([4], 2)
+    assert launcher.find_early_ends(Agent(lost)) == ([4], 0)
+    assert launcher.find_early_ends(SimpleNamespace()) == ([], 0)
+
+
+def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(launcher, "_SECONDS_FOR_STORE", 0.05)
+    assert launcher.find_early_ends(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
+    answered.set()
