@@ -73,5 +73,7 @@ def explain_interruption(resource: Mapping[str, Any], status: Status, command: s
         return failed.message
     words = f"The `ddp run` that wrote this ended before the job did; its last status says {status.phase}. "
     claim = ((resource.get("spec") or {}).get("checkpoint") or {}).get("claimName")
-    how = f"Go on from the newest checkpoint in claim {claim}" if claim else "It keeps no checkpoint; start anew"
+    # Where the script itself saves, only the script knows.
+    begin = "No claim of the job keeps its checkpoints: from what the script keeps elsewhere, or anew, it goes on"
+    how = f"Go on from the newest checkpoint in claim {claim}" if claim else begin
     return f"{words}{how} with: {command or 'ddp run FILE'}"

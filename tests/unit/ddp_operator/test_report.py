@@ -105,7 +105,7 @@ class TestPage:
         path = write_run(tmp_path, phase="Running")
         page = build_page(read_run(path), NOW)
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "It keeps no checkpoint; start anew with: ddp run FILE" in page
+        assert "from what the script keeps elsewhere, or anew, it goes on with: ddp run FILE" in page
         run = RunFolder(path)
         run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
         claim = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
