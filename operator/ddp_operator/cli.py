@@ -112,3 +112,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(words), []
     place = list(words).index("--")
     return list(words[:place]), list(words[place + 1 :])
+
+
+if __name__ == "__main__":  # python -m ddp_operator.cli, where only the sources are at hand
+    sys.exit(main())
