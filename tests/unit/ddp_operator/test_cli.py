@@ -49,7 +49,7 @@ def prepare(*words: str, **changes: Any) -> Any:
 def test_it_is_also_a_module_to_run() -> None:
     words = [sys.executable, "-m", "ddp_operator.cli", "render", "nowhere.yaml"]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 2 and "nowhere.yaml" in ran.stderr, ran
+    assert (ran.returncode, "nowhere.yaml" in ran.stderr) == (2, True), ran
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
