@@ -98,7 +98,7 @@ async def test_a_failed_job_ends_a_watch_with_1_and_its_cause(
     assert await watching == exits.FAILED
     shown = capsys.readouterr()
     assert "no such file." in shown.err
-    assert "give another path." in shown.err
+    assert "Give another path." in shown.err
     assert await ddp("watch", "digits", "-o", "json") == exits.FAILED
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["status"]["phase"] == "Failed"
