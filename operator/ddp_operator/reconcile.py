@@ -160,7 +160,7 @@ class Reconciler:
         observation = await self._compare_ranks(key, job, observation)
         decision = self._decide(job, observation, refusal)
         if decision.doubtful and not certain:
-            # Watches that come back after an outage may bring the Job's failure before that of the pod to blame.
+            # Watches may bring the Job's end before that of the pod to blame, or of the one that tells the last step.
             return await self._pass(key, await self._cluster.fetch(key), certain=True)
         wait = _SUSPICION if unseen else None
         for action in decision.actions:

@@ -71,8 +71,8 @@ class Decision:
 
     ``requeue_after`` is in seconds; None: look again only when something changes; 0: at once. Where the ledger changes
     (attempt, restarts, lastFailure, the end), ``actions`` is empty: the ledger is written first, a later pass acts on
-    it, and a crash in between loses nothing. ``doubtful``: a failure without a culprit is about to be counted while a
-    pod seems to live whose end may only not have been heard of.
+    it, and a crash in between loses nothing. ``doubtful``: the Job's end is about to be written, a good one or one
+    without a culprit, while a pod seems to live whose end, and last words, may only not have been heard of.
     """
 
     status: Status

@@ -26,7 +26,7 @@ from ddp_operator.status.decision import (
     ResizeJob,
     SuspendJob,
 )
-from ddp_operator.status.describe import describe
+from ddp_operator.status.describe import count_nodes, describe
 from ddp_operator.status.ending import LATER, after_the_end, will_fail
 from ddp_operator.status.failure import Verdict, is_guess, judge
 from ddp_operator.status.observation import JobView, Observation, PodView
@@ -68,8 +68,11 @@ def decide(
         return ledger.start(job, observation, now)
     attempt_job = observation.job(status.attempt)
     pods = observation.pods_of(status.attempt)
-    if (attempt_job is not None and attempt_job.complete) or _is_enough(job, pods, now):
+    if _is_enough(job, pods, now):
         return ledger.succeed(job, pods, now)
+    if attempt_job is not None and attempt_job.complete:
+        unheard = count_nodes(status.attempt_nodes, pods).succeeded < status.attempt_nodes
+        return dataclasses.replace(ledger.succeed(job, pods, now), doubtful=unheard)
     lost_now = lost.lost_pods(job, observation, now)
     if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
         return ledger.lose_nodes(job, lost_now, now, explains=_explains(job, lost_now))

@@ -39,6 +39,27 @@ class TestFailure:
         assert failure is not None
         assert (world.status.attempt, failure.node, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
 
+    async def test_a_good_end_has_all_pods_also_where_one_is_heard_of_after_its_job(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        world = await World().train(TRAINING)
+        before = await world.observe()
+        for node in (0, 1):
+            world.end_pod(node)
+        world.clock.advance(1)
+        fresh = await world.observe()
+
+        async def from_cache(key: Key) -> Snapshot:
+            return dataclasses.replace(fresh, pods=before.pods)
+
+        async def from_server(key: Key) -> Snapshot:
+            return fresh
+
+        monkeypatch.setattr(world.cluster, "observe", from_cache)
+        monkeypatch.setattr(world.cluster, "fetch", from_server)
+        await world.reconcile()
+        assert (world.status.phase, world.status.nodes.succeeded) == ("Succeeded", 2)
+
     async def test_next_attempt_begins_with_the_cause_in_status(self) -> None:
         world = await World().train(TRAINING)
         world.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
