@@ -16,6 +16,21 @@ ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", tr
 PEER_LOST = last_words("NCCL", victim=True, message="connection closed by peer")
 
 
+async def reconcile_with_late_news_of_pods(world: World, before: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make one pass whose watches still show the pods as they were; who asks the API server sees them as they are."""
+    fresh = await world.observe()
+
+    async def from_cache(key: Key) -> Snapshot:
+        return dataclasses.replace(fresh, pods=before.pods)
+
+    async def from_server(key: Key) -> Snapshot:
+        return fresh
+
+    monkeypatch.setattr(world.cluster, "observe", from_cache)
+    monkeypatch.setattr(world.cluster, "fetch", from_server)
+    await world.reconcile()
+
+
 class TestFailure:
     async def test_after_an_outage_the_pod_is_blamed_whose_end_is_heard_of_after_its_jobs(
         self, monkeypatch: pytest.MonkeyPatch
@@ -24,17 +39,7 @@ class TestFailure:
         before = await world.observe()
         world.end_pod(1, constants.EXIT_RETRYABLE)
         world.clock.advance(60)  # nobody hears of anything
-        fresh = await world.observe()
-
-        async def from_cache(key: Key) -> Snapshot:
-            return dataclasses.replace(fresh, pods=before.pods)
-
-        async def from_server(key: Key) -> Snapshot:
-            return fresh
-
-        monkeypatch.setattr(world.cluster, "observe", from_cache)
-        monkeypatch.setattr(world.cluster, "fetch", from_server)
-        await world.reconcile()
+        await reconcile_with_late_news_of_pods(world, before, monkeypatch)
         failure = world.status.last_failure
         assert failure is not None
         assert (world.status.attempt, failure.node, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
@@ -47,17 +52,7 @@ class TestFailure:
         for node in (0, 1):
             world.end_pod(node)
         world.clock.advance(1)
-        fresh = await world.observe()
-
-        async def from_cache(key: Key) -> Snapshot:
-            return dataclasses.replace(fresh, pods=before.pods)
-
-        async def from_server(key: Key) -> Snapshot:
-            return fresh
-
-        monkeypatch.setattr(world.cluster, "observe", from_cache)
-        monkeypatch.setattr(world.cluster, "fetch", from_server)
-        await world.reconcile()
+        await reconcile_with_late_news_of_pods(world, before, monkeypatch)
         assert (world.status.phase, world.status.nodes.succeeded) == ("Succeeded", 2)
 
     async def test_next_attempt_begins_with_the_cause_in_status(self) -> None:
