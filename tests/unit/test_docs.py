@@ -21,6 +21,7 @@ from tests.tiers import TIERS
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
 # Pages whose program needs ranks of its own, and the test that gives it them.
 RUN_BY = {"tutorial.md": "tests/integration/test_tutorial.py"}
@@ -152,21 +153,26 @@ class TestReadme:
     def test_names_the_two_commands(self) -> None:
         assert starting_with("make", README)[:2] == [["make", "demo"], ["make", "test"]]
 
+    def test_is_read_in_two_minutes(self) -> None:
+        assert len(README.splitlines()) <= 120
+
+
+class TestReference:
     def test_table_of_fields_is_the_spec(self) -> None:
-        _, _, section = README.partition("### The fields")
-        rows = re.findall(r"^\| (`[^|]+) \|", section.partition("###")[0], flags=re.MULTILINE)
+        _, _, section = REFERENCE.partition("## The fields")
+        rows = re.findall(r"^\| (`[^|]+) \|", section.partition("\n## ")[0], flags=re.MULTILINE)
         named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
         assert named == set(Spec.__struct_encode_fields__)
 
     def test_subfields_in_the_table_exist(self) -> None:
         properties = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
         for owner in ("rendezvous", "recovery", "checkpoint", "metrics", "shm"):
-            row = re.search(rf"^\| `{owner}` \|(.*)\|$", README, flags=re.MULTILINE)
+            row = re.search(rf"^\| `{owner}` \|(.*)\|$", REFERENCE, flags=re.MULTILINE)
             assert row is not None
             assert set(re.findall(r"`([a-z]\w+)`", row[1])) - {"c10d", "static"} == set(properties[owner]["properties"])
 
     def test_columns_are_those_of_the_crd(self) -> None:
-        _, _, section = README.partition("`kubectl get ddp` prints")
+        _, _, section = REFERENCE.partition("`kubectl get ddp` prints")
         rows = re.findall(r"^\| ([A-Z/, ]+) \|", section, flags=re.MULTILINE)
         named = [name for row in rows for name in row.split(", ")]
         columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
@@ -174,17 +180,18 @@ class TestReadme:
         assert named == [name for name in shown if name != "AGE"]
 
     def test_phases_are_those_of_the_status(self) -> None:
-        row = re.search(r"^\| PHASE \| (.*) \|$", README, flags=re.MULTILINE)
+        row = re.search(r"^\| PHASE \| (.*) \|$", REFERENCE, flags=re.MULTILINE)
         assert row is not None
         assert set(re.findall(r"[A-Z][a-z]+", row[1])) == set(typing.get_args(Phase))
 
     def test_ports_are_the_defaults(self) -> None:
-        assert f"port {constants.DEFAULT_METRICS_PORT}" in README
-        assert f"`/readyz` on {Settings().health_port}" in README
+        assert f"port {constants.DEFAULT_METRICS_PORT}" in REFERENCE
+        assert f"`/readyz` on {Settings().health_port}" in REFERENCE
 
-    def test_presets_are_those_of_the_trainer(self) -> None:
-        _, _, section = README.partition("the presets ")
-        assert set(re.findall(r"`([\w-]+)`", section.partition("(")[0])) == set(PRESETS)
+
+def test_table_of_presets_is_complete() -> None:
+    _, _, section = (ROOT / "docs/trainer.md").read_text(encoding="utf-8").partition("## Presets")
+    assert set(re.findall(r"^\| `([\w-]+)` \|", section.partition("\n## ")[0], flags=re.MULTILINE)) == set(PRESETS)
 
 
 def test_series_a_rank_are_those_of_the_exporter() -> None:
