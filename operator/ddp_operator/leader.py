@@ -28,6 +28,7 @@ from typing import Any, Final
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube import ApiClient, ApiError, StartupError
 from ddp_operator.kube.resources import path, plural
+from ddp_operator.settings import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,14 @@ class Leader:
                 break
             if seen is not None and seen.holder != self.follows:
                 self.follows = seen.holder
-                logger.info("standing by: %s leads", self.follows or "nobody")
+                logger.info(
+                    "standing by: %s leads by the Lease %s/%s; "
+                    "an operator for other namespaces needs a Lease of its own: set %sLEASE_NAME",
+                    self.follows or "nobody",
+                    self._namespace,
+                    self._name,
+                    PREFIX,
+                )
             await self._sleep(self._pause())
         self.follows = ""
         logger.info("leading as %s", self.identity)

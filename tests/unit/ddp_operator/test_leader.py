@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from typing import Any
 
 import pytest
@@ -159,6 +160,21 @@ class TestAcquire:
         await place.advance(10 * DURATION)
         assert (first.leader.leads, second.leader.leads, second.leader.follows) == (True, False, "a")
         assert set(place.writes) == {"a"}
+        await first.end()
+        await second.end()
+
+    async def test_a_standby_names_the_lease_and_how_to_serve_other_namespaces(
+        self, place: Place, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        first = Candidate(place, "a").run()
+        await settle()
+        second = Candidate(place, "b").run()
+        await place.advance(1)
+        told = next(words for words in caplog.messages if words.startswith("standing by"))
+        assert "a leads by the Lease home/ddp-operator;" in told
+        assert "for other namespaces" in told
+        assert "DDP_OPERATOR_LEASE_NAME" in told
         await first.end()
         await second.end()
 
