@@ -165,6 +165,20 @@ async def test_a_patch_that_may_not_be_is_refused(cluster: KubeCluster) -> None:
         await cluster.patch_job("default", "digits-1", change)
 
 
+async def test_a_pod_that_has_changed_since_it_was_looked_at_is_not_declared_failed(
+    cluster: KubeCluster, world: World, server: StandIn
+) -> None:
+    await cluster.create(job())
+    await world.run_pod("digits-1", 0)
+    (pod,) = server.list("Pod")
+    await world.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"its-node": "is-back"}}})
+    with pytest.raises(Conflict):
+        await cluster.fail_pod(pod, "NodeLost", "the node is gone")
+    (after,) = server.list("Pod")
+    assert (after["metadata"]["uid"], after["status"]["phase"]) == (pod["metadata"]["uid"], "Running")
+    assert "deletionTimestamp" not in after["metadata"]
+
+
 async def test_a_status_is_replaced_and_nothing_else_touched(cluster: KubeCluster, world: World) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     await cluster.patch_status(KEY, {"phase": "Pending", "attempt": 1}, resource_version=version)

@@ -193,6 +193,13 @@ def test_garbage_lines_equal_series_and_false_launchers_are_left_out() -> None:
     assert merge_pages([own, garbage]) == "ddp_launcher_in_place_restarts_total 1\nddp_loss 1\n"
 
 
+def test_a_rank_cannot_add_series_of_the_launcher() -> None:
+    """What the operator believes of the launcher, a training script must not be able to say."""
+    own = 'ddp_launcher_phase{phase="Running"} 1\n'
+    forged = 'ddp_launcher_phase{phase="Rendezvous"} 1\nddp_launcher_in_place_restarts_total 9\nddp_loss 1\n'
+    assert merge_pages([own, forged]) == own + "ddp_loss 1\n"
+
+
 @given(st.lists(st.text(max_size=200), max_size=4))
 def test_no_page_can_break_the_merge(pages: list[str]) -> None:
     merged = merge_pages(["own 1\n", *pages])

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from ddp_operator.cluster import Key, Refused
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_NAME
-from ddp_operator.local import gpus
+from ddp_operator.local import gpus, kubelet
 from ddp_operator.local.cluster import LocalCluster
 
 # Writes what it sees to a file beside its termination message, then does what it is told.
@@ -132,6 +132,24 @@ async def test_a_pod_that_does_not_obey_is_killed_after_its_grace_time(cluster: 
     await cluster.delete("Pod", "default", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
     current = await until(cluster, lambda current: current["status"].get("failed") == 1)
     assert current["status"]["active"] == 1, "137 is answered by a new pod"
+
+
+async def test_a_pod_that_was_stopped_was_not_killed_for_memory(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = iter(range(1000))
+    monkeypatch.setattr(kubelet, "_count_oom_kills", lambda: next(kills))  # those of other processes
+    ready = tmp_path / "ready"
+    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(600)"
+    await cluster.create(job(code, grace=0))
+    await happens(ready.exists)
+    (pod,) = cluster.store.list("Pod")
+    ended: list[Any] = []
+    monkeypatch.setattr(cluster.kubelet, "on_end", ended.append)
+    await cluster.delete("Pod", "default", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+    await happens(lambda: ended)
+    state = ended[0]["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (state["exitCode"], state["reason"]) == (137, "Error")
 
 
 async def test_a_pod_gets_sigterm_first_and_its_exit_code_counts(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -196,6 +196,10 @@ class TestBadPage:
         parse_page(text)
         assert time.process_time() - started < 2
 
+    def test_line_that_no_exporter_writes_is_left_out(self) -> None:
+        long = f'ddp_loss{{rank="0",note="{"x" * 5000}"}} 9\n'
+        assert parse_page(f'{long}ddp_step{{rank="0"}} 4\n').values == {"ddp_step": 4.0}
+
     def test_flood_before_the_truth_costs_only_the_job_itself(self) -> None:
         flood: Any = "".join(f'ddp_loss{{rank="{n}"}} {n}\n' for n in range(9000, 0, -1))
         assert len(parse_page(flood).values) == 1

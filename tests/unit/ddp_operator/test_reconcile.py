@@ -8,7 +8,7 @@ import yaml
 
 from ddp_operator import constants, names, reconcile
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.cluster import ClusterError, Event, Refused, Unable
+from ddp_operator.cluster import Refused, Unable
 from ddp_operator.manifests.children import build_children
 from ddp_operator.offline import check_manifest
 from tests.builders import last_words, page, resource, template, trainer
@@ -463,30 +463,3 @@ class TestSuccess:
         await world.reconcile()
         assert world.raw is None
         assert world.children() == {"Service": [], "ConfigMap": [], "Job": []}
-
-
-class TestConcurrency:
-    async def test_edit_during_a_pass_is_met_by_another_pass_soon(self) -> None:
-        world = await World().settle()
-        world.run_pods()
-        original = world.cluster.scrape
-
-        async def scrape(pod: Any, port: int) -> str | None:
-            world.edit(ttlSecondsAfterFinished=5)
-            return await original(pod, port)
-
-        world.cluster.scrape = scrape  # type: ignore[method-assign]
-        requeue = await world.reconcile()
-        assert requeue is not None
-        assert 0 < requeue <= 1
-
-    async def test_event_that_cannot_be_posted_breaks_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = World()
-
-        async def lose(resource: Any, event: Event) -> None:
-            raise ClusterError("events are down")
-
-        monkeypatch.setattr(world.cluster, "emit", lose)
-        assert await world.reconcile() == 0.0
-        await world.settle()
-        assert world.jobs() == ["train-1"]

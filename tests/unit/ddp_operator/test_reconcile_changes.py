@@ -328,6 +328,12 @@ class TestEdit:
         assert (world.status.phase, world.jobs(), world.pods()) == ("Suspended", ["train-1"], [])
         assert world.requeue is None
 
+    async def test_deadlines_of_a_suspended_job_ask_for_no_pass(self) -> None:
+        world = await World(activeDeadlineSeconds=600, pendingDeadlineSeconds=600).train(TRAINING)
+        world.edit(suspend=True)
+        await world.settle()
+        assert (world.status.phase, world.requeue) == ("Suspended", None)
+
     async def test_nodes_changed_while_suspended_take_effect_on_resume(self) -> None:
         world = await World(suspend=True).settle()
         world.edit(nodes=3)

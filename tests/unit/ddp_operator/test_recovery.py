@@ -246,12 +246,13 @@ class TestLostNode:
         status = replace(
             STARTED,
             attempt=2,
-            restarts=Restarts(total=1, counted=1, used=1),
+            restarts=Restarts(total=1, counted=1, used=1, without_progress=1),
             last_failure=LastFailure(attempt=1, category=category),
         )
         decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
-        found = failure(decision)
-        assert (found.category == "NodeLost", decision.status.restarts.counted == 0) == (explained, explained)
+        found, restarts = failure(decision), decision.status.restarts
+        assert (found.category == "NodeLost", restarts.counted == 0) == (explained, explained)
+        assert restarts.without_progress == (0 if explained else 1)
         if explained:
             assert (found.attempt, found.node_name, found.pod) == (1, "node-b", "train-1-1-abcde")
             assert "Kubelet stopped posting" in found.message

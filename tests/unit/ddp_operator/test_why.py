@@ -164,6 +164,16 @@ class TestWhatIsTold:
         )
         assert "NetworkPolicy" in found.todo
 
+    def test_a_job_of_which_no_step_is_known_is_not_called_training(self) -> None:
+        found = why(
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, "no step has been reported"),
+            phase="Running",
+        )
+        assert found.reason == "NoStepYet"
+        assert "no step has been reported" in found.what
+        assert found.todo
+
     def test_success_has_its_figures(self) -> None:
         found = why(
             condition("Succeeded", "True", "AllNodesSucceeded"),
@@ -200,6 +210,12 @@ class TestFailure:
         found = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
         assert found.what == "x has failed (Odd): the Job failed."
         assert found.todo == "Look at its last words: ddp logs x."
+
+    def test_the_logs_are_the_next_step_only_where_there_is_no_hint(self) -> None:
+        odd = condition("Failed", "True", "Odd", "the Job failed")
+        assert why(odd, phase="Failed", lastFailure=FAILURE).todo == "Check the path of the data."
+        without = why(odd, phase="Failed", lastFailure=FAILURE | {"hint": ""})
+        assert without.todo == "Look at its last words: ddp logs x."
 
     def test_braces_in_a_hint_harm_nothing(self) -> None:
         failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
