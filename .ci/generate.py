@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
     "docs/api.md": "ddp_operator.api.reference",
-    "docs/cli.md": "ddp_operator.cli_reference",
+    "docs/cli.md": "ddp_operator.cli.reference",
     "docs/metrics.md": "ddp_trainer.metrics_doc",
     "docs/operator-metrics.md": "ddp_operator.telemetry",
     "docs/images/watch.svg": "docs.pictures watch",

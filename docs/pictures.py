@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.remote.watch import build_table
+from ddp_operator.cli.watch import build_table
 
 FOLDER = Path(__file__).resolve().parent / "images"
 SIZE = (1240, 860)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import cli_bench
-from ddp_operator.cli import main
+from ddp_operator.cli import bench, main
 from ddp_trainer.benchmark.cli import build_parser
 
 
@@ -19,7 +18,7 @@ def test_both_have_the_same_flags() -> None:
         for action in build_parser()._actions
         if action.option_strings[0] != "-h"
     }
-    assert {name: metavar is None for name, metavar, _ in cli_bench.FLAGS} == theirs
+    assert {name: metavar is None for name, metavar, _ in bench.FLAGS} == theirs
 
 
 def test_flags_are_passed_on_and_the_exit_code_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

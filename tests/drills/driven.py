@@ -18,10 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_operator import cli, cli_run_loop, constants
-from ddp_operator.cli_run_loop import Run, RunPlan
-from ddp_operator.local import hosts, pods, processes
+from ddp_operator import cli, constants
+from ddp_operator.local import hosts, pods, processes, runner
 from ddp_operator.local.job_controller import completion_index
+from ddp_operator.local.runner import Run, RunPlan
 from ddp_operator.local.store import grace_of
 
 PROGRAM = str(Path(__file__))
@@ -68,7 +68,7 @@ class Driven(Run):
 
 
 def run_job(plan: RunPlan) -> int:
-    """Take the place of the function of this name in ``cli_run_loop``."""
+    """Take the place of the function of this name in ``local.runner``."""
     return asyncio.run(Driven(plan).run())
 
 
@@ -95,7 +95,7 @@ def _address(index: int) -> str:
 
 
 if __name__ == "__main__":
-    cli_run_loop.run_job = run_job
+    runner.run_job = run_job
     processes.start = _start
     if "DRILL_NAMES" in os.environ:
         vars(pods)["rewrite_hosts"] = lambda text, job, subdomain: text

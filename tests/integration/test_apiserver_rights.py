@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from ddp_operator.offline import check_manifest
+from ddp_operator.validation import check_manifest
 
 from .apiserver import ControlPlane
 from .conftest import ROOT, job_manifest

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.offline import check_manifest
+from ddp_operator.validation import check_manifest
 from tests.unit.chart.rendering import render, the
 
 from . import pod_network

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import cli, cli_run_loop, exits
+from ddp_operator import cli, exits
 from ddp_operator.cluster import Key
+from ddp_operator.local import runner
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.why import explain_why
@@ -44,7 +45,7 @@ class Run:
             return await inner(reconciler, key)
 
         monkeypatch.setattr(Reconciler, "reconcile", reconcile)
-        monkeypatch.setattr(cli_run_loop, "backoff", lambda failures: 0.01)
+        monkeypatch.setattr(runner, "backoff", lambda failures: 0.01)
         monkeypatch.chdir(folder)
 
     def run(self, script: str) -> int:
@@ -88,7 +89,7 @@ def test_an_error_in_every_pass_ends_the_run_in_order(
     assert "toy: Failed after" in output
     assert "OperatorError: an error in ddp itself ended the run, and the pods were stopped: KeyError: 'lost'" in output
     assert run.read("errors.log").count("KeyError: 'lost'") == 8
-    assert "report" in explain_why(run.resource(), [], cli_run_loop._now()).todo
+    assert "report" in explain_why(run.resource(), [], runner._now()).todo
 
 
 def test_before_any_pod_it_ends_as_well(

@@ -13,7 +13,7 @@ import yaml
 from ddp_operator import __version__
 from ddp_operator.cli import main
 from ddp_operator.constants import KIND
-from ddp_operator.offline import check_manifest
+from ddp_operator.validation import check_manifest
 from ddp_trainer.presets import PRESETS
 from tests.integration.run_command import DdpRun
 

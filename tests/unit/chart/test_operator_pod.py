@@ -19,8 +19,8 @@ from ddp_operator.constants import (
 )
 from ddp_operator.kube.checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
-from ddp_operator.offline import check_manifest
 from ddp_operator.settings import Settings
+from ddp_operator.validation import check_manifest
 
 from .rendering import CI_FILES, ROOT, Object, is_test, of_kind, read_values, render, render_texts, the
 from .test_rendering import submitted

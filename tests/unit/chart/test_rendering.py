@@ -20,7 +20,7 @@ from charts.tooling.schema import build_schema, render_schema
 from charts.tooling.values import Value
 from charts.tooling.values import read_values as read_documented
 from ddp_operator import __version__
-from ddp_operator.offline import check_manifest
+from ddp_operator.validation import check_manifest
 
 from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render, render_texts, the
 

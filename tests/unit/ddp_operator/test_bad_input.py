@@ -16,7 +16,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.cluster import Refused
 from ddp_operator.manifests.template import resolve_template
-from ddp_operator.offline import check_manifest
+from ddp_operator.validation import check_manifest
 from tests.builders import resource, template, trainer
 from tests.memory import World
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import __version__, cli_run
+from ddp_operator import __version__
 from ddp_operator.cli import main
+from ddp_operator.cli import run as cli_run
 
 GOOD: dict[str, Any] = {
     "apiVersion": "ddp-operator.dev/v1alpha1",
@@ -132,7 +133,7 @@ def test_a_place_where_no_run_folder_can_be_is_refused(tmp_path: Path, capsys: p
 def test_an_error_of_our_own_is_no_failure_of_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ddp_operator.offline.check_manifest", lambda text: 1 // 0)
+    monkeypatch.setattr("ddp_operator.validation.check_manifest", lambda text: 1 // 0)
     assert main(["render", write()]) == 70
     assert capsys.readouterr().err.endswith("ddp render: this is an error in ddp itself; please report it\n")
 
@@ -188,7 +189,7 @@ def test_without_its_extra_a_command_says_which_one_it_needs(words: list[str]) -
 
 
 def test_the_first_words_come_without_heavy_imports() -> None:
-    code = "import sys, ddp_operator.cli_run_loop, ddp_operator.cli_run; print(*sys.modules)"
+    code = "import sys, ddp_operator.local.runner, ddp_operator.cli.run; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}
     assert heavy & set(loaded.stdout.split()) == set()

@@ -10,7 +10,7 @@ from ddp_operator import constants, names, reconcile
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.cluster import Refused, Unable
 from ddp_operator.manifests.children import build_children
-from ddp_operator.offline import check_manifest
+from ddp_operator.validation import check_manifest
 from tests.builders import last_words, page, resource, template, trainer
 from tests.memory import World
 

@@ -15,18 +15,17 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cli import COMMANDS, main
-from ddp_operator.cli_completion import SHELLS, build_script, describe_commands
+from ddp_operator.cli import COMMANDS, main, probe
+from ddp_operator.cli.api import _is_about
+from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
+from ddp_operator.cli.drill import drill
+from ddp_operator.cli.drill_local import LocalRun
+from ddp_operator.cli.following import follow_jobs
+from ddp_operator.cli.list_jobs import format_table
+from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
+from ddp_operator.cli.watch import JsonScreen, PlainScreen, build_table, choose_screen
 from ddp_operator.exits import CommandError
 from ddp_operator.recovery import Sample
-from ddp_operator.remote import probe
-from ddp_operator.remote.api import _is_about
-from ddp_operator.remote.drill import drill
-from ddp_operator.remote.drill_local import LocalRun
-from ddp_operator.remote.following import follow_jobs
-from ddp_operator.remote.list import format_table
-from ddp_operator.remote.logs import Line, LogPod, follow, log_pod, split_line
-from ddp_operator.remote.watch import JsonScreen, PlainScreen, build_table, choose_screen
 from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_pod
 
@@ -323,7 +322,7 @@ class TestProbe:
         assert probe.read_page(1) == {}
 
     def test_it_is_one_file_of_the_standard_library(self) -> None:
-        from ddp_operator.remote.drill import probe_command
+        from ddp_operator.cli.drill import probe_command
 
         line = probe_command("kill", "123456")
         line[0] = sys.executable

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from ddp_operator import constants, exits
 from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.cli.api import Api, ApiRefusal, add_cluster_arguments, connect, get_job, list_pods, place
 from ddp_operator.exits import CommandError
-from ddp_operator.remote.api import Api, ApiRefusal, add_cluster_arguments, connect, get_job, list_pods, place
 
 _LOOK_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # a rank may say nothing for that long

@@ -17,10 +17,10 @@ from importlib import resources
 from typing import Any, Final, Protocol
 
 from ddp_operator import constants, exits
+from ddp_operator.cli.api import Api, add_cluster_arguments, add_output_argument, connect, get_job, list_pods
+from ddp_operator.cli.logs import LogPod, log_pod
 from ddp_operator.exits import CommandError
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
-from ddp_operator.remote.api import Api, add_cluster_arguments, add_output_argument, connect, get_job, list_pods
-from ddp_operator.remote.logs import LogPod, log_pod
 
 _EVERY_SECONDS: Final = 0.2
 _START_SECONDS: Final = 180.0
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kill < 0:
         raise CommandError("--kill: ranks are counted from 0")
     if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json")):
-        from ddp_operator.remote.drill_local import LocalRun
+        from ddp_operator.cli.drill_local import LocalRun
 
         with LocalRun(arguments.job, arguments.extra) as local:
             who, found = drill(local, arguments.kill, after=arguments.after, timeout=arguments.timeout)
@@ -134,7 +134,7 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
 
 def probe_command(*words: str) -> list[str]:
     """Return the command line that runs the probe in a container."""
-    source = resources.files("ddp_operator.remote").joinpath("probe.py").read_text(encoding="utf-8")
+    source = resources.files("ddp_operator.cli").joinpath("probe.py").read_text(encoding="utf-8")
     return ["python3", "-c", source, *words]
 
 

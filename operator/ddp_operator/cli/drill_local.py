@@ -17,9 +17,9 @@ from typing import Final
 import yaml
 
 from ddp_operator import exits
+from ddp_operator.cli import probe
 from ddp_operator.exits import CommandError
 from ddp_operator.recovery import Sample, parse_sample
-from ddp_operator.remote import probe
 
 _EVERY_SECONDS: Final = 0.1
 _RUN: Final = "import sys; from ddp_operator.cli import main; sys.exit(main())"

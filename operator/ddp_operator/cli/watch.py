@@ -12,10 +12,10 @@ import msgspec
 
 from ddp_operator import exits
 from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.cli.api import Api, add_cluster_arguments, connect, get_job
+from ddp_operator.cli.following import Jobs, follow_jobs
 from ddp_operator.exits import CommandError
 from ddp_operator.local.display import PlainDisplay, View, describe_progress
-from ddp_operator.remote.api import Api, add_cluster_arguments, connect, get_job
-from ddp_operator.remote.following import Jobs, follow_jobs
 from ddp_operator.why import explain_why
 
 _COLORS: Final = {"Running": "green", "Succeeded": "bright_green", "Failed": "red", "Rejected": "red"}

@@ -22,9 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from ddp_operator.api.errors import FieldError, InvalidManifest
     from ddp_operator.api.parse import load_documents
+    from ddp_operator.cli.io import read_file
     from ddp_operator.convert import convert
-    from ddp_operator.inputs import read_file
-    from ddp_operator.offline import check_manifest
+    from ddp_operator.validation import check_manifest
 
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
     if not any(document.get("kind") == "PyTorchJob" for document in documents):

@@ -7,7 +7,7 @@ import json
 from datetime import UTC, datetime
 
 from ddp_operator import exits
-from ddp_operator.remote.api import (
+from ddp_operator.cli.api import (
     ApiRefusal,
     add_cluster_arguments,
     add_output_argument,

@@ -8,8 +8,7 @@ import time
 from typing import Any, Final
 
 from ddp_operator import exits
-from ddp_operator.exits import CommandError
-from ddp_operator.remote.api import (
+from ddp_operator.cli.api import (
     MERGE_PATCH,
     Api,
     ApiRefusal,
@@ -23,6 +22,7 @@ from ddp_operator.remote.api import (
     list_pods,
     write,
 )
+from ddp_operator.exits import CommandError
 
 _ENDED: Final = ("Succeeded", "Failed")
 _LOOK_SECONDS: Final = 0.5

@@ -1,4 +1,8 @@
-"""The command `ddp`. Each subcommand lives in a module of its own, which is imported only when it is asked for."""
+"""The command `ddp`. Each subcommand lives in a module of its own, which is imported only when it is asked for.
+
+Those that talk to a cluster log in and connect through the official `kubernetes` client, which is imported when a
+command connects and not before: `ddp --help` and completion stay quick.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +21,22 @@ from ddp_operator.exits import CommandError
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
-    ("run", "ddp_operator.cli_run", "run a job's YAML on this machine"),
-    ("render", "ddp_operator.cli_render", "check a job's YAML and print what the operator would create"),
-    ("report", "ddp_operator.cli_report", "write a page with the charts of a run, for a browser"),
-    ("convert", "ddp_operator.cli_convert", "turn a Kubeflow PyTorchJob's YAML into a DDPTrainingJob's"),
-    ("bench", "ddp_operator.cli_bench", "measure the trainer on this machine against the documents' own loops"),
-    ("submit", "ddp_operator.remote.submit", "check a job's YAML and create the job in the cluster"),
-    ("list", "ddp_operator.remote.list", "list the jobs of a namespace"),
-    ("watch", "ddp_operator.remote.watch", "show the progress of one job or of all as it is made"),
-    ("logs", "ddp_operator.remote.logs", "print the logs of all ranks of a job in one stream"),
-    ("why", "ddp_operator.remote.why", "say what a job waits for or why it failed, and what to do"),
-    ("scale", "ddp_operator.remote.change", "run a job with another number of nodes"),
-    ("suspend", "ddp_operator.remote.change", "stop a job's pods, which save a checkpoint; resume goes on from there"),
-    ("resume", "ddp_operator.remote.change", "let a suspended job go on"),
-    ("delete", "ddp_operator.remote.change", "delete a job and everything that was made for it"),
-    ("drill", "ddp_operator.remote.drill", "kill a rank of a running job and measure its recovery"),
-    ("completion", "ddp_operator.cli_completion", "print a script that teaches a shell to complete these commands"),
+    ("run", "ddp_operator.cli.run", "run a job's YAML on this machine"),
+    ("render", "ddp_operator.cli.render", "check a job's YAML and print what the operator would create"),
+    ("report", "ddp_operator.cli.report", "write a page with the charts of a run, for a browser"),
+    ("convert", "ddp_operator.cli.convert", "turn a Kubeflow PyTorchJob's YAML into a DDPTrainingJob's"),
+    ("bench", "ddp_operator.cli.bench", "measure the trainer on this machine against the documents' own loops"),
+    ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in the cluster"),
+    ("list", "ddp_operator.cli.list_jobs", "list the jobs of a namespace"),
+    ("watch", "ddp_operator.cli.watch", "show the progress of one job or of all as it is made"),
+    ("logs", "ddp_operator.cli.logs", "print the logs of all ranks of a job in one stream"),
+    ("why", "ddp_operator.cli.why", "say what a job waits for or why it failed, and what to do"),
+    ("scale", "ddp_operator.cli.change", "run a job with another number of nodes"),
+    ("suspend", "ddp_operator.cli.change", "stop a job's pods, which save a checkpoint; resume goes on from there"),
+    ("resume", "ddp_operator.cli.change", "let a suspended job go on"),
+    ("delete", "ddp_operator.cli.change", "delete a job and everything that was made for it"),
+    ("drill", "ddp_operator.cli.drill", "kill a rank of a running job and measure its recovery"),
+    ("completion", "ddp_operator.cli.completion", "print a script that teaches a shell to complete these commands"),
 )
 
 
@@ -112,7 +116,3 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         return list(words), []
     place = list(words).index("--")
     return list(words[:place]), list(words[place + 1 :])
-
-
-if __name__ == "__main__":  # python -m ddp_operator.cli, where only the sources are at hand
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""`ddp run`: arguments, checks, and the exit code. What runs is in ``cli_run_loop``."""
+"""`ddp run`: arguments, checks, and the exit code. What runs is in ``local.runner``."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the file, run it, and return 0 only if the job succeeded. Raises: CommandError and InvalidManifest."""
-    from ddp_operator.inputs import read_file
+    from ddp_operator.cli.io import read_file
     from ddp_operator.local.adapt import Unsuitable
 
     try:
         plan = _prepare(read_file(arguments.file), arguments)
     except Unsuitable as error:
         raise CommandError(f"refused\n{error}") from None
-    from ddp_operator.cli_run_loop import run_job
+    from ddp_operator.local.runner import run_job
 
     return run_job(plan)
 
@@ -51,12 +51,12 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.api.cel import check_rules
     from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.parse import parse_resource
-    from ddp_operator.cli_run_loop import RunPlan
     from ddp_operator.local import adapt
     from ddp_operator.local.gpus import count_gpus, find_gpus
+    from ddp_operator.local.runner import RunPlan
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template
-    from ddp_operator.offline import check_manifest
+    from ddp_operator.validation import check_manifest
 
     manifest = check_manifest(text).manifest
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra)

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddp_operator import exits
+from ddp_operator.cli.api import add_cluster_arguments, connect, list_jobs
 from ddp_operator.progress import format_duration
-from ddp_operator.remote.api import add_cluster_arguments, connect, list_jobs
 from ddp_operator.status.termination import parse_time
 
 

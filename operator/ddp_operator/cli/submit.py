@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ddp_operator import constants, exits
-from ddp_operator.exits import CommandError
-from ddp_operator.inputs import read_file
-from ddp_operator.remote.api import (
+from ddp_operator.cli.api import (
     FIELD_MANAGER,
     Api,
     ApiRefusal,
@@ -24,6 +22,8 @@ from ddp_operator.remote.api import (
     place,
     write,
 )
+from ddp_operator.cli.io import read_file
+from ddp_operator.exits import CommandError
 
 _APPLY: Final = "application/apply-patch+yaml"
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Create the objects. With ``--watch`` the exit code is the job's."""
-    from ddp_operator.offline import check_manifest
+    from ddp_operator.validation import check_manifest
 
     if arguments.watch and arguments.output == "json":
         raise CommandError("--watch prints lines for people; leave out --output json, or use `ddp watch -o json`")
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.watch:
         print(f"follow it with:  ddp watch {name}   ddp logs {name} -f   ddp why {name}", file=sys.stderr)
         return exits.OK
-    from ddp_operator.remote.watch import watch_one
+    from ddp_operator.cli.watch import watch_one
 
     return watch_one(api, name)
 

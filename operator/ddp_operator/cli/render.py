@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the objects. Raises: CommandError and InvalidManifest."""
-    from ddp_operator.inputs import read_file
-    from ddp_operator.offline import check_manifest
+    from ddp_operator.cli.io import read_file
+    from ddp_operator.validation import check_manifest
 
     if arguments.extra:
         raise CommandError("takes no arguments after --; they are for `ddp run`")

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own parsers: ``python -m ddp_operator.cli_reference > docs/cli.md``."""
+"""Writes docs/cli.md from the commands' own parsers: ``python -m ddp_operator.cli.reference > docs/cli.md``."""
 
 from __future__ import annotations
 
