@@ -121,7 +121,11 @@ def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name:
         spec["nodeName"] = node
     conditions = [{"type": "Ready", "status": "True" if changes.pop("ready", phase == "Running") else "False"}]
     if unready := changes.pop("unready", None):
-        conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": format_time(unready)}]
+        # As the node controller leaves the pods of a silent node.
+        conditions = [
+            {"type": "Ready", "status": "False", "lastTransitionTime": format_time(unready)},
+            {"type": "ContainersReady", "status": "True"},
+        ]
     if disrupted := changes.pop("disrupted", False):
         reason = {"reason": disrupted, "message": "words"} if isinstance(disrupted, str) else {}
         conditions.append({"type": "DisruptionTarget", "status": "True", **reason})

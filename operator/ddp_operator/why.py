@@ -67,6 +67,10 @@ REMEDIES: Final = {
     "NoStepYet": "Start-up or the first batch is slow, or the script reports no steps (docs/pod-contract.md says how "
     "to); its log says what it does: ddp logs {name} -f.",
     "NotRunning": "See the pods: kubectl get pods -l ddp-operator.dev/job-name={name}.",
+    "WaitingForPeers": "The cause is known when that pod reports or its node is found lost, which costs no restart; "
+    "no action is needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
+    "NodeNotReady": "Look at the node that is named: kubectl describe node. If it stays away, the job restarts on "
+    "other nodes by itself, without using up spec.recovery.maxRestarts.",
     "Stalled": "A rank hangs: its stacks are in the log (ddp logs {name}).",
     # Restarting
     "GroupRestart": "Training goes on from the last checkpoint by itself; nothing is to be done.",

@@ -63,6 +63,8 @@ TRAINING: Final = "Training"
 STALLED: Final = "Stalled"
 NO_STEP_YET: Final = "NoStepYet"
 NOT_RUNNING: Final = "NotRunning"
+WAITING_FOR_PEERS: Final = "WaitingForPeers"
+NODE_NOT_READY: Final = "NodeNotReady"  # of Rendezvoused too
 # Restarting
 GROUP_RESTART: Final = "GroupRestart"
 POD_REPLACEMENT: Final = "PodReplacement"

@@ -14,6 +14,7 @@ from ddp_operator.progress import Page, build_checkpoint, build_progress, comput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
+from ddp_operator.status.lost import describe_lost_contact
 from ddp_operator.status.observation import Observation, PodView
 from ddp_operator.status.ranks import describe_stall
 from ddp_operator.status.termination import format_time, parse_time
@@ -52,14 +53,19 @@ def describe(
     if restart is None and _goes_on_with_fewer(job, pods, nodes, observation.page, joined_before):
         all_run, words = True, f"{running} of {nodes} pods train; the others join as they come"
         rendezvous = Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, words)
+    cut_off = None if restart or job.spec.suspend else describe_lost_contact(job, observation, pods)
+    if cut_off is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
+        rendezvous = Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, cut_off[1])
     restarting = restart or _restarting(job, rendezvous, was_joined=_is(joined_before), all_run=all_run)
+    progressing = describe_stall(job, observation, now) or _progressing(
+        job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run
+    )
     facts = [
         _accepted(refusal, status.attempt, observation),
         _suspended(job, status, alive + former_alive),
         describe_scheduling(job, observation, status.attempt, nodes, now),
         rendezvous,
-        describe_stall(job, observation, now)
-        or _progressing(job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run),
+        _without_a_node(status, cut_off, progressing),
         restarting,
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
@@ -223,6 +229,17 @@ def _progressing(job: DDPTrainingJob, page: Page | None, rendezvous: Fact, *, wa
     if page is not None and page.in_place_restarts:
         words += f" since restart {page.in_place_restarts} in place"
     return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, words)
+
+
+def _without_a_node(status: Status, cut_off: tuple[datetime, str] | None, progressing: Fact) -> Fact:
+    """Return Progressing of a job, one of whose nodes may be lost: training may go on there all the same."""
+    if cut_off is None:
+        return progressing
+    since, words = cut_off
+    last_step = parse_time(status.progress.last_step_time) if status.progress else None
+    if progressing.status == "True" and last_step is not None and last_step > since:
+        return Fact(c.PROGRESSING, "True", progressing.reason, f"{progressing.message}; {words}")
+    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", c.NODE_NOT_READY, words)
 
 
 def _is(condition: object) -> bool:

@@ -31,6 +31,7 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
         elif restarting is not None:
             yield Event("Normal", restarting.reason, restarting.message)
     yield from _stalls(old, new)
+    yield from _silences(old, new)
     for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.SUCCEEDED, c.FAILED):
         now, then = c.find(new.conditions, kind), c.find(old.conditions, kind)
         if now is None or (then is not None and (then.status, then.reason) == (now.status, now.reason)):
@@ -41,6 +42,14 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
             yield Event("Warning", now.reason, now.message)
         elif kind == c.SUSPENDED and then is not None and then.status == "True":
             yield Event("Normal", "Resumed", "spec.suspend is false")
+
+
+def _silences(old: Status, new: Status) -> Iterator[Event]:
+    """Return the warning that a pod does not report any more, whose node may be lost."""
+    then, now = c.find(old.conditions, c.PROGRESSING), c.find(new.conditions, c.PROGRESSING)
+    for reason in (c.NODE_NOT_READY, c.WAITING_FOR_PEERS):
+        if now is not None and now.reason == reason and (then is None or then.reason != reason):
+            yield Event("Warning" if reason == c.NODE_NOT_READY else "Normal", reason, now.message)
 
 
 def _stalls(old: Status, new: Status) -> Iterator[Event]:

@@ -1,21 +1,27 @@
-"""Whether an attempt has failed, and why: the earliest root cause across its pods, never a victim's word."""
+"""Whether an attempt has failed, and why: the earliest root cause across its pods, not a secondary failure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
-from ddp_operator.status.observation import JobView, PodView
+from ddp_operator.status.lost import find_node_problem
+from ddp_operator.status.observation import JobView, NodeView, PodView
 from ddp_operator.status.termination import Termination, format_time
 
-# Victims often report first: the cause's own pod still writes its traceback. Wait that long for a better witness.
-_WITNESS_WAIT = timedelta(seconds=15)
+# Secondary failures are often reported first: the pod that caused them still writes its traceback.
+_REPORT_WAIT = timedelta(seconds=15)
+# A pod that runs may be on a lost node. Kubernetes finds that out after 50 seconds (40 before 1.32), and a kubelet that
+# lives has reported by then too; the next attempt could not begin before the end of that pod anyway.
+_NODE_WAIT = timedelta(seconds=60)
 # A pod that was killed longer before the first victim spoke has long been replaced: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
 # What a rank says whose peer went away without a word: true, but not the cause.
 _SYMPTOMS = (constants.CATEGORY_NCCL, constants.CATEGORY_HANG)
+_LOST_NODE = "look at the node; status.failedNodes lists the nodes that the next attempts avoid"
 _NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", constants.CATEGORY_NODE_LOST)
 
 
@@ -23,14 +29,17 @@ _NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", constants.CATEGORY
 class Verdict:
     """An attempt's failure.
 
-    ``cause`` is None while only victims have spoken and better may come. ``disruption``: a pod was taken away, which is
-    nobody's fault. ``hearsay``: nobody but victims has spoken.
+    ``cause`` is None while only secondary failures are reported and better may come: ``waiting`` says for whom it is
+    waited, and until when. ``disruption``: a pod was taken away, which is nobody's fault. ``hearsay``: all reports are
+    of secondary failures.
     """
 
     cause: LastFailure | None
     permanent: bool = False
     disruption: bool = False
     hearsay: bool = False
+    waiting: str = ""
+    until: datetime | None = None
 
 
 def judge(
@@ -41,11 +50,12 @@ def judge(
     *,
     keeps_job: bool = True,
     since: datetime | None = None,
+    nodes: Mapping[str, NodeView] | None = None,
 ) -> Verdict | None:
     """Return the verdict on an attempt, or None where it has not failed.
 
     ``keeps_job``: a pod that was taken away is left to the Job controller, which replaces it. Otherwise its attempt is
-    over. What was deleted before ``since`` was deleted by a suspension.
+    over. What was deleted before ``since`` was deleted by a suspension. ``nodes``: those that were asked after.
     """
     ended = [(pod, pod.termination) for pod in pods if pod.termination and pod.termination.container_exit_code != 0]
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
@@ -61,12 +71,15 @@ def judge(
         taken = [pod for pod in pods if _was_taken_before(pod, first, job)]
         if taken:
             return _disruption(attempt, min(taken, key=_taken_order))
+        for pod in pods:
+            if problem := find_node_problem(pod, nodes or {}):
+                return Verdict(blame_node(attempt, pod, problem, now), disruption=True)
     if culprits:
         pod, end = min(culprits, key=_order)
         return Verdict(_last_failure(attempt, pod, end), permanent=end.container_exit_code == constants.EXIT_USER_ERROR)
-    if any(pod.alive for pod in pods) and not _waited(first, now):
-        return Verdict(None)
-    # Nobody confessed: a signal-killed pod is a likelier cause than those who lost their peer.
+    if (wait := _wait_for_peers(pods, fatal, first, now)) is not None:
+        return wait
+    # No root cause was reported: a signal-killed pod is a likelier one than those that lost their peer.
     killed = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
     if killed:
         pod, end = min(killed, key=lambda item: (item[1].victim, _order(item)))
@@ -93,7 +106,7 @@ def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFai
         node_name=pod.node_name,
         category=constants.CATEGORY_NODE_LOST,
         message=f"pod {pod.name} was lost with node {pod.node_name}: {words}",
-        hint="look at the node; status.failedNodes lists the nodes that the next attempts avoid",
+        hint=_LOST_NODE,
         time=format_time(now),
     )
 
@@ -155,7 +168,7 @@ def _disruption(attempt: int, pod: PodView) -> Verdict:
             exit_code=pod.termination.exit_code if pod.termination else None,
             category=category,
             message=f"pod {pod.name} was taken away: {how}".rstrip(": "),
-            hint="",
+            hint=_LOST_NODE if category == constants.CATEGORY_NODE_LOST else "",
             time=None if time is None else format_time(time),
         ),
         disruption=True,
@@ -173,9 +186,28 @@ def _ends_attempt(pod: PodView, end: Termination) -> bool:
     return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted
 
 
-def _waited(since: datetime | None, now: datetime) -> bool:
-    """Tell whether witnesses had their time; where clocks disagree by more than that, it is not waited for them."""
-    return since is None or abs(now - since) > _WITNESS_WAIT
+def _wait_for_peers(
+    pods: tuple[PodView, ...], failed: list[tuple[PodView, Termination]], since: datetime | None, now: datetime
+) -> Verdict | None:
+    """Return for whom and until when to wait: for pods that have neither ended nor reported; None: not any longer."""
+    silent = sorted((pod for pod in pods if pod.alive), key=lambda pod: (not pod.has_run, pod.index))
+    if since is None or not silent:
+        return None
+    peer = silent[0]
+    wait = _NODE_WAIT if peer.has_run else _REPORT_WAIT
+    if abs(now - since) > wait:  # also where clocks disagree by more than that
+        return None
+    others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    report = "the Job has failed"
+    if failed:
+        pod, end = min(failed, key=_order)
+        report = f"pod {pod.index} reports a secondary failure ({end.category})"
+    until = since + wait
+    text = (
+        f"{report}; pod {peer.index} ({peer.name}, node {peer.node_name or 'unknown'}){others} has neither ended nor "
+        f"reported: waiting for it until {format_time(until)}, in case its node is lost"
+    )
+    return Verdict(None, waiting=text, until=until)
 
 
 def _was_stopped(end: Termination, first: datetime | None) -> bool:

@@ -83,6 +83,7 @@ def restart_free(
 ) -> Decision:
     """Begin the next attempt after what is nobody's fault."""
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
+    cause = _first_report(job.status.last_failure, cause)
     status = _next_attempt(job, before, observation, now, failure=cause)
     if cause is not None and cause.category == constants.CATEGORY_NODE_LOST:
         status = replace(status, failed_nodes=lost.remember(status.failed_nodes, iter((cause.node_name,))))
@@ -199,6 +200,14 @@ def say(cause: LastFailure) -> str:
     where = f"{who}: " if cause.node is not None else ""
     message = cause.message.strip().partition("\n")[0]  # the whole of it is in status.lastFailure
     return f"{cause.category}: {where}{message or 'no message'}"
+
+
+def _first_report(before: LastFailure | None, cause: LastFailure | None) -> LastFailure | None:
+    """Return a failure as it was reported first: of a lost node, what is seen of its pods later says less."""
+    if before is None or cause is None or cause.category != constants.CATEGORY_NODE_LOST:
+        return cause
+    same = (before.attempt, before.category, before.node_name) == (cause.attempt, cause.category, cause.node_name)
+    return before if same else cause
 
 
 def _last_restart(status: Status, now: datetime, failure: LastFailure | None) -> LastRestart:

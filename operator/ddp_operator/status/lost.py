@@ -6,13 +6,13 @@ controller wants to fill and the former pods that a next attempt waits for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.status.decision import FailPod
 from ddp_operator.status.observation import NodeView, Observation, PodView
-from ddp_operator.status.termination import parse_time
+from ddp_operator.status.termination import format_time, parse_time
 
 REASON = "NodeLost"
 # How many nodes are asked after in one pass, pods freed in one pass, and nodes remembered in status.
@@ -23,8 +23,44 @@ _RECHECK = 10.0
 
 def nodes_in_doubt(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[str, ...]:
     """Return the nodes whose state decides about a pod now, at most ``MAX_NODES``."""
-    names = {pod.node_name for pod in _pods(observation) if (due := _due(job, pod)) is not None and due <= now}
-    return tuple(sorted(names))[:MAX_NODES]
+    found = {
+        pod.node_name: None
+        for pod in sorted(_pods(observation), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
+        if pod.cut_off_since is not None or ((due := _due(job, pod)) is not None and due <= now)
+    }
+    return tuple(found)[:MAX_NODES]
+
+
+def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
+    """Return what is wrong with a living pod's node, so that nothing can be known of the pod; empty: nothing is."""
+    node = nodes.get(pod.node_name)
+    if not (pod.alive and pod.node_name) or (node is not None and node.ready):
+        return ""
+    if node is not None and node.ready is False:
+        return node.words
+    return "the node is not ready: its kubelet does not report" if pod.cut_off_since is not None else ""
+
+
+def describe_lost_contact(
+    job: DDPTrainingJob, observation: Observation, pods: Iterable[PodView]
+) -> tuple[datetime, str] | None:
+    """Return since when a pod of the attempt is on a node that is not ready, and what follows; None: none is."""
+    found = [
+        (since, pod, words)
+        for pod in pods
+        if (words := find_node_problem(pod, observation.nodes)) and (since := pod.cut_off_since or pod.deleted_at)
+    ]
+    if not found:
+        return None
+    since, pod, words = min(found, key=lambda item: (item[0], item[1].index))
+    others = f" (and those of {len(found) - 1} more pods)" if len(found) > 1 else ""
+    due = _due(job, pod)
+    if due is not None:
+        then = f"unless it comes back by {format_time(due)}, pod {pod.index} is given up and the job restarts"
+    else:
+        then = "Kubernetes takes the pod away when its toleration of the node's taint ends, by default after 5 minutes"
+    text = f"pod {pod.index}'s node {pod.node_name}{others} is NotReady since {format_time(since)} ({words}); {then}"
+    return since, text
 
 
 def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
@@ -44,7 +80,7 @@ def free_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime,
 
 def next_look(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
     """Return in how many seconds a pod may have to be declared failed; None: no pod is in doubt."""
-    due = [moment for pod in _pods(observation) if (moment := _due(job, pod)) is not None]
+    due = [moment for pod in _pods(observation) if (moment := pod.cut_off_since or _due(job, pod)) is not None]
     return max(_RECHECK, (min(due) - now).total_seconds()) if due else None
 
 

@@ -26,7 +26,7 @@ from ddp_operator.status.decision import (
     ResizeJob,
     SuspendJob,
 )
-from ddp_operator.status.describe import count_nodes, describe
+from ddp_operator.status.describe import count_nodes, describe, without_eta
 from ddp_operator.status.ending import LATER, after_the_end, will_fail
 from ddp_operator.status.failure import Verdict, is_guess, judge
 from ddp_operator.status.observation import JobView, Observation, PodView
@@ -36,6 +36,8 @@ from ddp_operator.status.waiting import blame_image, next_question
 # While something is awaited that sends no event: a page, a witness.
 _SOON = 1.0
 _RECHECK_REFUSAL = 30.0
+# While a silent pod is waited for: of its node no event tells.
+_RECHECK_NODE = 5.0
 # A spec mostly stays bad until it is edited, but what an API server takes can be changed on its side too.
 _RECHECK_SPEC = 300.0
 _FIRST_STEP = timedelta(minutes=2)
@@ -84,6 +86,7 @@ def decide(
             now,
             keeps_job=keeps_job(job, pods),
             since=now if _was_suspending(job) else parse_time(status.start_time),
+            nodes=observation.nodes,
         )
         if verdict is not None:
             decision = _answer_failure(job, observation, verdict, pods, now, refusal)
@@ -157,8 +160,7 @@ def _answer_failure(
 ) -> Decision:
     cause = verdict.cause
     if cause is None:
-        # Something failed but only victims have spoken: change nothing, look again soon.
-        return Decision(job.status, requeue_after=_SOON)
+        return _await_report(job, verdict, pods, now)
     if verdict.permanent:
         return ledger.fail(job, pods, cause, cause.category, ledger.say(cause), now)
     if verdict.disruption and not job.spec.recovery.count_disruptions:
@@ -176,6 +178,19 @@ def _answer_failure(
         words = f"failed {budget.without_progress} times in a row without progress {at}; last: {ledger.say(cause)}"
         return ledger.fail(job, pods, cause, c.CRASH_LOOP, words, now)
     return ledger.restart(job, observation, cause, refusal, now)
+
+
+def _await_report(job: DDPTrainingJob, verdict: Verdict, pods: tuple[PodView, ...], now: datetime) -> Decision:
+    """Say for whom it is waited before a failure counts, and change nothing else."""
+    fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, verdict.waiting)
+    status = replace(
+        job.status,
+        nodes=count_nodes(job.status.attempt_nodes, pods),
+        progress=without_eta(job.status.progress),
+        conditions=c.merge_conditions(job.status.conditions, [fact], now, job.generation),
+    )
+    left = (verdict.until - now).total_seconds() + 0.1 if verdict.until else _SOON
+    return Decision(status, requeue_after=min(max(_SOON, left), _RECHECK_NODE))
 
 
 def _ended_in_suspension(job: DDPTrainingJob, attempt_job: JobView | None) -> bool:

@@ -77,6 +77,8 @@ class PodView:
     deleted_at: datetime | None = None
     grace_ends: datetime | None = None
     unready_since: datetime | None = None
+    cut_off_since: datetime | None = None
+    """Since when the node controller holds it for not ready because its kubelet is silent."""
     unscheduled_since: datetime | None = None
     ignored_since: datetime | None = None
     """Since when it waits for a first word of a scheduler."""
@@ -241,6 +243,10 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
     trainer_end = _trainer_end(raw)
     disruption, ready = conditions.get("DisruptionTarget") or {}, conditions.get("Ready") or {}
+    unready_since = parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
+    # The kubelet takes both conditions away together, the node controller of a silent node only Ready.
+    containers_ready = (conditions.get("ContainersReady") or {}).get("status") == "True"
+    cut_off = containers_ready and ready.get("reason") != "ReadinessGatesNotReady"
     grace_ends = parse_time(metadata.get("deletionTimestamp"))
     grace = timedelta(seconds=max(0, _int(metadata.get("deletionGracePeriodSeconds"))))
     return PodView(
@@ -266,7 +272,8 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         # The time stamp is that of the end of the grace time.
         deleted_at=None if grace_ends is None else grace_ends - grace,
         grace_ends=grace_ends,
-        unready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None,
+        unready_since=unready_since,
+        cut_off_since=unready_since if cut_off else None,
         unscheduled_since=parse_time(scheduled.get("lastTransitionTime"))
         if scheduled.get("status") == "False"
         else None,

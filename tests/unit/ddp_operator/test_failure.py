@@ -1,4 +1,4 @@
-"""Who is to blame: the earliest root cause across pods, never a victim's word."""
+"""Which failure counts: the earliest root cause across pods, not a secondary failure."""
 
 from datetime import timedelta
 from typing import Any
@@ -137,8 +137,14 @@ class TestVictims:
         assert found is not None
         assert found.cause is None
 
-    def test_are_believed_when_their_time_is_over(self) -> None:
-        assert blamed(verdict(ended(0, 86), child_pod(1), seconds=16)) == (0, "NCCL")
+    @pytest.mark.parametrize(("peer", "seconds"), [(child_pod(1), 60), (child_pod(1, "Pending"), 15)])
+    def test_secondary_failure_counts_when_a_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
+        """A pod that runs may be on a lost node, which Kubernetes finds out after 50 seconds at most."""
+        waiting = verdict(ended(0, 86), peer, seconds=seconds)
+        assert waiting is not None
+        assert waiting.cause is None
+        assert "waiting for it until" in waiting.waiting
+        assert blamed(verdict(ended(0, 86), peer, seconds=seconds + 1)) == (0, "NCCL")
 
     def test_are_believed_when_nobody_is_left(self) -> None:
         assert blamed(verdict(ended(0, 86), ended(1, 86), seconds=1)) == (0, "NCCL")
@@ -173,7 +179,7 @@ class TestJobWithoutWitness:
         assert found.cause is None
 
     def test_is_believed_after_a_while_although_a_pod_never_ends(self) -> None:
-        found = verdict(child_pod(0), job=self.failed(), seconds=16)
+        found = verdict(child_pod(0), job=self.failed(), seconds=61)
         assert found is not None
         assert found.cause is not None
         assert (found.cause.category, found.cause.message, found.cause.node) == ("Unknown", "backoff limit", None)

@@ -7,13 +7,16 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
+from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
+from ddp_operator.status.events import transition_events
+from ddp_operator.status.failure import blame_node
 from ddp_operator.status.machine import decide
-from ddp_operator.status.observation import NodeView, observe_children, view_node
+from ddp_operator.status.observation import NodeView, observe_children, view_node, view_pod
 from ddp_operator.status.termination import format_time
-from tests.builders import NOW, child_job, child_pod, job, last_words
+from tests.builders import NOW, child_job, child_pod, job, last_words, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW - timedelta(hours=1)))
 JOB = child_job()
@@ -26,10 +29,16 @@ VICTIM = last_words("NCCL", victim=True)
 
 
 def run(
-    *pods: Any, status: Status = STARTED, jobs: Any = (JOB,), seconds: float = 1, nodes: Any = None, **spec: Any
+    *pods: Any,
+    status: Status = STARTED,
+    jobs: Any = (JOB,),
+    seconds: float = 1,
+    nodes: Any = None,
+    page_text: str = "",
+    **spec: Any,
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    observation = observe_children(typed, jobs, pods, None, nodes=nodes)
+    observation = observe_children(typed, jobs, pods, parse_page(page_text) if page_text else None, nodes=nodes)
     return decide(typed, observation, NOW + timedelta(seconds=seconds))
 
 
@@ -265,6 +274,66 @@ class TestLostNode:
         silent = child_pod(1, unready=NOW, node="node-b")
         decision = run(child_pod(0), silent, status=status, seconds=121, nodes={"node-b": NOT_READY})
         assert (decision.status.failed_nodes == ("node-b",)) is freed
+
+    @pytest.mark.parametrize("nodes", [{}, {"node-b": NOT_READY}, {"node-b": FORBIDDEN}], ids=["no", "yes", "may not"])
+    def test_costs_no_restart_although_a_peer_reported_a_secondary_failure_first(self, nodes: Any) -> None:
+        """The peer's connection breaks at once, the node is found not ready 50 seconds later."""
+        peer = child_pod(0, "Failed", code=86, message=VICTIM)
+        once = {"recovery": {"maxRestarts": 0, "inPlaceRestarts": 0}}
+        stuck = child_pod(1, deleting=True, grace=30, node="node-b")
+        early = run(peer, stuck, jobs=[FAILED], seconds=45, **once)
+        assert (early.status.last_failure, early.status.attempt) == (None, 1)
+        assert state(early, "Progressing") == ("False", "WaitingForPeers")
+        silent = child_pod(1, deleting=True, grace=30, node="node-b", unready=NOW + timedelta(seconds=50))
+        found = run(peer, silent, jobs=[FAILED], seconds=51, status=early.status, nodes=nodes, **once)
+        assert (failure(found).category, failure(found).node_name) == ("NodeLost", "node-b")
+        assert (found.status.attempt, found.status.restarts.free, found.status.failed_nodes) == (2, 1, ("node-b",))
+        back = run(peer, silent, jobs=[FAILED], seconds=55, status=early.status, nodes={"node-b": READY}, **once)
+        assert back.status.last_failure is None
+        over = run(peer, silent, jobs=[FAILED], seconds=61, status=early.status, nodes={"node-b": READY}, **once)
+        assert (over.status.phase, state(over, "Failed")) == ("Failed", ("True", "RestartBudgetExhausted"))
+
+    def test_failure_with_the_remedy_is_not_replaced_by_what_is_seen_of_the_pod_later(self) -> None:
+        typed = job(status=STARTED, nodes=2)
+        lost_pod = view_pod(self.STUCK)
+        status = replace(STARTED, last_failure=blame_node(1, lost_pod, NOT_READY.words, NOW), failed_nodes=("node-b",))
+        gone = child_pod(1, "Failed", disrupted="DeletionByTaintManager", node="node-b")
+        decision = run(child_pod(0), gone, status=status)
+        assert decision.status.attempt == 2
+        assert failure(decision) == status.last_failure
+        assert "Kubelet stopped posting" in failure(decision).message
+        reasons = [event.reason for event in transition_events(typed.status, decision.status)]
+        assert reasons.count("FailureNodeLost") == 1
+        assert "FailureNodeLost" not in [e.reason for e in transition_events(status, decision.status)]
+
+    @pytest.mark.parametrize(
+        ("last_step", "found"),
+        [(-9, ("False", "NodeNotReady")), (9, ("True", "Training")), (None, ("Unknown", "NodeNotReady"))],
+        ids=["no step since", "steps are made", "steps are not reported"],
+    )
+    def test_is_in_status_while_its_pod_is_not_given_up_yet(
+        self, last_step: float | None, found: tuple[str, str]
+    ) -> None:
+        moment = None if last_step is None else format_time(NOW + timedelta(seconds=last_step))
+        before = run(child_pod(0), child_pod(1), page_text=page(ddp_step=5, phase="Running"))
+        status = replace(before.status, progress=Progress(step=5, last_step_time=moment))
+        silent = child_pod(1, unready=NOW, node="node-b")
+        decision = run(child_pod(0), silent, status=status, seconds=20, nodes={"node-b": NOT_READY})
+        assert state(decision, "Progressing") == found
+        condition = c.find(decision.status.conditions, "Progressing")
+        assert condition is not None
+        words = "pod 1's node node-b is NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
+        assert words in condition.message
+        events = [event.reason for event in transition_events(status, decision.status)]
+        assert ("NodeNotReady" in events) is (found[1] == "NodeNotReady")
+        assert decision.status.nodes.ready == 1
+
+    def test_is_asked_after_at_once_where_the_node_controller_holds_its_pod_for_not_ready(self) -> None:
+        typed = job(status=STARTED, nodes=2)
+        silent, gate = (child_pod(1, unready=NOW, node="node-b") for _ in range(2))
+        gate["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
+        for pod, asked in ((silent, ("node-b",)), (gate, ()), (child_pod(1, ready=False, node="node-b"), ())):
+            assert lost.nodes_in_doubt(typed, observe_children(typed, [JOB], [child_pod(0), pod]), NOW) == asked
 
     def test_frees_pods_of_a_job_that_has_ended_too(self) -> None:
         ended = run(jobs=[child_job(conditions={"Complete": ""})]).status
