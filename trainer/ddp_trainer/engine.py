@@ -58,12 +58,13 @@ class Engine:
         self.model, self.task, self.optimizer, self.precision, self.world = model, task, optimizer, precision, world
         self.accumulate, self.clip_norm, self.seed = optim.accumulate, optim.clip_norm, seed
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # Before DDP, whose hooks are none of the copy's business.
+        self.ema = Ema(model, optim.ema_decay) if optim.ema_decay is not None else None
         self.replica = replicate(model, distributed, world)
         self._forward: Callable[[Tensor], Tensor] = self.replica
         if compile_mode is not None:
             # Apart from the module, so that validation, with other batch sizes, stays as it is.
             self._forward = torch.compile(self.replica, mode=compile_mode, dynamic=False)
-        self.ema = Ema(model, optim.ema_decay) if optim.ema_decay is not None else None
         self._count_correct = count_correct
         self._correct: Tensor | None = None
         # After DDP, so that it hears of a gradient when DDP has taken it.
@@ -122,9 +123,10 @@ class Engine:
             return self.replica.no_sync()
         return contextlib.nullcontext()
 
-    def weights(self) -> contextlib.AbstractContextManager[None]:
-        """Inside the block the model has the weights it is judged and saved by: their average, if one is kept."""
-        return self.ema.applied() if self.ema is not None else contextlib.nullcontext()
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The model that is validated and saved for use: the average of the weights, if one is kept."""
+        return self.model if self.ema is None else self.ema.model
 
     def state_dict(self) -> dict[str, Any]:
         """Model, optimiser, scaler and average of the weights. The tensors are the live ones."""
@@ -138,15 +140,17 @@ class Engine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a state; raises RuntimeError, KeyError or ValueError where shapes or names don't fit.
 
-        An average of the weights that was not saved begins at the weights.
+        Raises :class:`UserError` for an average of the weights in an earlier version's form. One that was not saved
+        begins at the weights.
         """
         self.model.load_state_dict(state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
         self.precision.load_state_dict(state["precision"])
         if self.ema is not None:
-            self.ema.restart()
             if "ema" in state:
                 self.ema.load_state_dict(state["ema"])
+            else:
+                self.ema.restart()
 
 
 def seed_generator(seed: int, device: torch.device) -> None:

@@ -91,6 +91,8 @@ class Trainer:
             try:
                 self.engine.load_state_dict(state["engine"])
                 position = Position(**state["position"])
+            except UserError:
+                raise
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
                 reason = " ".join(str(error).split())[:300]
                 raise UserError(
@@ -124,8 +126,8 @@ class Trainer:
             self._end_epoch()
         self.agreement.finish()
         self._wait_for_checkpoint()
-        with self.engine.weights(), self.report.saving():
-            where = save_model(self.engine.model, self.config, self.world)
+        with self.report.saving():
+            where = save_model(self.engine.evaluated_model, self.config, self.world)
         self.report.done(self.position, where)
         return self.position
 
@@ -193,12 +195,12 @@ class Trainer:
     def _validate(self) -> None:
         """Score the model on the validation data, every sample once, over all ranks."""
         started = time.perf_counter()
-        model, position = self.engine.model, self.position
+        model, position = self.engine.evaluated_model, self.position
         self.world.broadcast_buffers(model)
         model.eval()
         totals = torch.zeros(self.task.num_totals, dtype=torch.float64, device=self.world.device)
         reason, batches = Reason.NONE, iter(self.validation)
-        with self.engine.weights(), torch.inference_mode(), self.engine.precision.autocast():
+        with torch.inference_mode(), self.engine.precision.autocast():
             # As many rounds on every rank, for in each they agree on whether to go on.
             for _ in range(self.validation.rounds):
                 if reason := self.agreement.poll():

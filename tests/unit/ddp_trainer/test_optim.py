@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ddp_trainer.errors import UserError
 from ddp_trainer.optim import OptimConfig, build_optimizer, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
@@ -143,40 +146,74 @@ def test_each_optimiser_has_its_own_default_betas() -> None:
 # The average of the weights
 
 
-def test_the_average_follows_the_weights_by_its_decay() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(model.weight, 1.0)
-    ema = Ema(model, 0.75)
-    for value in (2.0, 4.0):
-        nn.init.constant_(model.weight, value)
+class Counting(nn.Module):
+    """Batch norm, a buffer of whole numbers, and one that is another tensor after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.register_buffer("index", torch.tensor([5, 7]))
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.detach().mean(0)
+        outputs: Tensor = self.norm(self.linear(x))
+        return outputs
+
+
+def train_counting(model: nn.Module, steps: range) -> Iterator[int]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in steps:
+        model(torch.randn(8, 3, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield step
+
+
+def same_tensors(one: nn.Module, other: nn.Module) -> bool:
+    mine, theirs = one.state_dict(), other.state_dict()
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9999])
+def test_the_average_is_that_of_swa_utils_with_a_warm_up_of_its_decay(decay: float) -> None:
+    model = Counting()
+    ema, reference = Ema(model, decay), AveragedModel(model, use_buffers=True)
+    for step in train_counting(model, range(30)):
         ema.update()
-    expected = 0.75 * (0.75 * 1.0 + 0.25 * 2.0) + 0.25 * 4.0
-    with ema.applied():
-        assert model.weight.item() == pytest.approx(expected)
-    assert model.weight.item() == 4.0
+        reference.multi_avg_fn = get_ema_multi_avg_fn(min(decay, (1 + step) / (10 + step)))
+        reference.update_parameters(model)
+        reference.module.norm.num_batches_tracked.copy_(model.norm.num_batches_tracked)  # of which it makes an average
+        assert same_tensors(ema.model, reference.module)
+    assert not ema.model.training
+    assert not torch.equal(ema.model.state_dict()["linear.weight"], model.linear.weight)
+    assert model.training
+    assert ema.model.state_dict()["norm.num_batches_tracked"] == 30
+    assert torch.equal(ema.model.state_dict()["index"], model.index)
 
 
-def test_the_model_gets_its_own_weights_back_after_an_exception() -> None:
-    model = nn.Linear(2, 2)
-    ema = Ema(model, 0.5)
-    nn.init.constant_(model.weight, 3.0)
-    with pytest.raises(KeyError), ema.applied():
-        raise KeyError
-    assert (model.weight == 3.0).all()
+def test_the_average_goes_on_from_its_saved_state_as_if_it_had_never_stopped() -> None:
+    model = Counting()
+    ema, other = Ema(model, 0.9), Ema(model, 0.9)
+    for _ in train_counting(model, range(7)):
+        ema.update()
+    other.load_state_dict({name: tensor.clone() for name, tensor in ema.state_dict().items()})
+    for _ in train_counting(model, range(7, 9)):
+        ema.update()
+        other.update()
+    assert same_tensors(ema.model, other.model)
+    assert ema.state_dict()["n_averaged"] == other.state_dict()["n_averaged"] == 9
+    other.restart()
+    assert same_tensors(other.model, model)
+    assert other.state_dict()["n_averaged"] == 0
 
 
-def test_the_average_survives_a_save() -> None:
-    model = nn.Linear(2, 2)
-    ema = Ema(model, 0.5)
-    nn.init.constant_(model.weight, 3.0)
-    ema.update()
-    state = {name: tensor.clone() for name, tensor in ema.state_dict().items()}
-    assert set(state) == {"weight", "bias"}
-    other = Ema(model, 0.5)
-    other.load_state_dict(state)
-    assert all(torch.equal(one, state[name]) for name, one in other.state_dict().items())
-    with pytest.raises(KeyError):
-        other.load_state_dict({"weight": state["weight"]})
+def test_an_average_in_the_form_of_an_earlier_version_is_refused() -> None:
+    model = Counting()
+    with pytest.raises(UserError, match=r"optim.ema_decay: .* earlier version, .*; go on without --ema-decay"):
+        Ema(model, 0.9).load_state_dict({name: value.clone() for name, value in model.named_parameters()})
+    with pytest.raises(RuntimeError, match="norm"):
+        Ema(model, 0.9).load_state_dict(Ema(model.linear, 0.9).state_dict())
 
 
 # Warm-up as the document wrote it

@@ -16,6 +16,7 @@ import torch
 from ddp_trainer.checkpoint import Checkpointer
 from ddp_trainer.cli import main, parse
 from ddp_trainer.distributed import RankEnv
+from ddp_trainer.optim.ema import Ema
 from ddp_trainer.trainer import run
 
 from . import plugins
@@ -122,6 +123,27 @@ def test_samples_in_another_order_are_warned_of_in_the_middle_of_an_epoch(
     assert f"{cut} steps" in said.out
     assert ("order of the samples" in said.err) == bool(words)
     assert words in said.err
+
+
+def test_an_average_with_a_long_memory_keeps_up_with_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
+    digits = ["--preset", "digits-resnet", "--model-width", "4", "--batch-size", "64", "--epochs", "4"]
+    assert main([*digits, "--device", "cpu", "--ema-decay", "0.999"]) == 0
+    scores = [line.split(" accuracy ")[1] for line in capsys.readouterr().out.splitlines() if "validation: " in line]
+    assert float(scores[-1].split()[0]) > 0.8
+
+
+def test_a_checkpoint_with_an_earlier_versions_average_is_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Ema, "state_dict", lambda self: dict(self.model.named_parameters()))
+        train(*folder, "--ema-decay", "0.9", "--max-steps", "1")
+    assert main([*STATEFUL, *folder, "--ema-decay", "0.9", "--max-steps", "2"]) == 81
+    said = capsys.readouterr().err
+    assert "optim.ema_decay: the checkpoint's average of the weights was saved by an earlier version" in said
+    assert "another model" not in said
+    train(*folder, "--max-steps", "2")
 
 
 def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
