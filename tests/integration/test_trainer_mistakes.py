@@ -45,6 +45,19 @@ def of_colour(config, in_channels, num_classes):
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(num_classes))
 
 
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(64, 10), nn.Linear(3, 3)
+
+    def forward(self, images):
+        return self.used(images.flatten(1))
+
+
+def unused(config, in_channels, num_classes):
+    return Unused()
+
+
 def too_few(config, in_channels, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
 """
@@ -57,6 +70,7 @@ MISTAKES = {
     "labels run from 10 to 10 with 10 classes": ["--data", "mine:beyond"],
     "the model can't take images of shape (B, 1, 8, 8)": ["--model", "mine:of_colour"],
     "the model returned logits of shape (1, 9)": ["--model", "mine:too_few"],
+    "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
     "distributed.compression: PowerSGD needs nccl": ["--compression", "powersgd"],
     "precision.grad_scaler: a gradient scaler does nothing for bf16": ["--precision", "bf16", "--grad-scaler"],
     "early_stop.target_accuracy: 85.0 is not a share": ["--target-accuracy", "85"],

@@ -44,6 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--as-published", action="store_true", help="the preset as its document wrote it, mistakes included"
     )
+    # Given by python -m torch.distributed.launch, which sets LOCAL_RANK as well.
+    parser.add_argument("--local-rank", "--local_rank", type=int, help=argparse.SUPPRESS)
     groups: dict[str, Any] = {"": parser.add_argument_group("run")}
     for one in options(RunConfig):
         name = one.path[0] if len(one.path) > 1 else ""

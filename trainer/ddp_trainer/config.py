@@ -72,6 +72,12 @@ class RunConfig:
         )
         require(self.seed >= 0, "seed", f"{self.seed} is negative", "give 0 or more")
         require(self.log_every >= 1, "log_every", f"{self.log_every} is less than one", "give 1 or more")
+        require(
+            not (self.distributed.static_graph and self.optim.accumulate > 1),
+            "distributed.static_graph",
+            "DDP ends in an internal error where gradients are accumulated in a static graph (pytorch#187732)",
+            "leave out --static-graph or --accumulate",
+        )
 
 
 def resolve(

@@ -82,10 +82,16 @@ class DistributedConfig:
         600.0, "how long a collective may wait for a rank", flag="--collective-timeout-seconds"
     )
     bucket_mb: float | None = option(
-        None, "size of DDP's gradient buckets in MiB (default 25; with compression 5, so that sending begins early)"
+        None,
+        "size of DDP's gradient buckets in MiB (default: DDP's own, 25 after a first one of 1; with compression 5, so "
+        "that sending begins early)",
     )
     bucket_view: bool = option(True, "let gradients live in DDP's buckets, which saves a copy of them")
-    static_graph: bool = option(False, "promise DDP that every step uses the same parameters")
+    static_graph: bool = option(False, "promise DDP that every step uses the same parameters (not with --accumulate)")
+    find_unused_parameters: bool = option(
+        False,
+        "let DDP look in every step for parameters that the outputs don't depend on: slower, for models that have some",
+    )
     compression: str = option(
         "none",
         "send gradients as bf16 or fp16, half the bytes, or as low-rank factors (powersgd, nccl only)",

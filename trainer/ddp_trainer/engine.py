@@ -17,7 +17,7 @@ from ddp_trainer.meters import ComputeClock
 from ddp_trainer.optim import OptimConfig, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.precision import Precision
-from ddp_trainer.replicas import replicate
+from ddp_trainer.replicas import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.tasks import Task
 
 _STREAM = 2
@@ -61,6 +61,7 @@ class Engine:
         # Before DDP, whose hooks are none of the copy's business.
         self.ema = Ema(model, optim.ema_decay) if optim.ema_decay is not None else None
         self.replica = replicate(model, distributed, world)
+        self._needs_all_gradients = needs_all_gradients(self.replica, distributed)
         self._forward: Callable[[Tensor], Tensor] = self.replica
         if compile_mode is not None:
             # Apart from the module, so that validation, with other batch sizes, stays as it is.
@@ -73,7 +74,8 @@ class Engine:
     def step(self, batch: Batch, step: int, lr: float) -> StepResult:
         """Take step ``step`` (from 0) with this rank's ``batch``, at learning rate ``lr``.
 
-        With accumulation the batch is cut into parts and only the last part's backward talks to other ranks.
+        With accumulation the batch is cut into parts and only the last part's backward talks to other ranks. Raises
+        :class:`UserError` where a parameter that DDP waits for got no gradient.
         """
         if not (self.replica.training and self.model.training):
             self.replica.train()
@@ -87,6 +89,8 @@ class Engine:
             loss = self._backward(batch.images, batch.labels, 1.0)
         else:
             loss = self._backward_in_parts(batch)
+        if self._needs_all_gradients and any(parameter.grad is None for parameter in self._parameters):
+            raise missing_gradients(self.model, step)
         norm = self.precision.step(self.optimizer, self._parameters, self.clip_norm)
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:

@@ -11,8 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.distributed import DistributedConfig, World
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError, require
 
+# As many parameters are named in a message.
+_MOST_NAMES = 8
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,23 +43,46 @@ def replicate(model: nn.Module, config: DistributedConfig, world: World) -> nn.M
         device_ids=[world.device] if world.device.type == "cuda" else None,
         **_no_buffer_sync(),
         gradient_as_bucket_view=config.bucket_view,
-        bucket_cap_mb=_bucket_mb(config),
+        **_bucket_size(config),
         static_graph=config.static_graph,
+        find_unused_parameters=config.find_unused_parameters,
     )
     if config.compression != "none":
         _compress(replica, config, world)
     return replica
 
 
-def _bucket_mb(config: DistributedConfig) -> float:
-    """Return the buckets' size in MiB: DDP's own 25, less where the link is slow enough for compression.
+def needs_all_gradients(replica: nn.Module, config: DistributedConfig) -> bool:
+    """Whether each parameter must get a gradient in every step, because DDP waits for all of them.
 
-    There the wire should be busy from the first gradients on: over 1 Gbit/s ResNet-18 with bf16 gradients makes 1.8
-    times plain DDP's images/s with buckets of 5 MiB, 1.6 times with 25 (tests/bench/trainer_speed.py).
+    DDP says so only in the forward pass after a step without one: by then the optimiser has made a step with gradients
+    that are not the same on all ranks.
+    """
+    is_ddp = isinstance(replica, DistributedDataParallel)
+    return is_ddp and not (config.find_unused_parameters or config.static_graph)
+
+
+def missing_gradients(model: nn.Module, step: int) -> UserError:
+    """The error of step ``step`` (from 0), which has left parameters of ``model`` without a gradient."""
+    names = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return UserError(
+        "distributed.find_unused_parameters",
+        f"step {step + 1} gave no gradient to {', '.join(names[:_MOST_NAMES])}{more}, and DDP waits for all of them",
+        "give --find-unused-parameters, or take what the loss does not depend on out of the model",
+    )
+
+
+def _bucket_size(config: DistributedConfig) -> dict[str, Any]:
+    """DDP's argument for the size of its buckets in MiB: none, where its own will do, 25 after a first one of 1.
+
+    A size that is given counts for the first bucket too. Where the link is slow enough for compression, the wire should
+    be busy from the first gradients on: over 1 Gbit/s ResNet-18 with bf16 gradients makes 1.8 times plain DDP's
+    images/s with buckets of 5 MiB, 1.6 times with 25 (tests/bench/trainer_speed.py).
     """
     if config.bucket_mb is not None:
-        return config.bucket_mb
-    return 25.0 if config.compression == "none" else 5.0
+        return {"bucket_cap_mb": config.bucket_mb}
+    return {} if config.compression == "none" else {"bucket_cap_mb": 5.0}
 
 
 def _compress(replica: DistributedDataParallel, config: DistributedConfig, world: World) -> None:

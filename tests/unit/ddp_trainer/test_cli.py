@@ -104,6 +104,7 @@ def test_the_checkpoint_folder_comes_from_the_environment(monkeypatch: pytest.Mo
         (["--preset", "digits-resnet", "--device", "cpu", "--backend", "nccl"], "distributed.backend"),
         (["--preset", "digits-resnet", "--collective-timeout-seconds", "0"], "distributed.timeout_seconds"),
         (["--preset", "digits-resnet", "--bucket-mb", "0"], "distributed.bucket_mb"),
+        (["--preset", "digits-resnet", "--static-graph", "--accumulate", "2"], "distributed.static_graph"),
         (["--preset", "digits-resnet", "--checkpoint-keep", "0"], "checkpoint.keep"),
         (["--preset", "digits-resnet", "--checkpoint-every-steps", "-1"], "checkpoint.every_steps"),
         (["--preset", "digits-resnet", "--resume", "maybe"], "checkpoint.resume"),
@@ -116,6 +117,12 @@ def test_a_bad_command_line_names_the_setting(arguments: list[str], field: str) 
         parse(arguments)
     assert caught.value.field == field
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("flag", ["--local-rank=1", "--local_rank=1"])
+def test_what_torch_distributed_launch_adds_is_accepted(flag: str) -> None:
+    assert parse([flag, "--preset", "digits-resnet"]) == parse(["--preset", "digits-resnet"])
+    assert flag.partition("=")[0] not in build_parser().format_help()
 
 
 @pytest.mark.parametrize("text", ["epochs: [", "- 1", ""])

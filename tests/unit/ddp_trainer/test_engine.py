@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from ddp_trainer.models import ModelConfig, build_model
 from ddp_trainer.optim import OptimConfig, build_optimizer
 from ddp_trainer.precision import Precision, PrecisionConfig
 from ddp_trainer.preemption import StopAgreement, StopSignal
+from ddp_trainer.replicas import replicate
 from ddp_trainer.report import clock
 from ddp_trainer.tasks import Classification
 
@@ -71,6 +73,85 @@ def test_accumulated_gradients_travel_once_a_step() -> None:
         assert sent == [0, 0]
     finally:
         dist.destroy_process_group()
+
+
+class Unused(nn.Module):
+    """Ten layers that the outputs do not depend on, beside one that they do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(64, 10)
+        self.spare = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.used(images.flatten(1))
+        return outputs
+
+
+@pytest.fixture
+def group() -> Iterator[World]:
+    """A process group of this process alone, whose world says two: so the model is a replica under DDP."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield World(RankEnv(world_size=2), CPU)
+    dist.destroy_process_group()
+
+
+def replica_engine(model: nn.Module, world: World, distributed: DistributedConfig) -> Engine:
+    optim = OptimConfig()
+    optimizer = build_optimizer(optim, model.parameters())
+    return Engine(model, Classification(), optimizer, Precision(PrecisionConfig(), CPU), world, optim, distributed, 0)
+
+
+def test_parameters_without_a_gradient_are_named_before_the_optimiser_makes_its_step(group: World) -> None:
+    one = replica_engine(Unused(), group, DistributedConfig())
+    before = weights(one)
+    with pytest.raises(UserError) as caught:
+        one.step(batch(), 0, 0.1)
+    assert caught.value.field == "distributed.find_unused_parameters"
+    assert "step 1 gave no gradient to spare.0.weight, spare.1.weight, " in caught.value.problem
+    assert "spare.7.weight and 2 more, and DDP waits for all of them" in caught.value.problem
+    assert "--find-unused-parameters" in caught.value.remedy
+    assert torch.equal(weights(one), before)
+
+
+@pytest.mark.parametrize("flag", ["find_unused_parameters", "static_graph"])
+def test_parameters_without_a_gradient_are_no_mistake_where_ddp_looks_for_them(flag: str, group: World) -> None:
+    one, alone = (
+        replica_engine(Unused(), world, DistributedConfig(**{flag: True}))  # type: ignore[arg-type]
+        for world in (group, WORLD)
+    )
+    alone.model.load_state_dict(one.model.state_dict())
+    for step in range(3):
+        one.step(batch(), step, 0.1)
+        alone.step(batch(), step, 0.1)
+    torch.testing.assert_close(weights(one), weights(alone))
+
+
+@pytest.mark.parametrize(("given", "first"), [(None, 1), (25.0, 3)], ids=("default", "given"))
+def test_the_first_bucket_is_small_unless_a_size_is_given(given: float | None, first: int, group: World) -> None:
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(3)]  # 1 MiB each
+    replica = replicate(nn.Sequential(*layers), DistributedConfig(bucket_mb=given), group)
+    assert isinstance(replica, nn.parallel.DistributedDataParallel)
+    sizes: list[int] = []
+
+    def note(_, bucket):  # type: ignore[no-untyped-def]
+        sizes.append(bucket.buffer().nbytes >> 20)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    replica.register_comm_hook(None, note)
+    for _ in range(3):  # buckets are made anew after the first step, in the order of its gradients
+        sizes.clear()
+        replica(torch.ones(1, 512)).sum().backward()
+    assert sizes[0] == first
+    assert sum(sizes) == 3
+
+
+def test_compression_sends_in_small_buckets(group: World) -> None:
+    replica = replicate(nn.Linear(1, 1), DistributedConfig(compression="bf16"), group)
+    assert isinstance(replica, nn.parallel.DistributedDataParallel)
+    assert replica.bucket_bytes_cap == 5 << 20
 
 
 def test_a_step_follows_the_learning_rate_it_is_given() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -141,6 +141,34 @@ def test_each_optimiser_has_its_own_default_betas() -> None:
     assert isinstance(built, NovoGrad)
     assert built.defaults["betas"] == (0.5, 0.98)
     assert built.defaults["grad_averaging"]
+
+
+@pytest.mark.parametrize(
+    ("config", "reference"),
+    [
+        (OptimConfig(momentum=0.8), lambda weights: torch.optim.SGD(weights, momentum=0.8)),
+        (OptimConfig(nesterov=True), lambda weights: torch.optim.SGD(weights, momentum=0.9, nesterov=True)),
+        (OptimConfig(weight_decay=0.1), lambda weights: torch.optim.SGD(weights, momentum=0.9, weight_decay=0.1)),
+        (OptimConfig(name="adamw"), lambda weights: torch.optim.AdamW(weights, weight_decay=0.0)),
+        (
+            OptimConfig(name="adamw", beta1=0.5, beta2=0.7, weight_decay=0.1),
+            lambda weights: torch.optim.AdamW(weights, betas=(0.5, 0.7), weight_decay=0.1),
+        ),
+    ],
+    ids=("momentum", "nesterov", "weight-decay", "adamw", "betas"),
+)
+def test_every_setting_reaches_torchs_optimiser(
+    config: OptimConfig, reference: Callable[[list[Tensor]], torch.optim.Optimizer]
+) -> None:
+    ours, theirs = tensors(), tensors()
+    optimizers = build_optimizer(config, ours), reference(theirs)  # type: ignore[arg-type]
+    for step in range(3):
+        for weights, optimizer in zip((ours, theirs), optimizers, strict=True):
+            give_gradients(weights, step)
+            optimizer.param_groups[0]["lr"] = 0.05
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # The average of the weights

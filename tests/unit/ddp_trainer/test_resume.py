@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -123,6 +124,14 @@ def test_samples_in_another_order_are_warned_of_in_the_middle_of_an_epoch(
     assert f"{cut} steps" in said.out
     assert ("order of the samples" in said.err) == bool(words)
     assert words in said.err
+
+
+def test_a_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_path: Path) -> None:
+    # It would count as the best one, beside or before the one that was validated.
+    train("--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "3")
+    manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("step-*.json"))]
+    assert [one["step"] for one in manifests] == [3, 6, 8, 9, 12, 15, 16]
+    assert [one["step"] for one in manifests if one["accuracy"] is not None] == [8, 16]
 
 
 def test_an_average_with_a_long_memory_keeps_up_with_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:
