@@ -56,7 +56,11 @@ def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DD
 
 
 def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: str = UID, **changes: Any) -> Json:
-    """Return a child Job. ``conditions`` maps types to messages; ``deleting`` and ``suspend`` as they say."""
+    """Return a child Job. ``conditions`` maps types to messages; ``deleting`` and ``suspend`` as they say.
+
+    ``written``: the record of what the operator wrote into ``suspend`` (by default what stands there; None: there is
+    none); ``queue``: Kueue's label; ``status``: members of the raw status.
+    """
     conditions: Mapping[str, str] = changes.pop("conditions", {})
     at = format_time(changes.pop("at", NOW))
     metadata: Json = {
@@ -76,13 +80,20 @@ def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: s
     }
     if changes.pop("deleting", False):
         metadata["deletionTimestamp"] = at
-    spec = {"completions": nodes, "parallelism": nodes, "suspend": changes.pop("suspend", False)}
+    suspend = changes.pop("suspend", False)
+    written = changes.pop("written", suspend)
+    if written is not None:
+        metadata["annotations"] = {constants.ANNOTATION_SUSPEND: str(written).lower()}
+    if queue := changes.pop("queue", ""):
+        metadata["labels"][constants.KUEUE_QUEUE_LABEL] = queue
+    spec = {"completions": nodes, "parallelism": nodes, "suspend": suspend}
+    status: Json = changes.pop("status", {})
     assert not changes, changes
     stated = [
         {"type": kind, "status": "True", "message": message, "lastTransitionTime": at}
         for kind, message in conditions.items()
     ]
-    return {"kind": "Job", "metadata": metadata, "spec": spec, "status": {"conditions": stated}}
+    return {"kind": "Job", "metadata": metadata, "spec": spec, "status": {"conditions": stated} | status}
 
 
 def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name: str = "train", **changes: Any) -> Json:

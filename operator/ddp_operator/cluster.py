@@ -117,7 +117,7 @@ class Cluster(Protocol):
         ...
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
-        """Merge-patch a Job's ``spec`` (suspend, parallelism, completions). A Job that is gone is no error.
+        """Merge-patch a Job's annotations and ``spec`` (suspend, parallelism, completions). No error: it is gone.
 
         ``seen``: only if the Job still is as it was observed. Raises: Refused, Conflict.
         """

@@ -25,6 +25,13 @@ LABEL_COMPONENT: Final = f"{GROUP}/component"
 COMPONENT_OPERATOR: Final = "operator"
 KUEUE_LABEL_PREFIX: Final = "kueue.x-k8s.io/"
 KUEUE_QUEUE_LABEL: Final = f"{KUEUE_LABEL_PREFIX}queue-name"
+KUEUE_PRIORITY_LABEL: Final = f"{KUEUE_LABEL_PREFIX}priority-class"
+# On the pod template of a Job that Kueue has admitted, also of one that names no queue.
+KUEUE_PODSET_LABEL: Final = f"{KUEUE_LABEL_PREFIX}podset"
+# On a Workload: the UID of its Job.
+KUEUE_JOB_UID_LABEL: Final = f"{KUEUE_LABEL_PREFIX}job-uid"
+# On a child Job: the value of spec.suspend that the operator wrote last. Where they differ, somebody else decides.
+ANNOTATION_SUSPEND: Final = f"{GROUP}/suspend"
 # Written by the Job controller on every pod of an Indexed Job.
 ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"

@@ -92,6 +92,8 @@ class _Memory:
     """Since when children of the current attempt may be there that are not seen."""
     reclaimed: datetime | None = None
     """When those were last looked for."""
+    strays: datetime | None = None
+    """Since when there have been pods whose Job is gone and that nobody deletes."""
     unable: datetime | None = None
     """Since when the API server has failed to create a child."""
 
@@ -154,6 +156,7 @@ class Reconciler:
             observation,
             nodes=await self._ask_nodes(job, observation),
             waiting=len(self._waiting),
+            strays_since=self._note_strays(key, observation),
             troubles=await self._ask_events(key, job, snapshot, observation),
         )
         snapshot, observation = _look_for_launcher(job, snapshot, observation)
@@ -175,9 +178,9 @@ class Reconciler:
                     await self._cluster.delete("Job", job.namespace, name, uid=uid, resource_version=version)
                 case SuspendJob(name, suspend):
                     try:
-                        await self._cluster.patch_job(
-                            job.namespace, name, {"spec": {"suspend": suspend}}, seen=_seen(snapshot, name)
-                        )
+                        note = {"annotations": {constants.ANNOTATION_SUSPEND: str(suspend).lower()}}
+                        patch = {"metadata": note, "spec": {"suspend": suspend}}
+                        await self._cluster.patch_job(job.namespace, name, patch, seen=_seen(snapshot, name))
                     except Refused as error:
                         return await self._write(key, snapshot, job, self._decide(job, observation, _refusal(error)))
                 case ResizeJob(name, nodes):
@@ -213,6 +216,13 @@ class Reconciler:
                 if await self._cluster.reclaim(job.uid, job.namespace, job.status.job_name, labels):
                     return await self._cluster.observe(key) or snapshot, True
         return snapshot, True
+
+    def _note_strays(self, key: Key, observation: Observation) -> datetime | None:
+        """Return since when the garbage collector has had pods to delete and does not."""
+        memory = self._memory[key]
+        left = any(pod.alive and not pod.deleting for pod in observation.strays)
+        memory.strays = (memory.strays or self._clock()) if left else None
+        return memory.strays
 
     def _decide(self, job: DDPTrainingJob, observation: Observation, refusal: Refusal | None) -> Decision:
         return decide(job, observation, self._clock(), refusal=refusal, progress_interval=self._progress_interval)

@@ -230,7 +230,6 @@ def test_what_somebody_changes_on_children_is_put_right(cluster: Cluster) -> Non
     labelled = f"ddp-operator.dev/job-name={job.name}"
     for what, deed in (
         ("the Service, the launcher's ConfigMap and a pod were deleted", ("delete", "service,configmap,pod")),
-        ("the Job was suspended", ("patch", "job", "--patch", '{"spec": {"suspend": true}}')),
         ("the Job's parallelism was set to 0", ("patch", "job", "--patch", '{"spec": {"parallelism": 0}}')),
         ("the Job was deleted", ("delete", "job", "--wait=false")),
     ):
@@ -242,9 +241,18 @@ def test_what_somebody_changes_on_children_is_put_right(cluster: Cluster) -> Non
             assert done.returncode == 0, done.stderr
 
         job.recovered(done, meddle, what)
+    done, before = job.trained(), job.status["jobName"]
+
+    def suspend(value: str) -> None:
+        patched = cluster.kubectl("patch", "job", before, "--patch", f'{{"spec": {{"suspend": {value}}}}}')
+        assert patched.returncode == 0, patched.stderr
+
+    suspend("true")  # as a queue does: who suspends a Job has to resume it
+    cluster.until(lambda: "whoever has suspended it" in condition(job.status, "Scheduled")["message"], "it waits")
+    job.recovered(done, lambda: suspend("false"), "the Job was suspended by hand, and resumed")
     restarts = job.status["restarts"]
     assert restarts["counted"] == 0, restarts
-    assert len(job.living()) == 2
+    assert (len(job.living()), job.status["jobName"]) == (2, before)
     names = {item.metadata.name for item in cluster.core.list_namespaced_service(cluster.namespace).items}
     assert names == {job.name}
 

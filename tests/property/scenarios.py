@@ -10,6 +10,7 @@ import msgspec
 
 from ddp_operator import constants
 from tests.builders import last_words, page, resource, template, trainer
+from tests.standin.kueue import Manages
 from tests.standin.simulation import Simulation
 
 TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
@@ -120,6 +121,55 @@ async def stop_in_a_queue(sim: Simulation) -> None:
     await sim.settle()
 
 
+async def be_preempted(sim: Simulation, manages: Manages = "labelled", **spec: Any) -> None:
+    """Wait for quota, train, lose the quota to others for longer than any deadline, and get it back."""
+    kueue = sim.install_kueue(manages, quota=0)
+    sim.create(resource(nodes=2, pendingDeadlineSeconds=300, activeDeadlineSeconds=100, **spec))
+    await sim.settle(200)
+    kueue.quota = 2
+    await train(sim)
+    sim.move_clock(60)
+    await train(sim)
+    kueue.quota = 0
+    kueue.preempt()
+    await sim.settle(200)
+    kueue.quota = 2
+    await train(sim)
+    await finish(sim)
+
+
+async def be_preempted_with_a_label(sim: Simulation) -> None:
+    await be_preempted(sim, labels={constants.KUEUE_QUEUE_LABEL: "q"})
+
+
+async def be_preempted_in_a_default_queue(sim: Simulation) -> None:
+    await be_preempted(sim, "default queue")
+
+
+async def be_preempted_without_a_label(sim: Simulation) -> None:
+    await be_preempted(sim, "all")
+
+
+async def be_suspended_without_a_label(sim: Simulation) -> None:
+    """Begin suspended, be let go, and be suspended again by the user, where Kueue manages every Job."""
+    kueue = sim.install_kueue("all")
+    sim.create(resource(nodes=2, suspend=True))
+    await sim.settle(10)
+    sim.edit(suspend=False)
+    await train(sim)
+    sim.edit(suspend=True)
+    await sim.settle(10)
+    kueue.quota = 0
+    sim.edit(suspend=False)
+    await sim.settle(10)
+    sim.edit(suspend=True)
+    await sim.settle(10)
+    kueue.quota = 2
+    sim.edit(suspend=False)
+    await train(sim)
+    await finish(sim)
+
+
 async def mend(sim: Simulation) -> None:
     sim.create(resource(nodes=2, template=template(trainer(command=None))))
     await sim.settle(31)
@@ -155,6 +205,10 @@ ENDS: dict[Scenario, tuple[str, int, int] | None] = {
     resize_in_place: ("Succeeded", 1, 0),
     suspend_and_resume: ("Succeeded", 1, 0),
     stop_in_a_queue: ("Pending", 1, 0),
+    be_preempted_with_a_label: ("Succeeded", 1, 0),
+    be_preempted_in_a_default_queue: ("Succeeded", 1, 0),
+    be_preempted_without_a_label: ("Succeeded", 1, 0),
+    be_suspended_without_a_label: ("Succeeded", 1, 0),
     mend: ("Succeeded", 1, 0),
     be_made_again: ("Succeeded", 1, 0),
     pass_away: None,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.constants import KIND
+from ddp_operator.constants import KIND, KUEUE_QUEUE_LABEL
 from tests.standin.simulation import Fence, Simulation
 
 from .profile import THOROUGH, tally
@@ -28,6 +28,7 @@ from .scenarios import (
     fail_once,
     lose_a_node,
     succeed,
+    train,
 )
 
 FAULTS: tuple[Any, ...] = (409, 410, 429, 500, 503, 504, 401, "drop", "timeout", "lost answer")
@@ -63,6 +64,7 @@ def undisturbed(scenario: Scenario) -> tuple[Any, list[str]]:
     assert len(sim.calls) > 10
     status = sim.status() if sim.get(KIND, "train") else None
     assert (status and (status.phase, status.attempt, status.restarts.counted)) == ENDS[scenario]
+    assert sim.kueue is None or not sim.kueue.bypassed()
     return end_of(sim), sim.calls
 
 
@@ -74,6 +76,7 @@ def check(scenario: Scenario, wanted: Any, sim: Simulation, what: str, *, beside
         found["made"] = sorted((Counter(found["made"]) - Counter(more)).elements())
     for part, value in wanted.items():
         assert found[part] == value, f"{scenario.__name__}: {part} differs after {what}"
+    assert sim.kueue is None or not sim.kueue.bypassed(), f"{scenario.__name__}: let run past Kueue after {what}"
     twice = [reason for reason in set(sim.events) - {"lost"} if sim.events.count(reason) > 4]
     assert not twice, f"{scenario.__name__}: Events again and again after {what}: {twice}"
 
@@ -127,3 +130,23 @@ def test_the_comparison_can_fail() -> None:
     ends = [end_of(play(scenario)) for scenario in (succeed, fail_once, lose_a_node)]
     assert ends[0]["status"] != ends[1]["status"] != ends[2]["status"]
     assert ends[0]["made"] != ends[1]["made"]
+
+
+def test_pods_of_a_deleted_job_are_the_garbage_collectors_for_a_while() -> None:
+    """A suspension deletes the Job of a queue, whose pods are then everybody's for a second, however old they are."""
+
+    def words(sim: Simulation) -> str:
+        return next(item.message for item in sim.status().conditions if item.type == "Scheduled")
+
+    async def play_it(sim: Simulation) -> None:
+        await train(sim, labels={KUEUE_QUEUE_LABEL: "q"})
+        sim.move_clock(600)
+        await train(sim)
+        sim.controllers.collects_garbage = False
+        sim.edit(suspend=True)
+        await sim.settle(20)
+        assert words(sim) == "2 pods of the former attempt still run"
+        await sim.settle(20)
+        assert words(sim).endswith("does kube-controller-manager run?")
+
+    asyncio.run(play_it(Simulation()))

@@ -28,6 +28,7 @@ from ddp_operator.cluster import Key
 from ddp_operator.kube.sync import WATCHED
 from ddp_operator.status import conditions as c
 from tests.builders import page, resource
+from tests.standin.kueue import Manages
 from tests.standin.selectors import labels_of
 from tests.standin.simulation import FINISHED, Fence, Simulation
 from tests.standin.storage import Change, Object
@@ -38,6 +39,7 @@ from .scenarios import TRAINING
 
 NAME = "train"
 KEY = Key("default", NAME)
+QUEUES: tuple[Manages | None, ...] = (None, "labelled", "default queue", "all")
 T = TypeVar("T")
 
 specs = st.fixed_dictionaries(
@@ -61,7 +63,7 @@ specs = st.fixed_dictionaries(
         "pendingDeadlineSeconds": st.sampled_from([20, 200]),
         "ttlSecondsAfterFinished": st.sampled_from([0, 30]),
         "networkPolicy": st.just({"enabled": True}),
-        "labels": st.just({constants.KUEUE_QUEUE_LABEL: "q"}),
+        "labels": st.sampled_from([None, {constants.KUEUE_QUEUE_LABEL: "q"}]),
     },
 )
 pages = st.one_of(
@@ -102,8 +104,10 @@ class Life(RuleBasedStateMachine):
 
     # Users
 
-    @initialize(spec=specs, trains=st.sampled_from([True, True, False]))
-    def begin(self, spec: Any, trains: bool) -> None:
+    @initialize(spec=specs, trains=st.sampled_from([True, True, False]), manages=st.sampled_from(QUEUES))
+    def begin(self, spec: Any, trains: bool, manages: Manages | None) -> None:
+        if manages is not None:
+            self.sim.install_kueue(manages)
         self.sim.create(resource(NAME, **spec))
         self.run(self.sim.restart())
         if trains:
@@ -115,7 +119,6 @@ class Life(RuleBasedStateMachine):
         self.sim.page = text
         for _ in range(2):
             self.run(self.sim.settle(6))
-            self.admit()
             self.run_pods()
         self.run(self.sim.settle(2))
 
@@ -163,13 +166,20 @@ class Life(RuleBasedStateMachine):
         for _ in range(times):
             self.sim.controllers.round()
 
+    @precondition(lambda self: self.sim.kueue)
+    @rule(quota=st.sampled_from([0, 2, 100]))
+    def change_quota(self, quota: int) -> None:
+        self.sim.kueue.quota = quota
+
+    @precondition(lambda self: self.sim.kueue)
     @rule()
     def admit(self) -> None:
-        """Do as Kueue does with what waits in its queue."""
-        for job in self.sim.list("Job"):
-            if constants.KUEUE_QUEUE_LABEL in labels_of(job) and job["spec"].get("suspend"):
-                changed = job | {"spec": job["spec"] | {"suspend": False}}
-                self.sim.storage.update(self.sim.api.kind("Job"), job, changed)
+        self.sim.kueue.round()
+
+    @precondition(lambda self: self.sim.kueue)
+    @rule()
+    def preempt(self) -> None:
+        self.sim.kueue.preempt()
 
     @rule()
     def run_pods(self) -> None:
@@ -279,6 +289,7 @@ class Life(RuleBasedStateMachine):
                 self.check_new_job(change.after, late=change.version in self.sim.late_writes)
         self.looked_at = len(history)
         assert not self.sim.refused, "the operator wrote what the API server refuses"
+        assert self.sim.kueue is None or not self.sim.kueue.bypassed(), "a Job was let run past Kueue"
 
     def check_new_job(self, job: Object, *, late: bool) -> None:
         """A Job is made for the attempt that the ledger names, and never beside another attempt's pods.
@@ -310,13 +321,14 @@ class Life(RuleBasedStateMachine):
         while sim.deposed:
             await sim.wake(sim.deposed[0])
         sim.page = page(ddp_step=50, ddp_total_steps=50, ddp_checkpoint_step=50, phase="Running")
+        if sim.kueue:
+            sim.kueue.quota = 100
         if self.exists:
             sim.edit(suspend=False)
         for _ in range(12):
             await sim.sync.resync()
             await sim.settle(70)
             self.evict_from_dead_nodes()
-            self.admit()
             self.run_pods()
             await sim.settle(12)
             self.history_is_good()

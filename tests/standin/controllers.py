@@ -13,6 +13,7 @@ from datetime import datetime
 from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job
 
 from .errors import Failure
+from .kueue import Kueue
 from .resources import Kind
 from .storage import Mailbox, Object, Storage, copied
 from .world import FINISHED, killed
@@ -36,6 +37,8 @@ class Controllers:
         """On these no kubelet ends a pod any more."""
         self.suffix: Callable[[], str] = lambda: secrets.token_hex(3)[:5]
         """Draws the end of a pod's name."""
+        self.kueue: Kueue | None = None
+        """Present where Kueue is installed."""
         self.failure: BaseException | None = None
 
     async def run(self) -> None:
@@ -60,6 +63,8 @@ class Controllers:
             self._end_pods()
         if self.collects_garbage:
             self._collect_garbage()
+        if self.kueue is not None:
+            self.kueue.round()
         if self.job_controller is not None:
             jobs = {job["metadata"]["uid"]: job for _, job in self._storage.peek(self._kind("Job"))}
             pods: dict[str, list[Object]] = {}

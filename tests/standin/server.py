@@ -71,6 +71,8 @@ class Api:
         """Every call but those of discovery."""
         self.allow: Callable[[dict[str, Any]], bool] = lambda attributes: True
         """Answers SelfSubjectAccessReviews."""
+        self.webhook: Callable[[Object], None] | None = None
+        """Changes a Job that is being made, as a mutating admission webhook."""
         self.logs: dict[tuple[str, str], list[str]] = {}
         """Lines of each pod's log, by namespace and name, each with the kubelet's time before it."""
 
@@ -255,6 +257,8 @@ class Api:
         elif "namespace" in obj["metadata"]:
             del obj["metadata"]["namespace"]
         obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
+        if self.webhook is not None and kind.kind == "Job":
+            self.webhook(obj)
         if "status" in kind.subresources and kind.schema is not None:
             obj.pop("status", None)
         obj = admit(kind, obj, None, strictness=ask.query.get("fieldValidation", "Warn"))

@@ -37,6 +37,7 @@ from ddp_operator.local.store import format_time
 from .controllers import Controllers
 from .errors import Failure
 from .faults import Faults
+from .kueue import WORKLOAD, Kueue, Manages
 from .process import LEASE, Fence, Process
 from .running import CRD
 from .selectors import labels_of, parse
@@ -252,6 +253,18 @@ class Simulation:
             await self._run(self.sync.resync())
         except (Killed, Deposed):
             await self.restart()
+
+    def install_kueue(self, manages: Manages = "labelled", *, quota: int = 10**6) -> Kueue:
+        """Let Kueue queue Jobs from now on."""
+        kueue = Kueue(self.storage, self.api.kind, manages, quota=quota)
+        self.api.kinds.append(WORKLOAD)
+        self.api.webhook, self.controllers.kueue = kueue.default, kueue
+        return kueue
+
+    @property
+    def kueue(self) -> Kueue | None:
+        """Kueue, where it is installed."""
+        return self.controllers.kueue
 
     def move_clock(self, seconds: float) -> None:
         """Let the time jump, while nobody works."""

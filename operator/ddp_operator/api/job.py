@@ -35,11 +35,6 @@ class DDPTrainingJob:
             return asked
         return 0 if self.spec.rendezvous.backend == "static" else 2
 
-    @property
-    def queued(self) -> bool:
-        """Whether Kueue decides when the job's pods may run."""
-        return bool(kueue_labels(self.labels))
-
 
 def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:
     """Return the owner reference that every child carries, so that deletion works with the operator down."""
@@ -54,5 +49,5 @@ def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:
 
 
 def kueue_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels that are Kueue's. An object with any is queued: Kueue decides when its pods may run."""
+    """Return the labels that are Kueue's."""
     return {k: v for k, v in labels.items() if k.startswith(constants.KUEUE_LABEL_PREFIX)}

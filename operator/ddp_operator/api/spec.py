@@ -251,13 +251,19 @@ class Spec(_Fields, frozen=True, kw_only=True):
     scheduling: Scheduling = field(default_factory=Scheduling)
     network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)
     active_deadline_seconds: Annotated[
-        int | None, Meta(description="The job fails when it has been active (not suspended) this long, seconds.")
+        int | None,
+        Meta(
+            description="The job fails when it has been active this long, seconds. Time in which it is suspended or "
+            "waits in a queue does not count: as that of a batch/v1 Job, it begins anew when the job is resumed or "
+            "admitted."
+        ),
     ] = None
     pending_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="The job fails when an attempt has waited this long for all of its pods to run (in a queue, "
-            "for room, for an image), seconds."
+            description="The job fails when it has waited this long for all pods of an attempt to run, seconds: in a "
+            "queue, for room, for an image. It begins anew with each attempt and resumption, when a queue admits the "
+            "job, and when a queue takes its pods back."
         ),
     ] = None
     success_policy: Annotated[

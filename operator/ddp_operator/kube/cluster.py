@@ -133,7 +133,8 @@ class KubeCluster:
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge-patch a Job; one that was seen must still be at that version."""
         if seen is not None:
-            patch = {**patch, "metadata": {key: seen["metadata"][key] for key in ("uid", "resourceVersion")}}
+            version = {key: seen["metadata"][key] for key in ("uid", "resourceVersion")}
+            patch = {**patch, "metadata": {**patch.get("metadata", {}), **version}}
         try:
             job = await self._client.request(
                 "PATCH",

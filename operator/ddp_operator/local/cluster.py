@@ -107,12 +107,13 @@ class LocalCluster:
             self._settle()
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
-        """Merge ``patch`` into a Job's spec. Raises: Conflict."""
+        """Merge ``patch`` into a Job's annotations and spec. Raises: Conflict."""
         job = self.store.get("Job", namespace, name)
         if job is not None:
             if seen is not None:
                 _expect(job, seen["metadata"]["resourceVersion"])
-            self.store.change(job, spec={**job["spec"], **patch.get("spec", {})})
+            annotations = (job["metadata"].get("annotations") or {}) | patch.get("metadata", {}).get("annotations", {})
+            self.store.change(job, meta={"annotations": annotations}, spec={**job["spec"], **patch.get("spec", {})})
             self._settle()
 
     async def delete(

@@ -1,7 +1,8 @@
 """The objects of one attempt: headless Service, launcher ConfigMap, Indexed Job.
 
-They are created by POST and never applied over what exists; of the Job only suspend, parallelism and completions are
-patched later. The owner reference makes Kubernetes delete them with the resource, also while the operator is down.
+They are created by POST and never applied over what exists; of the Job only suspend (with the annotation that says who
+suspended it), parallelism and completions are patched later. The owner reference makes Kubernetes delete them with the
+resource, also while the operator is down.
 """
 
 from __future__ import annotations
@@ -104,14 +105,16 @@ def build_job(
         "apiVersion": "batch/v1",
         "kind": "Job",
         # Kueue queues the child Job, so its labels go there.
-        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue_labels(job.labels)),
+        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue_labels(job.labels))
+        | {"annotations": {constants.ANNOTATION_SUSPEND: "false"}},
         "spec": {
             "completions": nodes,
             "parallelism": nodes,
             "completionMode": "Indexed",
             "backoffLimit": _UNLIMITED_BACKOFF,
             "podReplacementPolicy": "Failed",
-            "suspend": job.spec.suspend,
+            # A job that is suspended has no Job until it goes on: a queue might admit it meanwhile.
+            "suspend": False,
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

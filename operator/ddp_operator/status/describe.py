@@ -16,6 +16,7 @@ from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.lost import describe_lost_contact
 from ddp_operator.status.observation import Observation, PodView
+from ddp_operator.status.queues import waits_in_queue
 from ddp_operator.status.ranks import describe_stall
 from ddp_operator.status.termination import format_time, parse_time
 from ddp_operator.status.waiting import describe_scheduling
@@ -56,7 +57,10 @@ def describe(
     cut_off = None if restart or job.spec.suspend else describe_lost_contact(job, observation, pods)
     if cut_off is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
         rendezvous = Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, cut_off[1])
-    restarting = restart or _restarting(job, rendezvous, was_joined=_is(joined_before), all_run=all_run)
+    queues = waits_in_queue(job, observation.job(status.attempt))
+    restarting = restart or _restarting(
+        job, rendezvous, was_joined=_is(joined_before), all_run=all_run, waits_in_queue=queues
+    )
     progressing = describe_stall(job, observation, now) or _progressing(
         job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run
     )
@@ -206,9 +210,13 @@ def _goes_on_with_fewer(
     return page.launcher_phase == "Running"
 
 
-def _restarting(job: DDPTrainingJob, rendezvous: Fact, *, was_joined: bool, all_run: bool) -> Fact:
+def _restarting(
+    job: DDPTrainingJob, rendezvous: Fact, *, was_joined: bool, all_run: bool, waits_in_queue: bool
+) -> Fact:
     """A restart ends when the workers have met again."""
     before = c.find(job.status.conditions, c.RESTARTING)
+    if waits_in_queue and (before is None or before.reason in (c.POD_REPLACEMENT, c.NOT_RESTARTING)):
+        return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)  # its pods are not replaced: the queue took them back
     resizing = before is not None and before.status == "True" and before.reason == c.RESIZED
     if was_joined and not all_run and not job.spec.suspend and not resizing:
         return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, "a pod was lost and is being replaced")

@@ -9,6 +9,7 @@ from ddp_operator.status.decision import Action, Decision, DeleteJob, DeleteReso
 from ddp_operator.status.failure import will_fail_job
 from ddp_operator.status.lost import free_lost_pods
 from ddp_operator.status.observation import JobView, Observation
+from ddp_operator.status.queues import is_queued
 from ddp_operator.status.termination import parse_time
 
 # While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
@@ -60,7 +61,7 @@ def _clean(
     if will_fail(view, job, observation, now):
         waits.append(LATER)
         return []
-    if job.queued:
+    if is_queued(job, view):
         return [DeleteJob(view.name, view.uid)]  # suspended, it would be admitted once more
     # A suspended Job ends the pods that run and leaves the others, with their logs.
     return [] if view.suspended else [SuspendJob(view.name, True)]

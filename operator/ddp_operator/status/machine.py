@@ -30,6 +30,7 @@ from ddp_operator.status.describe import count_nodes, describe, without_eta
 from ddp_operator.status.ending import LATER, after_the_end, will_fail
 from ddp_operator.status.failure import Verdict, is_guess, judge
 from ddp_operator.status.observation import JobView, Observation, PodView
+from ddp_operator.status.queues import is_queued, was_suspending
 from ddp_operator.status.termination import format_time, parse_time
 from ddp_operator.status.waiting import blame_image, next_question
 
@@ -84,18 +85,18 @@ def decide(
             attempt_job,
             pods,
             now,
-            keeps_job=keeps_job(job, pods),
-            since=now if _was_suspending(job) else parse_time(status.start_time),
+            keeps_job=keeps_job(job, attempt_job, pods),
+            since=now if was_suspending(job) else deadlines.waiting_since(job, attempt_job),
             nodes=observation.nodes,
         )
         if verdict is not None:
             decision = _answer_failure(job, observation, verdict, pods, now, refusal)
             return dataclasses.replace(decision, doubtful=verdict.hearsay and any(pod.alive for pod in pods))
-        deadline = deadlines.active(job, now)
+        deadline = deadlines.active(job, attempt_job, now)
         if deadline is not None and now >= deadline:
             words = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
             return ledger.fail(job, pods, None, c.DEADLINE_EXCEEDED, words, now)
-        pending = deadlines.pending(job, pods, now)
+        pending = deadlines.pending(job, attempt_job, pods, now)
         if pending is not None and now >= pending:
             scheduled = c.find(status.conditions, c.SCHEDULED)
             last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
@@ -165,8 +166,11 @@ def _answer_failure(
         return ledger.fail(job, pods, cause, cause.category, ledger.say(cause), now)
     if verdict.disruption and not job.spec.recovery.count_disruptions:
         return ledger.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
-    if verdict.hearsay and _ended_in_suspension(job, observation.job(job.status.attempt)):
+    attempt_job = observation.job(job.status.attempt)
+    if verdict.hearsay and _ended_in_suspension(job, attempt_job):
         return ledger.restart_free(job, observation, cause, c.RESUMED, refusal, now)
+    if verdict.hearsay and attempt_job is not None and attempt_job.suspended:  # while its queue took the pods back
+        return ledger.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
     limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, pods, now)
     if budget.used >= limit:
         since = f" since step {budget.checkpoint_step}" if budget.counted > budget.used else ""
@@ -195,15 +199,10 @@ def _await_report(job: DDPTrainingJob, verdict: Verdict, pods: tuple[PodView, ..
 
 def _ended_in_suspension(job: DDPTrainingJob, attempt_job: JobView | None) -> bool:
     """Tell whether the attempt ended while its pods were told to stop: a peer that was slower to hear is a victim."""
-    if _was_suspending(job):
+    if was_suspending(job):
         return True
     failed_at, resumed = attempt_job.failed_at if attempt_job else None, parse_time(job.status.start_time)
     return failed_at is not None and resumed is not None and failed_at < resumed
-
-
-def _was_suspending(job: DDPTrainingJob) -> bool:
-    suspended = c.find(job.status.conditions, c.SUSPENDED)
-    return suspended is not None and (suspended.status == "True" or suspended.reason == c.STOPPING)
 
 
 def _explains(job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...]) -> bool:
@@ -218,7 +217,7 @@ def _explains(job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...]) -> bo
     )
 
 
-def keeps_job(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> bool:
+def keeps_job(job: DDPTrainingJob, attempt_job: JobView | None, pods: tuple[PodView, ...]) -> bool:
     """Tell whether a lost pod is better replaced inside its Job than answered by a new attempt (ADR 0010).
 
     A new Job would stand at the end of its queue again. An elastic job's other pods go on meanwhile, as long as there
@@ -232,7 +231,7 @@ def keeps_job(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> bool:
         }
         if 0 in well and len(well) >= job.spec.elastic.min_nodes:
             return True
-    return job.queued
+    return is_queued(job, attempt_job)
 
 
 def _follows_size(job: DDPTrainingJob, attempt_job: JobView, pods: tuple[PodView, ...]) -> bool:
@@ -240,7 +239,7 @@ def _follows_size(job: DDPTrainingJob, attempt_job: JobView, pods: tuple[PodView
 
     Kueue alone changes that of what it queues, and nobody that of a gang.
     """
-    fixed = job.spec.elastic is None or job.queued or any(pod.ganged for pod in pods)
+    fixed = job.spec.elastic is None or is_queued(job, attempt_job) or any(pod.ganged for pod in pods)
     return not fixed and not attempt_job.finished and not attempt_job.deleting
 
 
@@ -276,7 +275,7 @@ def _follow(
             waits.append(LATER)
         elif refusal is not None:
             waits.append(_RECHECK_REFUSAL)
-        elif not (job.spec.suspend and job.queued):
+        elif not job.spec.suspend:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
             waits.append(LATER)  # a Job that gets no pods sends no event
     elif attempt_job.deleting:
@@ -293,7 +292,7 @@ def _follow(
     described = describe(job, _note_resumption(job, now), observation, pods, refusal, now)
     if described.phase == "Running" or (described.phase == "Restarting" and pods):
         waits.append(scrape_interval(described, now, progress_interval))
-    for deadline in (deadlines.active(job, now), deadlines.pending(job, pods, now)):
+    for deadline in (deadlines.active(job, attempt_job, now), deadlines.pending(job, attempt_job, pods, now)):
         if deadline is not None and not job.spec.suspend:
             waits.append(max(0.1, (deadline - now).total_seconds()))
     over = _late_comers_over(job, pods)
@@ -346,13 +345,12 @@ def _is_obsolete(former: JobView, job: DDPTrainingJob, observation: Observation,
 def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
     if attempt_job.finished:
         return []
-    if job.spec.suspend and job.queued:
-        # Kueue alone changes `suspend` of what it has queued, and would start again what somebody else has stopped.
-        return [DeleteJob(attempt_job.name, attempt_job.uid)]
-    if job.spec.suspend and not attempt_job.suspended:
-        return [SuspendJob(attempt_job.name, True)]
-    if not job.spec.suspend and attempt_job.suspended and not job.queued:  # Kueue itself admits what it has queued
-        return [SuspendJob(attempt_job.name, False)]
+    if is_queued(job, attempt_job):
+        # Its queue alone changes `suspend`: it would start again what somebody else has stopped, and what somebody else
+        # starts has no quota.
+        return [DeleteJob(attempt_job.name, attempt_job.uid)] if job.spec.suspend else []
+    if attempt_job.suspended != job.spec.suspend:
+        return [SuspendJob(attempt_job.name, job.spec.suspend)]
     return []
 
 

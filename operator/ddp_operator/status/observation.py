@@ -44,6 +44,17 @@ class JobView:
     """Name of the ConfigMap that its pods mount the launcher from."""
     ignored_since: datetime | None = None
     """Since when it waits for a first word of the Job controller."""
+    suspend_written: bool | None = None
+    """What the operator has last written into its ``spec.suspend``; None: an older operator made it, which kept no
+    record."""
+    queue: str = ""
+    """The LocalQueue that its label names; Kueue adds that label in a namespace with a default queue."""
+    admitted: bool = False
+    """Whether Kueue has marked its pod template as admitted, which it also does to a Job without the label."""
+    started: datetime | None = None
+    """When it was last allowed to run, by the Job controller; None while it is suspended."""
+    suspend_changed: datetime | None = None
+    """When it was last suspended or resumed, by the Job controller."""
 
     @property
     def finished(self) -> bool:
@@ -154,7 +165,8 @@ class Observation:
     that was not asked for. ``service``: what all attempts share is there, the Service without which a replaced pod
     finds nobody and the launcher's ConfigMap without which it does not start. ``launcher_lost``: the current Job's
     launcher is gone and that of an older operator, so that nobody can bring it back. ``waiting``: how many jobs of
-    the cluster have something in doubt that others are asked about.
+    the cluster have something in doubt that others are asked about. ``strays_since``: since when there have been strays
+    that nobody deletes.
     """
 
     jobs: tuple[JobView, ...] = ()
@@ -169,6 +181,7 @@ class Observation:
     stragglers: tuple[Straggler, ...] | None = None
     waiting: int = 0
     launcher_lost: bool = False
+    strays_since: datetime | None = None
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""
@@ -215,7 +228,12 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
     # FailureTarget and SuccessCriteriaMet say that the Job controller has decided; Failed and Complete follow only
     # when the last pod is gone, which may take a whole grace time.
     failed = conditions.get("Failed") or conditions.get("FailureTarget")
-    volumes = ((spec.get("template") or {}).get("spec") or {}).get("volumes") or ()
+    template, status = spec.get("template") or {}, raw.get("status") or {}
+    volumes = (template.get("spec") or {}).get("volumes") or ()
+    suspended: Mapping[str, Any] = next((c for c in status.get("conditions") or [] if c.get("type") == "Suspended"), {})
+    # The time of the start is renewed together with the condition, after the Job was resumed.
+    runs = not spec.get("suspend") and suspended.get("status") != "True"
+    written = (metadata.get("annotations") or {}).get(constants.ANNOTATION_SUSPEND)
     return JobView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -229,6 +247,11 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         deleting="deletionTimestamp" in metadata,
         launcher=next((str(v["configMap"].get("name")) for v in volumes if v["name"] == constants.LAUNCHER_VOLUME), ""),
         ignored_since=None if raw.get("status") else parse_time(metadata.get("creationTimestamp")),
+        suspend_written=None if written is None else written == "true",
+        queue=_labels(raw).get(constants.KUEUE_QUEUE_LABEL, ""),
+        admitted=constants.KUEUE_PODSET_LABEL in ((template.get("metadata") or {}).get("labels") or {}),
+        started=parse_time(status.get("startTime")) if runs else None,
+        suspend_changed=parse_time(suspended.get("lastTransitionTime")),
     )
 
 

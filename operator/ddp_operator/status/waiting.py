@@ -13,11 +13,12 @@ from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure
-from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_QUEUE_LABEL
+from ddp_operator.constants import CATEGORY_IMAGE_PULL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.deadlines import resumes
+from ddp_operator.status.deadlines import waiting_since
 from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
+from ddp_operator.status.queues import waits_in_queue
 from ddp_operator.status.termination import format_time, parse_time
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
@@ -45,9 +46,8 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     pods, former_alive = observation.pods_of(attempt), observation.former_alive(attempt)
     if former_alive:
         words = f"{former_alive} pods of the former attempt still run"
-        began = None if resumes(job) else parse_time(job.status.attempt_time)
-        left = [pod for pod in observation.strays if pod.alive and not pod.deleting]
-        if left and began is not None and now - began >= _NOTICE:
+        since = observation.strays_since
+        if since is not None and now - since >= _NOTICE:
             words += "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
         return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, words)
     current = c.newest_by_index(pods)
@@ -66,9 +66,9 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, words)
     placed = f"{len(scheduled)} of {nodes} pods are placed"
     attempt_job = observation.job(attempt)
-    if attempt_job is not None and _waits_in_queue(job, attempt_job):
-        queue = job.labels.get(KUEUE_QUEUE_LABEL)
-        where = f"queue {queue}" if queue else "Kueue"
+    if attempt_job is not None and waits_in_queue(job, attempt_job):
+        # Without the label it is Kueue where it manages all Jobs, or a hand.
+        where = f"queue {attempt_job.queue}" if attempt_job.queue else "whoever has suspended it"
         said = observation.troubles.get(attempt_job.uid)
         because = f": {said.message}" if said is not None and said.reason == _QUEUE_EVENT else ""
         words = f"Job {attempt_job.name} waits until {where} admits it{because}; {placed}"
@@ -185,11 +185,12 @@ def _why(pod: PodView, observation: Observation) -> tuple[str, str] | None:
 
 def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, datetime]]:
     attempt = job.status.attempt
-    attempt_job, began = observation.job(attempt), parse_time(job.status.attempt_time)
+    attempt_job = observation.job(attempt)
+    began = waiting_since(job, attempt_job)
     if attempt_job is None or attempt_job.finished or attempt_job.deleting:
         return []
     if attempt_job.suspended:
-        return [(attempt_job.uid, began)] if began is not None and _waits_in_queue(job, attempt_job) else []
+        return [(attempt_job.uid, began)] if began is not None and waits_in_queue(job, attempt_job) else []
     pods = c.newest_by_index(observation.pods_of(attempt))
     found = []
     if began is not None and len(pods) < job.status.attempt_nodes and not observation.former_alive(attempt):
@@ -200,7 +201,3 @@ def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, da
         if pod.alive and pod.phase == "Pending" and silent and not pod.waiting_reason and created:
             found.append((pod.uid, created))
     return found
-
-
-def _waits_in_queue(job: DDPTrainingJob, attempt_job: JobView) -> bool:
-    return job.queued and attempt_job.suspended and not job.spec.suspend

@@ -128,8 +128,12 @@ class TestJob:
         assert fail["onExitCodes"] == {"containerName": name, "operator": "NotIn", "values": [85, 130, 137, 143]}
         assert [ignore["action"], fail["action"]] == ["Ignore", "FailJob"]
 
-    def test_begins_suspended_where_the_resource_is(self) -> None:
-        assert children(suspend=True)["Job"]["spec"]["suspend"] is True
+    @pytest.mark.parametrize("suspend", [False, True])
+    def test_says_what_the_operator_wrote_into_suspend(self, suspend: bool) -> None:
+        """A suspended resource gets its Job when it is resumed, so that one who suspends a Job is somebody else."""
+        made = children(suspend=suspend)["Job"]
+        assert made["spec"]["suspend"] is False
+        assert made["metadata"]["annotations"] == {"ddp-operator.dev/suspend": "false"}
 
     def test_takes_the_labels_of_its_queue_and_no_others(self) -> None:
         labels = children(labels={"kueue.x-k8s.io/queue-name": "q", "team": "a"})["Job"]["metadata"]["labels"]

@@ -52,8 +52,10 @@ class TestSize:
         assert done.actions == ()
 
     def test_is_left_to_kueue_where_it_queues_the_job(self) -> None:
-        decision = run(child_pod(0), nodes=4, labels={"kueue.x-k8s.io/queue-name": "q"})
-        assert decision.status.attempt == 2
+        assert run(child_pod(0), nodes=4, jobs=[child_job(queue="q")]).status.attempt == 2
+        admitted = child_job()
+        admitted["spec"]["template"] = {"metadata": {"labels": {"kueue.x-k8s.io/podset": "main"}}}
+        assert run(child_pod(0), nodes=4, jobs=[admitted]).status.attempt == 2
 
     def test_is_another_attempts_where_kubernetes_schedules_the_pods_as_a_gang(self) -> None:
         """The API server refuses to change the parallelism of such a Job."""

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import Status
@@ -30,6 +31,14 @@ def run(
     typed = job(status=status, **{"nodes": 2, **spec})
     observation = observe_children(typed, jobs, pods, parse_page(text) if text else None)
     return decide(typed, observation, NOW + timedelta(seconds=seconds))
+
+
+def queued(**changes: Any) -> Any:
+    """Return a Job that Kueue suspended or resumed now."""
+    made = child_job(queue="q", written=False, **changes)
+    now = {"type": "Suspended", "status": str(made["spec"]["suspend"]), "lastTransitionTime": format_time(NOW)}
+    made["status"]["conditions"] = made["status"]["conditions"] or [now]
+    return made
 
 
 def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
@@ -80,9 +89,38 @@ class TestPendingDeadline:
         assert resumed.status.attempt_time == format_time(NOW + timedelta(seconds=1000))
         assert resumed.requeue_after == 60
 
+    def test_counts_anew_when_a_queue_takes_the_pods_back_and_when_it_admits_them(self) -> None:
+        """An hour old, a job that has trained is not given up because it has to wait once more."""
+        hour = format_time(NOW - timedelta(hours=1))
+        old = replace(STARTED, start_time=hour, attempt_time=hour)
+        for waits in (queued(suspend=True), queued()):  # preempted now, or admitted now
+            assert run(jobs=[waits], status=old, pendingDeadlineSeconds=60, seconds=59).requeue_after == 1
+            ended = run(jobs=[waits], status=old, pendingDeadlineSeconds=60, seconds=60)
+            assert condition(ended, "Failed")[1] == "PendingDeadlineExceeded"
+
     def test_can_be_set_while_the_job_waits(self) -> None:
         assert run(child_pod(0), self.WAITING, seconds=999).status.phase == "Pending"
         assert run(child_pod(0), self.WAITING, pendingDeadlineSeconds=60, seconds=999).status.phase == "Failed"
+
+
+class TestActiveDeadline:
+    HOUR = replace(STARTED, start_time=format_time(NOW - timedelta(hours=1)))
+
+    def test_leaves_out_the_time_in_a_queue(self) -> None:
+        waits = [queued(suspend=True)]
+        for seconds in (1, 9999):
+            decision = run(jobs=waits, status=self.HOUR, activeDeadlineSeconds=50, seconds=seconds)
+            assert (decision.status.phase, condition(decision, "Scheduled")[1]) == ("Pending", "QuotaPending")
+        admitted = [queued(status={"startTime": format_time(NOW)})]
+        running = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=49)
+        assert running.status.phase == "Running"
+        ended = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=50)
+        assert condition(ended, "Failed")[1] == "DeadlineExceeded"
+
+    def test_does_not_take_the_time_before_a_queue_for_that_after_it(self) -> None:
+        """Kubernetes renews the start only after the Job was let run again."""
+        resumed = queued(conditions={"Suspended": ""}, status={"startTime": format_time(NOW - timedelta(hours=1))})
+        assert run(jobs=[resumed], status=self.HOUR, activeDeadlineSeconds=50).status.phase == "Pending"
 
 
 class TestSuccessPolicy:

@@ -192,19 +192,38 @@ class TestActions:
         assert decision.actions == (DeleteJob("train-1", "job-1"),)
 
     @pytest.mark.parametrize(
-        ("asked", "is_so", "labels", "actions"),
+        ("asked", "is_so", "about", "actions"),
         [
-            (True, False, None, (SuspendJob("train-1", True),)),
-            (True, True, None, ()),
-            (False, True, None, (SuspendJob("train-1", False),)),
-            (False, True, {"kueue.x-k8s.io/queue-name": "q"}, ()),
-            (True, False, {"kueue.x-k8s.io/queue-name": "q"}, (DeleteJob("train-1", "job-1"),)),
+            (True, False, {}, (SuspendJob("train-1", True),)),
+            (True, True, {}, ()),
+            (False, True, {}, (SuspendJob("train-1", False),)),
+            # Kueue's label, which it may have added itself; somebody else has suspended it; or resumed it.
+            (False, True, {"queue": "q"}, ()),
+            (False, True, {"written": False}, ()),
+            (False, False, {"written": True}, ()),
+            (True, True, {"queue": "q"}, (DeleteJob("train-1", "job-1"),)),
+            (True, False, {"queue": "q"}, (DeleteJob("train-1", "job-1"),)),
+            (True, True, {"written": False}, (DeleteJob("train-1", "job-1"),)),
+            (True, False, {"written": True}, (DeleteJob("train-1", "job-1"),)),
         ],
     )
-    def test_suspension_follows_the_spec_unless_a_queue_decides(
-        self, asked: bool, is_so: bool, labels: Any, actions: Any
+    def test_suspension_follows_the_spec_unless_somebody_else_decides(
+        self, asked: bool, is_so: bool, about: Any, actions: Any
     ) -> None:
-        assert run(jobs=[child_job(suspend=is_so)], suspend=asked, labels=labels).actions == actions
+        assert run(jobs=[child_job(suspend=is_so, **about)], suspend=asked).actions == actions
+
+    def test_a_label_that_came_after_the_job_was_made_is_for_the_next_one(self) -> None:
+        assert run(jobs=[child_job(suspend=True)], labels=QUEUED).actions == (SuspendJob("train-1", False),)
+
+    @pytest.mark.parametrize("stopping", [True, False])
+    def test_job_that_an_older_operator_has_suspended_goes_on(self, stopping: bool) -> None:
+        """It kept no record in the Job; its status says that it has suspended it."""
+        old = child_job(suspend=True, written=None)
+        pods = [child_pod(0, deleting=True)] if stopping else []
+        suspended = run(jobs=[child_job(suspend=True)], pods=pods, suspend=True).status
+        assert run(suspended, [old], pods, suspend=True).actions == ()
+        assert run(suspended, [old], pods).actions == (SuspendJob("train-1", False),)
+        assert run(jobs=[old]).actions == (), "somebody else has suspended it"
 
     def test_finished_job_is_not_suspended(self) -> None:
         assert run(jobs=[child_job(conditions={"Failed": ""})], suspend=True).actions == ()
@@ -242,7 +261,12 @@ class TestAfterTheEnd:
         assert run(finished(), [child_job(2, suspend=True)]).actions == ()
 
     def test_queue_shall_not_start_it_once_more(self) -> None:
-        assert run(finished(), [child_job(2)], labels=QUEUED).actions == (DeleteJob("train-2", "job-2"),)
+        assert run(finished(), [child_job(2, queue="q")]).actions == (DeleteJob("train-2", "job-2"),)
+        waits = child_job(2, suspend=True, written=False)
+        assert run(finished(), [waits]).actions == (DeleteJob("train-2", "job-2"),)
+
+    def test_job_that_an_older_operator_has_stopped_keeps_its_pods_logs(self) -> None:
+        assert run(finished(), [child_job(2, suspend=True, written=None)]).actions == ()
 
     @pytest.mark.parametrize(
         ("policy", "actions"),
@@ -394,7 +418,17 @@ class TestRestarting:
 
     def test_does_not_begin_with_a_job_that_never_ran(self) -> None:
         lost = [child_pod(0), child_pod(1, "Failed", code=137)]
-        assert state(run(pods=lost, labels=QUEUED), "Restarting")[0] == "False"
+        assert state(run(pods=lost, jobs=[child_job(queue="q")]), "Restarting")[0] == "False"
+
+    @pytest.mark.parametrize("seen_first", ["job", "pods"])
+    def test_pods_that_a_queue_takes_back_are_not_replaced(self, seen_first: str) -> None:
+        taken = [child_pod(0, deleting=True), child_pod(1, deleting=True)]
+        admitted, preempted = child_job(queue="q"), child_job(queue="q", suspend=True, written=False)
+        status = run(trained(), [preempted if seen_first == "job" else admitted], taken).status
+        decision = run(status, [preempted])
+        assert state(decision, "Restarting")[0] == "False"
+        assert (decision.status.phase, state(decision, "Scheduled")) == ("Pending", ("False", "QuotaPending"))
+        assert (decision.status.attempt, decision.actions) == (1, ())
 
     def test_does_not_come_back_when_pods_succeed_one_by_one(self) -> None:
         decision = run(trained(), pods=[child_pod(0, "Succeeded"), child_pod(1)])

@@ -327,7 +327,7 @@ class TestEdit:
 
     async def test_suspended_from_the_start_runs_no_pod(self) -> None:
         world = await World(suspend=True).settle()
-        assert (world.status.phase, world.jobs(), world.pods()) == ("Suspended", ["train-1"], [])
+        assert (world.status.phase, world.jobs(), world.pods()) == ("Suspended", [], [])
         assert world.requeue is None
 
     async def test_deadlines_of_a_suspended_job_ask_for_no_pass(self) -> None:
@@ -433,8 +433,11 @@ class TestOtherVersion:
     async def test_launcher_of_an_older_operator_that_somebody_deletes_costs_no_job_that_trains(
         self, monkeypatch: pytest.MonkeyPatch, stage: str
     ) -> None:
-        world = World(suspend=stage == "suspended")
+        world = World()
         await (world.train(TRAINING) if stage == "training" else world.settle())
+        if stage == "suspended":
+            world.edit(suspend=True)
+            await world.settle()
         newer = children.Launcher("# newer", "f" * 64)
         for module in (children, reconcile):
             monkeypatch.setattr(module, "load_launcher", lambda: newer)
@@ -446,6 +449,10 @@ class TestOtherVersion:
         for _ in range(3):
             await world.settle()
             world.clock.advance(1)
+        if stage == "suspended":
+            assert world.cluster.store.list("Job") == []
+            world.edit(suspend=False)
+            await world.settle()
         [after] = world.cluster.store.list("Job")
         kept = stage == "training"
         assert (after["metadata"]["uid"] == before["metadata"]["uid"]) is kept

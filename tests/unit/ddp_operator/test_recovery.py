@@ -21,7 +21,6 @@ from tests.builders import NOW, child_job, child_pod, job, last_words, page
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW - timedelta(hours=1)))
 JOB = child_job()
 FAILED = child_job(conditions={"FailureTarget": "exit code 86"})
-QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
 NOT_READY = NodeView(False, "the node is not ready: Kubelet stopped posting node status.")
 READY = NodeView(True, "")
 FORBIDDEN = NodeView(None, "")
@@ -126,7 +125,16 @@ class TestDisruption:
         assert run(child_pod(0), old, child_pod(1, suffix="bbbbb")).status.attempt == 1
 
     def test_queued_job_keeps_its_place_in_the_queue(self) -> None:
-        assert run(child_pod(0), child_pod(1, disrupted=True), labels=QUEUED).status.attempt == 1
+        jobs = [child_job(queue="q")]
+        assert run(child_pod(0), child_pod(1, disrupted=True), jobs=jobs).status.attempt == 1
+
+    @pytest.mark.parametrize("about", [{"queue": "q"}, {"written": False}])
+    def test_victim_of_a_peer_that_a_queue_stopped_first_costs_nothing(self, about: Any) -> None:
+        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        preempted = child_job(suspend=True, conditions={"Failed": "words"}, **about)
+        decision = run(victim, jobs=[preempted])
+        assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1))
+        assert state(decision, "Restarting") == ("True", "Disrupted")
 
 
 class TestSuspension:

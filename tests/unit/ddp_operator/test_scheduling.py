@@ -182,7 +182,7 @@ class TestKueue:
 
     @pytest.mark.parametrize("is_so", [True, False])
     def test_a_suspension_takes_the_job_out_of_the_queue(self, is_so: bool) -> None:
-        actions = run(jobs=[child_job(suspend=is_so)], suspend=True, labels=QUEUED).actions
+        actions = run(jobs=[child_job(suspend=is_so, queue="q")], suspend=True, labels=QUEUED).actions
         assert actions == (DeleteJob("train-1", "job-1"),)
 
     def test_a_suspended_job_is_not_queued(self) -> None:

@@ -17,7 +17,7 @@ from tests.memory import World
 
 STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=format_time(NOW))
 FORBIDDEN = 'Error creating: pods "train-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
-QUEUED = {"kueue.x-k8s.io/queue-name": "gpu"}
+QUEUED = child_job(suspend=True, queue="gpu", written=False)
 BOUND = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
 
 
@@ -69,17 +69,20 @@ class TestWords:
         assert say(child_pod(0), waits) == ("PodsNotStarting", "train-1-1-abcde: CrashLoopBackOff: back-off 40s")
 
     def test_queue_that_has_not_admitted_the_job(self) -> None:
-        said = say(jobs=[child_job(suspend=True)], labels=QUEUED)
+        said = say(jobs=[QUEUED])
         assert said == ("QuotaPending", "Job train-1 waits until queue gpu admits it; 0 of 2 pods are placed")
+        unlabelled = child_job(suspend=True, written=False)
+        waits = "Job train-1 waits until whoever has suspended it admits it; 0 of 2 pods are placed"
+        assert say(jobs=[unlabelled]) == ("QuotaPending", waits)
 
     def test_why_the_queue_does_not_admit_it_in_kueues_words(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
         told = {"job-1": Trouble("Pending", words)}
-        said = say(jobs=[child_job(suspend=True)], labels=QUEUED, troubles=told)
+        said = say(jobs=[QUEUED], troubles=told)
         waits = "Job train-1 waits until queue gpu admits it"
         assert said == ("QuotaPending", f"{waits}: {words}; 0 of 2 pods are placed")
         # Once it is admitted the queue's words are of the past.
-        assert say(labels=QUEUED, troubles=told) == ("WaitingForPods", "0 of 2 pods are placed")
+        assert say(jobs=[child_job(queue="gpu")], troubles=told) == ("WaitingForPods", "0 of 2 pods are placed")
 
     def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
         cause = "failed to pull and unpack image: not found"
@@ -102,7 +105,7 @@ class TestWords:
         assert say(bare) == ("ImagePull", 'train-1-0-abcde: Back-off pulling image "x:1"')
 
     def test_suspension_by_the_user_is_no_waiting_in_a_queue(self) -> None:
-        assert say(jobs=[child_job(suspend=True)], labels=QUEUED, suspend=True)[0] == "WaitingForPods"
+        assert say(jobs=[QUEUED], suspend=True)[0] == "WaitingForPods"
         assert say(jobs=[child_job(suspend=True)])[0] == "WaitingForPods"
 
     def test_volume_that_is_attached_elsewhere(self) -> None:
@@ -150,17 +153,16 @@ class TestWords:
         made["status"] = {"startTime": format_time(NOW)}
         assert say(jobs=[made]) == ("WaitingForPods", "0 of 2 pods are placed")
 
-    @pytest.mark.parametrize(("age", "deleting"), [(29, False), (30, False), (30, True)])
-    def test_pods_that_the_garbage_collector_leaves_are_told(self, age: float, deleting: bool) -> None:
-        typed, seen = see(child_pod(owner="gone", deleting=deleting))
-        status = msgspec.structs.replace(typed.status, attempt_time=format_time(NOW - timedelta(seconds=age)))
-        fact = describe_scheduling(replace(typed, status=status), seen, 1, 2, NOW)
+    @pytest.mark.parametrize("age", [None, 29, 30])
+    def test_pods_that_the_garbage_collector_leaves_are_told(self, age: float | None) -> None:
+        """However old the attempt is: its Job may have been deleted just now, by a suspension."""
+        typed, seen = see(child_pod(owner="gone"))
+        old = msgspec.structs.replace(typed.status, attempt_time=format_time(NOW - timedelta(hours=1)))
+        since = None if age is None else NOW - timedelta(seconds=age)
+        fact = describe_scheduling(replace(typed, status=old), replace(seen, strays_since=since), 1, 2, NOW)
         words = "1 pods of the former attempt still run"
         told = "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
-        assert (fact.reason, fact.message) == (
-            "WaitingForFormerPods",
-            words + told * (age == 30 and not deleting),
-        )
+        assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
 
     @pytest.mark.parametrize("age", [29, 30])
     def test_scheduler_that_says_nothing_is_named(self, age: float) -> None:
@@ -221,10 +223,10 @@ class TestAsking:
         assert next_question(typed, replace(seen, waiting=others), NOW + timedelta(seconds=1)) == 4
 
     def test_about_a_job_that_waits_in_a_queue(self) -> None:
-        queued = see(jobs=[child_job(suspend=True)], labels=QUEUED)
+        queued = see(jobs=[QUEUED])
         assert in_doubt(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
         assert in_doubt(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
-        stopped = see(jobs=[child_job(suspend=True)], labels=QUEUED, suspend=True)
+        stopped = see(jobs=[QUEUED], suspend=True)
         assert in_doubt(*stopped, NOW + timedelta(seconds=9)) == ()
 
     def test_about_a_pod_that_is_placed_and_does_not_start(self) -> None:
