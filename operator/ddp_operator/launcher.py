@@ -52,6 +52,7 @@ ENV_TERMINATION_LOG = "DDP_TERMINATION_LOG"
 ENV_WATCHDOG = "DDP_WATCHDOG"
 ENV_LOG_PATTERNS = "DDP_LOG_PATTERNS"
 ENV_PREFLIGHT = "DDP_PREFLIGHT"
+ENV_SUCCESS_POLICY = "DDP_SUCCESS_POLICY"
 ENV_MASTER_ADDR = "MASTER_ADDR"
 ENV_MASTER_PORT = "MASTER_PORT"
 ENV_OMP_NUM_THREADS = "OMP_NUM_THREADS"
@@ -104,6 +105,7 @@ _SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for need
 _SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
 _LINGER_SECONDS = 3.0
 _SECONDS_WITHOUT_STORE = 5.0
+_SECONDS_FOR_ENDS = 5.0  # that pods which have trained together may end one after another
 _SECONDS_FOR_STORE = 2.0
 _LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
 _SECONDS_TO_READ = 30.0  # for the reader to pass on what ended workers have written
@@ -234,6 +236,7 @@ class Pod(NamedTuple):
     preflight: PreflightPlan | None = None
     elastic: bool = False
     program: bool = False
+    success_policy: str = "AllNodes"
 
     @property
     def local(self) -> bool:
@@ -265,6 +268,7 @@ def read_pod(env: dict[str, str], runtime: str) -> Pod:
         log_patterns=tuple(json.loads(env.get(ENV_LOG_PATTERNS) or "[]")),
         nproc=int(number(ENV_NPROC_PER_NODE, "1")),
         preflight=read_preflight(env.get(ENV_PREFLIGHT, "")),
+        success_policy=env.get(ENV_SUCCESS_POLICY) or "AllNodes",
     )
 
 
@@ -761,6 +765,12 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
             raise problem
         return 0
 
+    def wait_for_ends(inner: Any, self: Any) -> Any:
+        if have_all_ended(self, _SECONDS_FOR_ENDS):
+            return inner(self)
+        log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
+        return None
+
     def identify(inner: Any, self: Any, local_addr: str | None = None) -> Any:
         node = inner(self, local_addr)
         # An agent that takes a dead one's place is the same node: the others need not wait for its heartbeats to end.
@@ -773,6 +783,8 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
     wrap(agent, "_monitor_workers", monitor)
     wrap(processes.PContext, "close", close)
     wrap(handler, "num_nodes_waiting", count_waiting)
+    if pod.success_policy == "RankZero" and pod.node == 0:
+        wrap(agent, "_exit_barrier", wait_for_ends)  # torchrun would wait there for 300 s
     if pod.elastic:
         known: list[Heartbeats] = []
         wrap(rounds._RendezvousJoinOp, "__call__", join)
@@ -915,6 +927,19 @@ def find_early_ends(agent: Any) -> tuple[list[int], int]:
     except AttributeError:  # another torch
         ranks = []
     return ranks, sum(waiting)
+
+
+def have_all_ended(agent: Any, patience: float) -> bool:
+    """Tell whether the ranks of all other pods have ended too, or do so within ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    try:
+        while agent._store.add(_LAST_BARRIER, 0) < agent._worker_group.group_world_size - 1:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+    except Exception:
+        return False  # there is no store any more
+    return True
 
 
 def blame_early_ends(failure: dict[str, Any], ranks: list[int], pods: int) -> dict[str, Any]:

@@ -339,3 +339,12 @@ import socket
     ended = job.wait(0)
     assert (ended.code, ended.message["category"]) == (85, "Preempted")
     assert "SIGTERM: stopping" in ended.log
+
+
+def test_pod_0_does_not_wait_for_the_others_where_its_success_is_enough(pods: PodsFactory, tmp_path: Path) -> None:
+    script = "import os\nif os.environ['RANK'] == '0': raise SystemExit\n" + SLEEP
+    job = pods("train.py", script=script, nodes=2, env={"DDP_SUCCESS_POLICY": "RankZero"})
+    job.start()
+    ended = job.wait(0)
+    assert (ended.code, "the other pods are not waited for" in ended.log) == (0, True)
+    assert (tmp_path / "started-1-0").exists()

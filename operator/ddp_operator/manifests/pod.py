@@ -127,6 +127,8 @@ def _environment(
     if spec.metrics.log_patterns:
         # Kubernetes reads $(NAME) and $$ in a variable's value.
         env[constants.ENV_LOG_PATTERNS] = json.dumps(spec.metrics.log_patterns).replace("$", "$$")
+    if spec.success_policy != "AllNodes":
+        env[constants.ENV_SUCCESS_POLICY] = spec.success_policy
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
     return env

@@ -362,6 +362,18 @@ def test_who_has_ended_well_is_known_from_the_processes_and_the_store() -> None:
     assert launcher.find_early_ends(SimpleNamespace()) == ([], 0)
 
 
+def test_pod_0_waits_a_moment_for_the_others_where_its_success_is_enough() -> None:
+    ended = iter([0, 1, 2])
+    agent = Agent(lambda key, amount: next(ended))
+    agent._worker_group.group_world_size = 3
+    assert launcher.have_all_ended(agent, 60.0)
+    assert list(ended) == []
+    alone = Agent(lambda key, amount: 1)
+    alone._worker_group.group_world_size = 3
+    assert not launcher.have_all_ended(alone, 0.0)
+    assert not launcher.have_all_ended(SimpleNamespace(), 60.0)  # another torch, or no store any more
+
+
 def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(launcher, "_SECONDS_FOR_STORE", 0.05)
