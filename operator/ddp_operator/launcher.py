@@ -51,6 +51,7 @@ ENV_NON_RETRYABLE = "DDP_NON_RETRYABLE_EXIT_CODES"
 ENV_TERMINATION_LOG = "DDP_TERMINATION_LOG"
 ENV_WATCHDOG = "DDP_WATCHDOG"
 ENV_LOG_PATTERNS = "DDP_LOG_PATTERNS"
+ENV_EPOCHS = "DDP_EPOCHS"
 ENV_PREFLIGHT = "DDP_PREFLIGHT"
 ENV_SUCCESS_POLICY = "DDP_SUCCESS_POLICY"
 ENV_MASTER_ADDR = "MASTER_ADDR"
@@ -88,6 +89,8 @@ METRIC_PREFLIGHT_PASSED = "ddp_launcher_preflight_passed"
 METRIC_PREFLIGHT_SECONDS = "ddp_launcher_preflight_seconds"
 METRIC_ALL_REDUCE_RATE = "ddp_launcher_all_reduce_bytes_per_second"
 METRIC_STEPS = "ddp_steps_total"
+METRIC_STEP_SECONDS = "ddp_step_seconds_sum"
+METRIC_WORLD_SIZE = "ddp_world_size"
 METRIC_HEARTBEATS = "ddp_heartbeats_total"
 METRIC_SAVING = "ddp_saving"
 LAUNCHER_PHASES = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
@@ -232,6 +235,7 @@ class Pod(NamedTuple):
     oom_kills: int
     watchdog: WatchdogPlan | None = None
     log_patterns: tuple[str, ...] = ()
+    epochs: int | None = None
     nproc: int = 1
     preflight: PreflightPlan | None = None
     elastic: bool = False
@@ -266,6 +270,7 @@ def read_pod(env: dict[str, str], runtime: str) -> Pod:
         oom_kills=count_oom_kills(),
         watchdog=read_watchdog(env.get(ENV_WATCHDOG, "")),
         log_patterns=tuple(json.loads(env.get(ENV_LOG_PATTERNS) or "[]")),
+        epochs=int(number(ENV_EPOCHS, "0")) or None,
         nproc=int(number(ENV_NPROC_PER_NODE, "1")),
         preflight=read_preflight(env.get(ENV_PREFLIGHT, "")),
         success_policy=env.get(ENV_SUCCESS_POLICY) or "AllNodes",
@@ -1444,7 +1449,7 @@ def _is_number(text: str) -> bool:
 
 
 def read_progress(page: str) -> dict[str, float]:
-    """Return the gauges and counters that have no label but ``rank``."""
+    """Return the gauges and counters that have no label but ``rank``, and the time spent in steps."""
     kinds = {match[2]: match[3] for match in map(_HEADER.fullmatch, page.splitlines()) if match and match[1] == "TYPE"}
     found: dict[str, float] = {}
     for line in page.splitlines():
@@ -1453,7 +1458,8 @@ def read_progress(page: str) -> dict[str, float]:
             continue
         plain = not sample[2] or re.fullmatch(r'\{rank="[^"]*",?\}', sample[2])
         kind = kinds.get(sample[1]) or kinds.get(_family_of(sample[1], {name: {} for name in kinds}))
-        known = sample[1].startswith("ddp_") and len(sample[1]) < 64 and kind in ("gauge", "counter")
+        shown = kind in ("gauge", "counter") or sample[1] == METRIC_STEP_SECONDS
+        known = sample[1].startswith("ddp_") and len(sample[1]) < 64 and shown
         if plain and known and len(found) < _PROGRESS_LIMIT:
             found[sample[1]] = float(sample[3])
     return found
@@ -1647,19 +1653,20 @@ class _TooSlow(Exception):
 class LogProgress:
     """What patterns find in one rank's output."""
 
-    def __init__(self, patterns: list[re.Pattern[str]]) -> None:
+    def __init__(self, patterns: list[re.Pattern[str]], epochs: int | None = None) -> None:
         self._patterns = patterns
+        self._epochs = epochs  # where no line names them
         self._slow: dict[re.Pattern[str], int] = {}
         self._rest = b""
         self._values: dict[str, float] = {}
         self._steps = 0.0
         self._epoch: float | None = None  # of the last step
         self._first_epoch: float | None = None  # their numbers begin with 0 or 1
-        self._begins_anew = False  # the step counts from the begin of its epoch
+        self._begins_anew: bool | None = None  # the step counts from the begin of its epoch; None: not known yet
 
     def begin_anew(self) -> LogProgress:
         """Return the progress of the process that takes this one's place."""
-        other = LogProgress(self._patterns)
+        other = LogProgress(self._patterns, self._epochs)
         other._begins_anew, other._first_epoch = self._begins_anew, self._first_epoch
         return other
 
@@ -1674,7 +1681,7 @@ class LogProgress:
                 found = self._take(self._search(pattern, text), now) or found
         return found
 
-    def page(self, rank: int) -> str:
+    def page(self, rank: int, world_size: int | None = None) -> str:
         """Return the values as a Prometheus page."""
         values = self._count_on()
         step, total = values.get("ddp_step"), values.get("ddp_total_steps")
@@ -1682,6 +1689,8 @@ class LogProgress:
             values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
         if self._steps:
             values[METRIC_STEPS] = self._steps
+        if world_size is not None:
+            values[METRIC_WORLD_SIZE] = float(world_size)
         rows = []
         for name in sorted(values):
             rows.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
@@ -1691,6 +1700,13 @@ class LogProgress:
     def _count_on(self) -> dict[str, float]:
         """Return the values, with steps that begin anew in each epoch as those of the run: 3/60 is no 5 % of it."""
         values = dict(self._values)
+        if self._epochs is not None:
+            values.setdefault("ddp_epochs", float(self._epochs))
+        if self._begins_anew is None and self._epoch is not None and "ddp_epochs" not in values:
+            # Whether 60/60 ends the run or an epoch is not known before the next one begins.
+            values.pop("ddp_total_steps", None)
+            if self._epoch > (self._first_epoch or 0.0):
+                values.pop("ddp_step", None)
         if self._begins_anew and "ddp_total_steps" in values:
             each = values.pop("ddp_total_steps")
             if "ddp_epochs" in values:
@@ -1735,12 +1751,25 @@ class LogProgress:
             if epoch is not None:
                 if self._first_epoch is None:
                     self._first_epoch = min(1.0, epoch)
-                if before is not None and step < before and self._epoch is not None and epoch > self._epoch:
-                    self._begins_anew = True
+                if before is not None and self._epoch is not None and epoch > self._epoch and not self._begins_anew:
+                    self._begins_anew = step < before
                 self._epoch = epoch
             found[METRIC_LAST_STEP] = now
         self._values.update(found)
+        if self._begins_anew is None and self._contradicts_run():
+            self._begins_anew = True
         return bool(found)
+
+    def _contradicts_run(self) -> bool:
+        """Tell whether the last step can't be one of the run's total: its share of it is not that of its epoch."""
+        step, total = self._values.get("ddp_step"), self._values.get("ddp_total_steps")
+        epochs = self._values.get("ddp_epochs", self._epochs)
+        if step is None or not total or not epochs or self._epoch is None or self._first_epoch is None:
+            return False
+        past, share, spare = self._epoch - self._first_epoch, step / total, 1.5 / total
+        # One that was not seen to begin may count its epochs from 0.
+        until = past + 1 if past <= 0 else past + 2
+        return not past / epochs - spare <= share <= until / epochs + spare
 
 
 class Lines:
@@ -1787,7 +1816,7 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             patterns.append(compile_log_pattern(text))
         except ValueError as error:
             log(f"metrics.logPatterns: {text!r} {error}")
-    ranks = {descriptor: (rank, LogProgress(patterns)) for rank, descriptor in sources.items()}
+    ranks = {descriptor: (rank, LogProgress(patterns, pod.epochs)) for rank, descriptor in sources.items()}
     lines = {descriptor: Lines() for descriptor in ranks} if marked else {}
     processes: dict[int, Any] = {}
     ends = dict.fromkeys(ranks, b"")
@@ -1911,7 +1940,8 @@ def _write_log_page(pod: Pod, local_rank: int, progress: LogProgress) -> None:
     path = os.path.join(pod.runtime, "metrics", f"{local_rank}.log")
     try:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(progress.page(_global_rank(pod, local_rank, _about_worker(pod, local_rank))))
+            about = _about_worker(pod, local_rank)
+            file.write(progress.page(_global_rank(pod, local_rank, about), about.get("worldSize")))
         os.replace(f"{path}.tmp", path)
     except OSError:
         pass  # a full disk must not end the log

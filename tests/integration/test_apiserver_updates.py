@@ -77,7 +77,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "watchdog": ({}, {"stallSeconds": 100}, {"stallSeconds": 101}, {"action": "Report"}),
     "preflight": ({}, {"mode": "Fail"}, {"mode": "Warn", "checks": ["dns", "allreduce"]}, {"checks": []}),
     "checkpoint": ({}, {"path": "/ckpt"}, {"path": "/ckpt", "claimName": "c", "graceSeconds": 120}),
-    "metrics": ({}, {"port": 9400}, {"port": 9401}, {"logPatterns": ["(?P<step>[0-9]+)"]}),
+    "metrics": (
+        {},
+        {"port": 9400},
+        {"port": 9401},
+        {"logPatterns": ["(?P<step>[0-9]+)"]},
+        {"logPatterns": ["(?P<epoch>[0-9]+)"], "epochs": 3},
+    ),
     "scheduling": ({}, {"gang": "None"}, {"placement": "Pack", "topologyKey": "zone", "priorityClassName": "high"}),
     "networkPolicy": (
         {},

@@ -120,6 +120,14 @@ RULES: tuple[Rule, ...] = (
         "must differ from rendezvous.port, since both are served by pod 0; change one of them",
         field=".metrics.port",
     ),
+    _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out where the log says it"),
+    Rule(
+        "spec.metrics",
+        # As above, of a default without members.
+        "!has(self.epochs) || (has(self.logPatterns) && size(self.logPatterns) > 0)",
+        "has no effect without logPatterns; set those or remove it",
+        field=".epochs",
+    ),
     _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need some seconds to find each other"),
     Rule(
         "spec",

@@ -152,9 +152,14 @@ class Metrics(_Fields, frozen=True, kw_only=True):
         Meta(
             description="Regular expressions of Python, searched in each line that a rank writes. Their named groups "
             "are the progress of a script that reports none itself: step, totalSteps, epoch, epochs, loss, "
-            "learningRate, samples, samplesPerSecond, valAccuracy, valLoss; for example 'step (?P<step>[0-9]+)'."
+            "learningRate, samples (processed by the rank), samplesPerSecond (of all ranks, where samples is not "
+            "given), valAccuracy, valLoss; for example 'step (?P<step>[0-9]+)'."
         ),
     ] = ()
+    epochs: Annotated[
+        int | None,
+        Meta(description="Epochs of the run, for logPatterns that find the epoch, but no line that says of how many."),
+    ] = None
 
 
 class Scheduling(_Fields, frozen=True, kw_only=True):

@@ -129,6 +129,8 @@ def _environment(
         env[constants.ENV_LOG_PATTERNS] = json.dumps(spec.metrics.log_patterns).replace("$", "$$")
     if spec.success_policy != "AllNodes":
         env[constants.ENV_SUCCESS_POLICY] = spec.success_policy
+    if spec.metrics.epochs is not None:
+        env[constants.ENV_EPOCHS] = str(spec.metrics.epochs)
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
     return env

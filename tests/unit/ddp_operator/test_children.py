@@ -250,8 +250,9 @@ class TestPod:
         ours = {name: value for name, value in vars(constants).items() if name.startswith("ENV_")}
         wanted = {value for name, value in ours.items() if name not in elsewhere}
         limits = {"limits": {"cpu": "1"}}
-        patterns = {"logPatterns": ["(?P<step>.)"]}
-        env = env_of(checkpoint={"path": "/c"}, metrics=patterns, template=template(trainer(resources=limits)))
+        patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
+        made = template(trainer(resources=limits))
+        env = env_of(checkpoint={"path": "/c"}, metrics=patterns, successPolicy="RankZero", template=made)
         assert wanted <= set(env)
         assert all(isinstance(value, str) for value in env.values())
 

@@ -113,7 +113,10 @@ def test_steps_of_an_epoch_become_those_of_the_run(
         seen.feed(f"epoch {first}{epochs}: {step}/60\n".encode(), NOW)
         status = build_progress(values(seen))
         assert status is not None
-        assert (status.step, status.total_steps) == (step, 60)  # nobody has said yet that this is an epoch's
+        assert status.step == step
+        assert status.percent != "100.0%"
+        if not epochs:  # nobody has said yet whether this is the run's or an epoch's
+            assert (status.total_steps, status.percent) == (None, None)
     seen.feed(f"epoch {first + 1}{epochs}: 5/60\n".encode(), NOW)
     status = build_progress(values(seen))
     assert status is not None
@@ -144,7 +147,61 @@ def test_a_step_that_goes_back_within_its_epoch_or_without_one_is_not_counted_on
     seen = progress(r"(?:epoch (?P<epoch>\d+) )?step (?P<step>\d+)/(?P<totalSteps>\d+)")
     for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
         seen.feed(line, NOW)
-    assert (values(seen)["ddp_step"], values(seen)["ddp_total_steps"]) == (1, 10)
+    assert values(seen)["ddp_step"] == 1
+    assert "ddp_total_steps" not in values(seen)
+
+
+EPOCH_LINE = r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))? step (?P<step>\d+)/(?P<totalSteps>\d+)"
+
+
+def shown(seen: LogProgress, line: str) -> tuple[int | None, int | None, str | None]:
+    seen.feed(f"{line}\n".encode(), NOW)
+    status = build_progress(values(seen))
+    assert status is not None
+    return status.step, status.total_steps, status.percent
+
+
+def test_the_number_of_epochs_may_be_given_where_the_log_does_not_name_it() -> None:
+    seen = LogProgress([compile_log_pattern(EPOCH_LINE)], epochs=2)
+    assert shown(seen, "epoch 1 step 60/60") == (60, 120, "50.0%")
+    assert shown(seen, "epoch 2 step 60/60") == (60, 120, "50.0%")  # a number that is repeated is no new step
+    assert shown(seen, "epoch 2 step 59/60") == (119, 120, "99.2%")
+    assert values(seen)["ddp_epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("epoch 1/20 step 40/1200", (40, 1200, "3.3%")),  # 60 in each epoch: within the first twentieth
+        ("epoch 1/20 step 63/1200", (63, 24000, "0.3%")),
+        ("epoch 5/20 step 280/1200", (280, 1200, "23.3%")),
+        ("epoch 5/20 step 3/60", (243, 1200, "20.2%")),  # a run that is at a fifth is not at 5 %
+        ("epoch 1/1 step 60/60", (60, 60, "100.0%")),
+    ],
+)
+def test_a_first_line_shows_whether_its_step_is_one_of_the_run_where_the_epochs_are_known(
+    line: str, expected: tuple[int | None, int | None, str | None]
+) -> None:
+    assert shown(progress(EPOCH_LINE), line) == expected
+
+
+def test_a_process_that_begins_in_a_later_epoch_of_an_unknown_number_has_no_step_yet() -> None:
+    seen = progress(EPOCH_LINE)
+    seen.feed(b"epoch 5 step 3/60\n", NOW)
+    assert not {"ddp_step", "ddp_total_steps"} & values(seen).keys()
+    assert shown(seen, "epoch 6 step 1/60") == (301, None, None)
+
+
+def test_a_step_that_goes_on_through_the_epochs_is_one_of_the_run() -> None:
+    seen = progress(EPOCH_LINE)
+    assert shown(seen, "epoch 1 step 60/120") == (60, None, None)
+    assert shown(seen, "epoch 2 step 61/120") == (61, 120, "50.8%")
+
+
+def test_the_page_says_how_many_ranks_there_are() -> None:
+    seen = progress(r"step (?P<step>\d+)")
+    seen.feed(b"step 3\n", NOW)
+    assert parse_page(seen.page(1, 8)).values["ddp_world_size"] == 8
 
 
 def test_endless_lines_and_bytes_that_are_no_text_do_no_harm() -> None:
