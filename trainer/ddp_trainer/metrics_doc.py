@@ -61,7 +61,7 @@ slow rank does not show in `ddp_step_seconds`. It shows in the time before the w
                  / rate(ddp_steps_total[5m])
     straggler ratio = max over ranks of work(rank) / median over ranks of work(rank)
 
-A ratio near 1 is an even load. What a rank waits for the others in a step is about mean step time - work(rank). Two
+The median is the lower one: of two ranks the slower is measured by the other. A ratio near 1 is an even load. What a rank waits for the others in a step is about mean step time - work(rank). Two
 limits: buckets that are all-reduced while backward still runs can stretch it on a CPU, where the message shares the
 cores; and parameters whose gradients come after the first parameter's (a model that uses its first parameter last)
 are not seen.

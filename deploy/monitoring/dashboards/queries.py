@@ -131,9 +131,9 @@ JOB_STEP_QUANTILES = tuple(
     for share in ("0.5", "0.99")
 )
 JOB_RANK_WORK = Query(f"sum by (rank) (({COMPUTE} + {DATA}) / {STEPS})", "{{rank}}")
+# The lower median: the greatest that is not above the median, which of an even number lies between two.
 JOB_STRAGGLER = Query(
-    f"max(sum by (rank) (({COMPUTE} + {DATA}) / {STEPS}))"
-    f" / quantile(0.5, sum by (rank) (({COMPUTE} + {DATA}) / {STEPS}))",
+    f"max({JOB_RANK_WORK.expr}) / max({JOB_RANK_WORK.expr} <= on () group_left () quantile(0.5, {JOB_RANK_WORK.expr}))",
     "slowest rank / median rank",
 )
 JOB_CHECKPOINT_SECONDS = Query(

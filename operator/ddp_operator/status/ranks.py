@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from statistics import median
+from statistics import median_low
 
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
@@ -42,7 +42,8 @@ def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
         steps, compute, wait = new.steps - old.steps, new.compute - old.compute, new.data_wait - old.data_wait
         if steps >= 1 and compute >= 0 and wait >= 0:
             work[rank], waits[rank] = (compute + wait) / steps, wait > compute
-    usual = median(work.values()) if len(work) > 1 else 0.0
+    # The lower one: between two ranks, the mean of both would make any slow one at most twice as slow.
+    usual = median_low(work.values()) if len(work) > 1 else 0.0
     if not usual > 0:
         return ()
     slow = sorted((-work[rank] / usual, rank) for rank in work if work[rank] / usual >= _RATIO)

@@ -114,6 +114,10 @@ class TestStragglers:
         assert find_stragglers(*self.ranks(r0=(9.0, 0.0))) == ()
         assert find_stragglers({}, {}) == ()
 
+    def test_of_two_ranks_the_slower_is_measured_by_the_other(self) -> None:
+        found = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0)))
+        assert found == (Straggler(rank=1, ratio="11.0", cause="compute"),)
+
     def test_rank_that_began_anew_is_left_out(self) -> None:
         before, now = self.ranks(r0=(1, 0), r1=(1, 0), r2=(9, 0))
         now[2] = RankSample(steps=5, compute=1, data_wait=1)
