@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -42,6 +43,9 @@ _MAX_RANKS = 256  # of one pod
 _MAX_SAMPLES = 4096
 _MAX_LINE = 4096
 _MAX_INT = 2**31 - 1
+# Rates are taken over so long, where there are readings for it: one step says little, and an hour ago is not now.
+_RATE_WINDOW = 10.0
+_MAX_READINGS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,104 @@ class RankSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """Steps a second, and samples a second of all ranks together, where they are known."""
+
+    steps: float | None = None
+    samples: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The counters of a rank's process at a moment. ``seconds`` is the time spent in its steps, None: not reported."""
+
+    time: float
+    steps: float | None = None
+    samples: float | None = None
+    seconds: float | None = None
+    last_step: float | None = None
+    world_size: float = 1.0
+
+
+class RateMeter:
+    """Derives rates from successive readings of one rank's counters."""
+
+    def __init__(self) -> None:
+        self._process: object = None
+        self._readings: deque[_Reading] = deque(maxlen=_MAX_READINGS)
+        self._rates: Rates | None = None
+
+    def measure(self, process: object, values: Mapping[str, float], now: float) -> Rates | None:
+        """Return the rates at this reading, None before they are known.
+
+        ``process`` is equal for two readings as long as the counters are the same process's. Of the first one the
+        rates are its averages. While no step ends the last ones stand: the next step may take long.
+        """
+        reading = _read_counters(values, now)
+        if reading.steps is None and reading.samples is None:
+            return None
+        last = self._readings[-1] if self._readings else None
+        if last is not None and (process != self._process or _began_anew(last, reading)):
+            self._readings.clear()
+            last = self._rates = None
+        self._process = process
+        if last is None:
+            self._rates = average_rates(values)
+        elif (reading.steps, reading.samples) != (last.steps, last.samples):
+            while len(self._readings) > 1 and now - self._readings[1].time >= _RATE_WINDOW:
+                self._readings.popleft()
+            self._rates = _derive_rates(self._readings[0], reading) or self._rates
+        else:
+            return self._rates
+        self._readings.append(reading)
+        return self._rates
+
+
+def average_rates(values: Mapping[str, float]) -> Rates | None:
+    """Return the rates of a process since its start, where it reports the time that it has spent in steps."""
+    reading = _read_counters(values, 0.0)
+    return None if reading.seconds is None else _derive_rates(_Reading(0.0, 0.0, 0.0, 0.0), reading)
+
+
+def _read_counters(values: Mapping[str, float], now: float) -> _Reading:
+    def finite(name: str) -> float | None:
+        value = values.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+    return _Reading(
+        time=now,
+        steps=finite(constants.METRIC_STEPS),
+        samples=finite(constants.METRIC_SAMPLES),
+        seconds=finite(constants.METRIC_STEP_SECONDS),
+        last_step=finite(constants.METRIC_LAST_STEP),
+        world_size=finite(constants.METRIC_WORLD_SIZE) or 1.0,
+    )
+
+
+def _began_anew(before: _Reading, after: _Reading) -> bool:
+    pairs = ((before.steps, after.steps), (before.samples, after.samples), (before.seconds, after.seconds))
+    return any(old is not None and (new is None or new < old) for old, new in pairs)
+
+
+def _derive_rates(before: _Reading, after: _Reading) -> Rates | None:
+    """Return the rates between two readings of a process: over its time in steps, else from last step to last step."""
+    seconds = after.time - before.time
+    if before.last_step is not None and after.last_step is not None and after.last_step > before.last_step:
+        seconds = after.last_step - before.last_step
+    if before.seconds is not None and after.seconds is not None:
+        seconds = after.seconds - before.seconds
+
+    def rate(old: float | None, new: float | None, times: float = 1.0) -> float | None:
+        made = 0.0 if old is None or new is None else (new - old) * times
+        found = made / seconds if seconds > 0 else 0.0
+        return found if 0 < found < 1e15 else None
+
+    # Ranks step together: those of the others are as many.
+    rates = Rates(rate(before.steps, after.steps), rate(before.samples, after.samples, after.world_size))
+    return None if rates == Rates() else rates
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One scrape. ``values`` are the wanted series of the lowest rank on the page."""
 
@@ -63,6 +165,7 @@ class Page:
     in_place_restarts: int = 0
     preflight: PreflightStatus | None = None
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
+    rates: Rates | None = None
 
     @property
     def meeting(self) -> bool:
@@ -74,6 +177,15 @@ class Page:
         """True where workers that run have reported a step; what a log has shown stays on the page after them."""
         step = self.values.get(constants.METRIC_GLOBAL_STEP, self.values.get(constants.METRIC_STEPS, 0.0))
         return step > 0 and not self.meeting
+
+    @property
+    def began_at(self) -> int | None:
+        """The step of the run at which these workers began; None: not known, or they have made no step yet."""
+        step, made = self.values.get(constants.METRIC_GLOBAL_STEP), self.values.get(constants.METRIC_STEPS)
+        if not self.training or step is None or not made:
+            return None
+        began = _whole(step - made)
+        return None if began is None else max(0, began)
 
 
 def parse_page(text: str) -> Page:
@@ -102,11 +214,13 @@ def parse_page(text: str) -> Page:
     return Page(values, phase, restarts, _build_preflight(preflight) if preflight else None, ranks)
 
 
-def build_progress(values: Mapping[str, float], previous: Progress | None = None) -> Progress | None:
+def build_progress(
+    values: Mapping[str, float], previous: Progress | None = None, rates: Rates | None = None
+) -> Progress | None:
     """Return the status block for a set of series, or None where they say nothing of progress.
 
-    The ETA is the finished part extrapolated at the current rate: remaining samples over samples a second. With no
-    rate or no total it is left out rather than guessed.
+    The time left is that of the steps left at the rate of steps. Without a rate or a total it is left out rather than
+    guessed.
     """
     # A process that has made no step yet does not say where the run stands: it may go on from a checkpoint.
     steps = values.get(constants.METRIC_GLOBAL_STEP, values.get(constants.METRIC_STEPS) or None)
@@ -115,7 +229,13 @@ def build_progress(values: Mapping[str, float], previous: Progress | None = None
     total, ratio = values.get(constants.METRIC_TOTAL_STEPS), values.get(constants.METRIC_PROGRESS)
     if ratio is None and steps is not None and total:
         ratio = steps / total
-    eta = _eta(values, steps, total)
+    before = previous or Progress()
+    if rates is None:
+        rates = Rates() if before.steps_per_second else average_rates(values) or Rates()
+    step_rate = _number(rates.steps) or before.steps_per_second
+    # A figure of the script's own (metrics.logPatterns) stands where its samples are not counted.
+    sample_rate = rates.samples or values.get(constants.METRIC_GLOBAL_RATE)
+    eta = _eta(steps, total, step_rate)
     last = values.get(constants.METRIC_LAST_STEP)
     return Progress(
         epoch=_whole(values.get(constants.METRIC_EPOCH)),
@@ -126,9 +246,10 @@ def build_progress(values: Mapping[str, float], previous: Progress | None = None
         eta_seconds=eta,
         eta=None if eta is None else format_duration(eta),
         loss=_number(values.get(constants.METRIC_LOSS)),
-        samples_per_second=_number(values.get(constants.METRIC_GLOBAL_RATE)),
-        val_accuracy=_number(values.get(constants.METRIC_VAL_ACCURACY)) or (previous and previous.val_accuracy) or None,
-        val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or (previous and previous.val_loss) or None,
+        samples_per_second=_number(sample_rate) or before.samples_per_second,
+        steps_per_second=step_rate,
+        val_accuracy=_number(values.get(constants.METRIC_VAL_ACCURACY)) or before.val_accuracy,
+        val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or before.val_loss,
         last_step_time=_time(last),
     )
 
@@ -155,13 +276,16 @@ def build_checkpoint(values: Mapping[str, float]) -> CheckpointStatus | None:
     return CheckpointStatus(step=step) if step else None
 
 
-def compute_goodput(values: Mapping[str, float], wall_seconds: float) -> str | None:
-    """Return the share of the wall time that moved the run forward: docs/metrics.md has the formula."""
+def compute_goodput(values: Mapping[str, float], wall_seconds: float, start_step: int = 0) -> str | None:
+    """Return the share of the wall time that moved the run forward: docs/metrics.md has the formula.
+
+    ``start_step`` is the step at which the job began: what a former job has done took none of its time.
+    """
     done, seconds = values.get(constants.METRIC_STEPS), values.get(constants.METRIC_STEP_SECONDS)
-    kept = values.get(constants.METRIC_GLOBAL_STEP)
-    if not done or not seconds or not kept or wall_seconds <= 0:
+    step = values.get(constants.METRIC_GLOBAL_STEP)
+    if not done or not seconds or not step or wall_seconds <= 0:
         return None
-    share = kept * (seconds / done) / wall_seconds
+    share = (step - start_step) * (seconds / done) / wall_seconds
     return f"{min(share, 1.0):.2f}" if math.isfinite(share) and share >= 0 else None
 
 
@@ -198,14 +322,11 @@ def _rank(labels: Mapping[str, str]) -> float:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else math.inf
 
 
-def _eta(values: Mapping[str, float], steps: float | None, total: float | None) -> int | None:
-    rate, samples = values.get(constants.METRIC_GLOBAL_RATE), values.get(constants.METRIC_SAMPLES)
-    world = values.get(constants.METRIC_WORLD_SIZE, 1.0)
-    done = values.get(constants.METRIC_STEPS)
-    if not rate or not steps or not total or not samples or not done:
+def _eta(steps: float | None, total: float | None, steps_per_second: str | None) -> int | None:
+    if not steps or not total or not steps_per_second:
         return None
-    # Samples a step over all ranks, from this rank's own counters since it started.
-    remaining = max(total - steps, 0.0) * (samples / done) * world / rate
+    rate = float(steps_per_second)
+    remaining = max(total - steps, 0.0) / rate if rate > 0 else math.inf
     return round(remaining) if 0 <= remaining < 1e9 else None
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
 from typing import Any
@@ -35,7 +35,7 @@ from ddp_operator.cluster import (
     controller_of,
 )
 from ddp_operator.manifests.children import build_children, load_launcher
-from ddp_operator.progress import Page, parse_page
+from ddp_operator.progress import Page, RateMeter, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost, ranks, waiting
 from ddp_operator.status.changes import can_wait
@@ -83,6 +83,7 @@ class _Memory:
     """What is remembered of one resource: the times of what is not done in every pass, and the answers of then."""
 
     scraped: datetime | None = None
+    meter: RateMeter = field(default_factory=RateMeter)
     written: datetime | None = None
     compared: tuple[datetime, int, ranks.Ranks] | None = None
     asked: tuple[datetime, Mapping[str, Trouble]] | None = None
@@ -362,7 +363,11 @@ class Reconciler:
             return False, None
         memory.scraped = now
         text = await self._cluster.scrape(master.raw, job.spec.metrics.port)
-        return True, None if text is None else parse_page(text)
+        if text is None:
+            return True, None
+        page = parse_page(text)
+        process = master.uid, page.in_place_restarts
+        return True, replace(page, rates=memory.meter.measure(process, page.values, now.timestamp()))
 
     async def _write(self, key: Key, snapshot: Snapshot, job: DDPTrainingJob, decision: Decision) -> float | None:
         """Patch the status where it differs, then tell what changed. What can wait is written once a second."""

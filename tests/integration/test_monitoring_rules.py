@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
+from ddp_operator.launcher import LOG_GROUPS
 from ddp_operator.telemetry import SAMPLE_RESOURCE, Metrics
 from ddp_trainer.metrics_table import METRICS
 
@@ -27,7 +28,7 @@ def exported() -> set[str]:
     """Return every name of a series that trainer, launcher and operator export."""
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
     names = {metric.name + end for metric in METRICS for end in suffixes.get(metric.kind, ("",))}
-    names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS}
+    names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS, *LOG_GROUPS.values()}
     operator = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     operator.on_reconcile(0.1, None)
     operator.on_call("get", "pods", "200")

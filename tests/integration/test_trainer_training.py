@@ -31,7 +31,6 @@ def test_every_rank_answers_while_it_trains(tmp_path: Path) -> None:
             assert float(found["ddp_loss"]) > 0
             assert 0 < float(found["ddp_validation_accuracy"]) <= 1
             assert float(found["ddp_compute_seconds_total"]) > 0
-            assert float(found["ddp_global_samples_per_second"]) > 0
             assert found["ddp_world_size"] == "2.0"
 
 

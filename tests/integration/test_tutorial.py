@@ -43,6 +43,7 @@ def test_the_tutorials_script_trains_and_goes_on_as_a_job(tmp_path: Path) -> Non
         progress, log = run.read_status()["progress"], (run.run_folder / "logs" / "attempt-1-pod-0.log").read_text()
     assert (progress["epoch"], progress["percent"]) == (3, "100.0%")
     assert float(progress["loss"]) > 0
+    assert float(progress["samplesPerSecond"]) > 0
     assert "goes on after epoch 2" in log
     assert "epoch 3/3" in log
     assert "epoch 2/3" not in log

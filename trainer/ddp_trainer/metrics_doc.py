@@ -61,21 +61,31 @@ slow rank does not show in `ddp_step_seconds`. It shows in the time before the w
                  / rate(ddp_steps_total[5m])
     straggler ratio = max over ranks of work(rank) / median over ranks of work(rank)
 
-The median is the lower one: of two ranks the slower is measured by the other. A ratio near 1 is an even load. What a rank waits for the others in a step is about mean step time - work(rank). Two
-limits: buckets that are all-reduced while backward still runs can stretch it on a CPU, where the message shares the
-cores; and parameters whose gradients come after the first parameter's (a model that uses its first parameter last)
-are not seen.
+The median is the lower one: of two ranks the slower is measured by the other. A ratio near 1 is an even load. What a
+rank waits for the others in a step is about mean step time - work(rank). Two limits: buckets that are all-reduced while
+backward still runs can stretch it on a CPU, where the message shares the cores; and parameters whose gradients come
+after the first parameter's (a model that uses its first parameter last) are not seen.
 
 **Goodput.** The share of a run's wall time that moved it forward:
 
     goodput = steps that were kept * mean step time / wall time since the job was created
 
-Steps that were kept is `ddp_step` at the end; mean step time is `ddp_step_seconds_sum / ddp_step_seconds_count`.
+Steps that were kept is `ddp_step` at the end, less the step at which the job began: that of a checkpoint which a former
+job has left is `status.startStep`. Mean step time is `ddp_step_seconds_sum / ddp_step_seconds_count`.
 Steps that were taken twice because a failure came after the last checkpoint, start-up, waiting for ranks,
 validation and saving all count against it.
 
-**Time left**, in seconds: `(ddp_total_steps - ddp_step) * rate(ddp_step_seconds_sum[5m]) /
-rate(ddp_step_seconds_count[5m])`.
+**Throughput.** Of all ranks, from counters alone, so that every script has it that reports them:
+
+    steps a second   = rate(ddp_steps_total[5m]) / rate(ddp_step_seconds_sum[5m])
+    samples a second = ddp_world_size * rate(ddp_samples_total[5m]) / rate(ddp_step_seconds_sum[5m])
+
+Each is a mean over the ranks: they step together. Pauses for validation and checkpoints are left out, as far as the
+step time leaves them out; the progress that `metrics.logPatterns` find has no step time: there it is the clock's.
+`status.progress` has the two for rank 0, over the last ten seconds or the last two readings; a script that counts no
+samples has steps a second only, or what its log says of itself (`samplesPerSecond`).
+
+**Time left**, in seconds: `(ddp_total_steps - ddp_step) / steps a second`.
 """
 
 

@@ -122,13 +122,6 @@ METRICS = (
     ),
     Metric(contract.METRIC_WORLD_SIZE, "gauge", "Number of ranks.", "WORLD_SIZE."),
     Metric(
-        contract.METRIC_GLOBAL_RATE,
-        "gauge",
-        "Training samples a second of all ranks together.",
-        "This rank's samples / time between the last two log lines (pauses for validation and checkpoints left out) * "
-        "ddp_world_size. Synchronous ranks step together, so no message is needed for it.",
-    ),
-    Metric(
         contract.METRIC_HEARTBEATS,
         "counter",
         "Signs of life between steps, for the launcher's watchdog.",

@@ -153,7 +153,6 @@ class Reporter:
         losses += line.seen
         loss = sum(losses) / len(losses)
         self._exporter.set(contract.METRIC_LOSS, loss)
-        self._exporter.set(contract.METRIC_GLOBAL_RATE, line.rate)
         if self._world.device.type == "cuda":
             self._exporter.set("ddp_gpu_memory_bytes", torch.cuda.max_memory_allocated())
         self.say(

@@ -6,6 +6,7 @@ series are those of docs/metrics.md, the launcher's are in docs/pod-contract.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -36,6 +37,23 @@ def in_phase(phases: str) -> str:
     return f"max by ({JOB}) ({in_fleet('ddp_launcher_phase', f', phase=~{chr(34)}{phases}{chr(34)}')}) == 1"
 
 
+def per_second(counter: str, pick: Callable[[str], str]) -> str:
+    """Return the rate of a counter of the ranks, a mean of each job's, over the time that is spent in steps.
+
+    Pauses for validation and checkpoints are left out where that time is exported, which it is not of a script whose
+    progress comes from its log.
+    """
+    rate, seconds = f"rate({pick(counter)}{RATE})", f"rate({pick('ddp_step_seconds_sum')}{RATE})"
+    return f"(sum by ({JOB}) ({rate}) / on ({JOB}) (sum by ({JOB}) ({seconds}) > 0) or avg by ({JOB}) ({rate} > 0))"
+
+
+def samples_per_second(pick: Callable[[str], str]) -> str:
+    """Return the samples a second of all ranks of each job; where none are counted, what the script's log says."""
+    ranks = f"max by ({JOB}) ({pick('ddp_world_size')})"
+    said = f"max by ({JOB}) ({pick('ddp_global_samples_per_second')})"
+    return f"({ranks} * on ({JOB}) {per_second('ddp_samples_total', pick)} or {said})"
+
+
 RUNNING = in_phase("Running")
 WAITING = in_phase("Starting|WaitingForMaster|Rendezvous")
 
@@ -45,9 +63,9 @@ FLEET_RUNNING = Query(f"count({RUNNING}) or vector(0)")
 FLEET_WAITING = Query(f"count(({WAITING}) unless on ({JOB}) ({RUNNING})) or vector(0)")
 FLEET_RANKS = Query(f"count({in_fleet('ddp_steps_total')}) or vector(0)")
 FLEET_GPUS = Query(f"count({in_fleet('ddp_gpu_memory_bytes')}) or vector(0)")
-FLEET_SAMPLES = Query(f"sum(max by ({JOB}) ({in_fleet('ddp_global_samples_per_second')}))")
+FLEET_SAMPLES = Query(f"sum({samples_per_second(in_fleet)})")
 FLEET_PODS_BY_PHASE = Query(f"sum by (phase) ({in_fleet('ddp_launcher_phase')})", "{{phase}}")
-FLEET_RATES = Query(f"max by ({JOB}) ({in_fleet('ddp_global_samples_per_second')})", "{{namespace}}/{{ddp_job}}")
+FLEET_RATES = Query(samples_per_second(in_fleet), "{{namespace}}/{{ddp_job}}")
 FLEET_TIME_IN_STEPS = Query(
     f"avg by ({JOB}) (rate({in_fleet('ddp_step_seconds_sum')}{RATE}))", "{{namespace}}/{{ddp_job}}"
 )
@@ -88,7 +106,8 @@ FLEET_TABLE = (
     Query(f"max by ({JOB}) ({in_fleet('ddp_step')})", "step"),
     Query(f"avg by ({JOB}) ({in_fleet('ddp_loss')})", "loss"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_validation_accuracy')})", "validation accuracy"),
-    Query(f"max by ({JOB}) ({in_fleet('ddp_global_samples_per_second')})", "samples/s"),
+    Query(samples_per_second(in_fleet), "samples/s"),
+    Query(per_second("ddp_steps_total", in_fleet), "steps/s"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_world_size')})", "ranks"),
     Query(f"time() - max by ({JOB}) ({in_fleet('ddp_last_step_timestamp_seconds')})", "last step ago"),
 )
@@ -101,14 +120,12 @@ DATA = f"rate({of_job('ddp_data_wait_seconds_total')}{RATE})"
 COMPUTE = f"rate({of_job('ddp_compute_seconds_total')}{RATE})"
 
 JOB_PROGRESS = Query(f"max({of_job('ddp_progress_ratio')})")
-JOB_TIME_LEFT = Query(
-    f"max({of_job('ddp_total_steps')} - {of_job('ddp_step')})"
-    f" * avg({STEP_SECONDS}) / avg(rate({of_job('ddp_step_seconds_count')}{RATE}) > 0)"
-)
+JOB_STEP_RATE = Query(f"max({per_second('ddp_steps_total', of_job)})", "steps/s")
+JOB_TIME_LEFT = Query(f"max({of_job('ddp_total_steps')} - {of_job('ddp_step')}) / {JOB_STEP_RATE.expr}")
 JOB_EPOCH = Query(f"max({of_job('ddp_epoch')})", "epoch")
 JOB_EPOCHS = Query(f"max({of_job('ddp_epochs')})", "of")
 JOB_RANKS = Query(f"max({of_job('ddp_world_size')})")
-JOB_RATE = Query(f"max({of_job('ddp_global_samples_per_second')})", "samples/s")
+JOB_RATE = Query(f"max({samples_per_second(of_job)})", "samples/s")
 JOB_LAST_STEP = Query(f"time() - max({of_job('ddp_last_step_timestamp_seconds')})")
 JOB_LOSS = Query(f"avg({of_job('ddp_loss')})", "mean of all ranks")
 JOB_LOSS_MAX = Query(f"max({of_job('ddp_loss')})", "highest rank")

@@ -66,6 +66,7 @@ class Progress(_Fields, frozen=True, kw_only=True):
     eta_seconds: int | None = None
     loss: str | None = None
     samples_per_second: Annotated[str | None, Meta(description="Over all ranks.")] = None
+    steps_per_second: str | None = None
     val_accuracy: str | None = None
     val_loss: str | None = None
     last_step_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
@@ -97,8 +98,13 @@ class LastRestart(_Fields, frozen=True, kw_only=True):
 
     attempt: Annotated[int, Meta(description="The attempt that it began.")]
     time: Annotated[str, Meta(description="When training was interrupted.", extra_json_schema={"format": "date-time"})]
+    step: Annotated[int | None, Meta(description="Farthest step that was reported before it.")] = None
     steps_lost: Annotated[
-        int | None, Meta(description="Steps after the newest checkpoint, made once more. Unset: none were reported.")
+        int | None,
+        Meta(
+            description="Reported steps that were made again, after the step at which the workers resumed. Until their "
+            "first step those after the newest checkpoint. Unset: not known."
+        ),
     ] = None
     recovery_seconds: Annotated[
         int | None, Meta(description="From the interruption to the first step that was seen afterwards.")
@@ -153,6 +159,9 @@ class Status(_Fields, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     preflight: PreflightStatus | None = None
+    start_step: Annotated[
+        int | None, Meta(description="Step at which the job began: 0, or that of a checkpoint which it found.")
+    ] = None
     goodput: Annotated[
         str | None, Meta(description="Share of the wall time that moved the run forward, 0 to 1: docs/metrics.md.")
     ] = None

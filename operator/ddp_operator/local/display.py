@@ -61,6 +61,7 @@ def describe_progress(progress: Progress | None) -> list[str]:
             (p.loss, f"loss {p.loss}"),
             (p.val_accuracy, f"val acc {p.val_accuracy}"),
             (p.samples_per_second, f"{p.samples_per_second} samples/s"),
+            (None if p.samples_per_second else p.steps_per_second, f"{p.steps_per_second} steps/s"),
         )
         if known is not None
     ]

@@ -19,6 +19,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.progress import Page, Rates
 
 COLUMNS: Final = {
     "time": None,  # Unix seconds
@@ -26,7 +27,8 @@ COLUMNS: Final = {
     "epoch": constants.METRIC_EPOCH,
     "step": constants.METRIC_GLOBAL_STEP,
     "loss": constants.METRIC_LOSS,
-    "samples_per_second": constants.METRIC_GLOBAL_RATE,
+    "samples_per_second": None,
+    "steps_per_second": None,
     "learning_rate": constants.METRIC_LEARNING_RATE,
     "validation_accuracy": constants.METRIC_VAL_ACCURACY,
     "validation_loss": constants.METRIC_VAL_LOSS,
@@ -37,7 +39,7 @@ COLUMNS: Final = {
     "data_seconds": constants.METRIC_DATA_SECONDS,
     "compute_seconds": constants.METRIC_COMPUTE_SECONDS,
 }
-"""Columns of metrics.csv and the metric that each holds."""
+"""Columns of metrics.csv and the metric that each holds; None: it comes from elsewhere, or is derived."""
 
 _LIVING: Final = """\
 # Written by `ddp run`, process {pid} on {host}, and true only while that runs; it began at {since}.
@@ -185,15 +187,23 @@ class RunFolder:
         """Keep the last metrics page of a pod."""
         self._write(self.pages / f"{pod}.prom", page)
 
-    def write_row(self, moment: datetime, attempt: int, values: Mapping[str, float]) -> None:
+    def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
         """Append a row to metrics.csv; what is not known is left empty."""
+        rates = page.rates or Rates()
+        derived = {
+            "time": f"{moment.timestamp():.3f}",
+            "attempt": attempt,
+            "samples_per_second": rates.samples or page.values.get(constants.METRIC_GLOBAL_RATE),
+            "steps_per_second": rates.steps,
+        }
         new = not self.metrics.exists() or not self.metrics.stat().st_size
         with self._tolerantly(self.metrics), self.metrics.open("a", encoding="utf-8", newline="") as stream:
             writer = csv.writer(stream)
             if new:
                 writer.writerow(COLUMNS)
-            known = [values.get(metric, "") for metric in COLUMNS.values() if metric is not None]
-            writer.writerow([f"{moment.timestamp():.3f}", attempt, *known])
+            writer.writerow(
+                [derived[name] if metric is None else page.values.get(metric) for name, metric in COLUMNS.items()]
+            )
 
     def write_summary(self, text: str) -> None:
         """Write summary.txt."""
@@ -244,6 +254,13 @@ def read_rows(path: Path) -> list[dict[str, float]]:
                     continue
             rows.append(numbers)
     return rows
+
+
+def choose_rate(rows: Iterable[Mapping[str, float]]) -> tuple[str, str]:
+    """Return the column of the throughput and its unit: samples, or steps where no samples are reported."""
+    if any(row.get("samples_per_second", 0.0) > 0 for row in rows):
+        return "samples_per_second", "samples/s"
+    return "steps_per_second", "steps/s"
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]

@@ -14,23 +14,18 @@ import os
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from ddp_operator.local.folder import RunFolder, read_rows
-
-_PANELS: Final = (
-    ("loss", "loss"),
-    ("samples_per_second", "samples/s"),
-    ("validation_accuracy", "validation accuracy"),
-)
+from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
 
 
 def draw(folder: RunFolder, figure: Any) -> None:
     """Draw the run's panels on a matplotlib figure."""
     rows = read_rows(folder.metrics)
     start = rows[0]["time"] if rows else 0.0
-    axes = figure.subplots(len(_PANELS), 1, sharex=True)
-    for axis, (column, title) in zip(axes, _PANELS, strict=True):
+    panels = (("loss", "loss"), choose_rate(rows), ("validation_accuracy", "validation accuracy"))
+    axes = figure.subplots(len(panels), 1, sharex=True)
+    for axis, (column, title) in zip(axes, panels, strict=True):
         points = [(row["time"] - start, row[column]) for row in rows if column in row and "time" in row]
         axis.plot([x for x, _ in points], [y for _, y in points], marker=".", linewidth=1)
         axis.set_ylabel(title)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from ddp_operator import constants
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.job_controller import completion_index
-from ddp_operator.progress import Page, parse_page
+from ddp_operator.progress import Page, RateMeter, parse_page
 
 Object = Mapping[str, Any]
 
@@ -31,6 +32,7 @@ class Recorder:
         self._folder = folder
         self._clock = clock
         self._last_row: Mapping[str, float] = {}
+        self._meter = RateMeter()
         self._closing = False
         self.page = Page()
         self.port: int | None = None
@@ -66,14 +68,16 @@ class Recorder:
             message = (status["state"].get("terminated") or {}).get("message", "")
             values = _read_progress(message)
             if completion_index(pod) == 0 and values:
-                self._take(pod, Page({**self.page.values, **values}))
+                self._take(pod, Page({**self.page.values, **values}, in_place_restarts=self.page.in_place_restarts))
 
     def _take(self, pod: Object, page: Page) -> None:
-        self.page = page
+        process = pod["metadata"]["uid"], page.in_place_restarts
+        rates = self._meter.measure(process, page.values, self._clock().timestamp())
+        self.page = page = replace(page, rates=rates)
         if page.training and page.values != self._last_row:
             self._last_row = page.values
             labels = pod["metadata"].get("labels") or {}
-            self._folder.write_row(self._clock(), int(labels.get(constants.LABEL_ATTEMPT, 1)), page.values)
+            self._folder.write_row(self._clock(), int(labels.get(constants.LABEL_ATTEMPT, 1)), page)
 
 
 def _file_name(pod: Object) -> str:

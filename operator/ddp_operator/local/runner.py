@@ -288,7 +288,8 @@ class Run:
         if resource is None:
             return None
         status = msgspec.convert(resource.get("status") or {}, Status)
-        heard = take_values(status, self._recorder.page.values, _now())
+        page = self._recorder.page
+        heard = take_values(status, page.values, _now(), page.rates)
         return {**resource, "status": msgspec.to_builtins(heard)}
 
     def _take_status(self) -> None:
@@ -309,7 +310,8 @@ class Run:
 
     def _view(self) -> View:
         status = self._status
-        progress = build_progress(self._recorder.page.values, status.progress) or status.progress
+        page = self._recorder.page
+        progress = build_progress(page.values, status.progress, page.rates) or status.progress
         waits_for = "" if self._is_over() else _waiting_for(status)
         return View(status.phase or "Pending", status.attempt, waits_for, progress)
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ddp_operator.api.status import LastFailure, Status
-from ddp_operator.local.folder import RunFolder, read_rows
+from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
 from ddp_operator.progress import format_duration
 
 _TRACEBACK_LINES = 15
@@ -43,16 +43,13 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
             (p.step, f"step {p.step}"),
         ]
         lines.append("  " + ", ".join(text for known, text in parts if known is not None))
-    rates = _rates(folder)
+    rows = read_rows(folder.metrics) if folder.metrics.exists() else []
+    column, unit = choose_rate(rows)
+    rates = [row[column] for row in rows if row.get(column, 0.0) > 0]
     if rates:
-        lines.append(f"  throughput: {sum(rates) / len(rates):,.0f} samples/s on average, {max(rates):,.0f} at best")
+        mean, best = (f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}" for rate in (sum(rates) / len(rates), max(rates)))
+        lines.append(f"  throughput: {mean} {unit} on average, {best} at best")
     return lines
-
-
-def _rates(folder: RunFolder) -> list[float]:
-    if not folder.metrics.exists():
-        return []
-    return [row["samples_per_second"] for row in read_rows(folder.metrics) if row.get("samples_per_second", 0.0) > 0]
 
 
 def _explain(status: Status, folder: RunFolder) -> list[str]:

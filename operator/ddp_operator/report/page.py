@@ -9,6 +9,7 @@ from typing import Final
 
 from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure
+from ddp_operator.local.folder import choose_rate
 from ddp_operator.local.orphan import explain_interruption
 from ddp_operator.progress import format_duration
 from ddp_operator.report.charts import Series, format_number, line_chart, stacked_chart
@@ -91,7 +92,8 @@ def build_page(run: Run, now: datetime) -> str:
 def _cards(run: Run) -> Iterable[str]:
     status, p = run.status, run.status.progress
     began, ended = parse_time(status.start_time), parse_time(status.completion_time)
-    rates = [rate for _, rate in run.series("samples_per_second") if rate > 0]
+    column, unit = choose_rate(run.rows)
+    rates = [rate for _, rate in run.series(column) if rate > 0]
     facts = [
         ("duration", format_duration((ended - began).total_seconds()) if began and ended else None),
         ("nodes", str(status.attempt_nodes) if status.attempt_nodes else None),
@@ -103,7 +105,7 @@ def _cards(run: Run) -> Iterable[str]:
         ("loss", p.loss if p else None),
         ("validation accuracy", p.val_accuracy if p else None),
         ("validation loss", p.val_loss if p else None),
-        ("samples/s, mean", format_number(sum(rates) / len(rates)) if rates else None),
+        (f"{unit}, mean", format_number(sum(rates) / len(rates)) if rates else None),
         ("attempts", str(status.attempt)),
         ("restarts in place", str(status.restarts.in_place)),
     ]
@@ -114,10 +116,9 @@ def _cards(run: Run) -> Iterable[str]:
 
 def _charts(run: Run) -> str:
     marks = run.marks
+    column, unit = choose_rate(run.rows)
     charts = [
-        line_chart(
-            "Throughput", [Series("samples/s", run.series("samples_per_second"))], marks, unit=" samples/s", zero=True
-        ),
+        line_chart("Throughput", [Series(unit, run.series(column))], marks, unit=f" {unit}", zero=True),
         line_chart(
             "Loss",
             [Series("training", run.series("loss")), Series("validation", run.series("validation_loss"), 2)],

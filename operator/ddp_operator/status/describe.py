@@ -9,8 +9,17 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import CheckpointStatus, Condition, ConditionStatus, Nodes, Phase, Progress, Status
-from ddp_operator.progress import Page, build_checkpoint, build_progress, compute_goodput
+from ddp_operator.api.status import (
+    CheckpointStatus,
+    Condition,
+    ConditionStatus,
+    LastRestart,
+    Nodes,
+    Phase,
+    Progress,
+    Status,
+)
+from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
@@ -112,16 +121,20 @@ def take_final_progress(status: Status, pods: tuple[PodView, ...], now: datetime
     return replace(heard, restarts=replace(status.restarts, in_place=in_place))
 
 
-def take_values(status: Status, values: Mapping[str, float], now: datetime) -> Status:
+def take_values(status: Status, values: Mapping[str, float], now: datetime, rates: Rates | None = None) -> Status:
     """Return the status with how far the job is by the series of its pod 0."""
-    progress = build_progress(values, status.progress) or status.progress
+    progress = build_progress(values, status.progress, rates) or status.progress
     return replace(status, progress=progress, checkpoint=_newer_checkpoint(values, status.checkpoint, now))
 
 
-def lost_steps(status: Status) -> int | None:
-    """Return the steps that were made after the newest checkpoint; None: no step was reported."""
+def note_steps(restart: LastRestart, status: Status) -> LastRestart:
+    """Return a restart with the farthest step before it, and the steps that it costs if the checkpoint is the newest.
+
+    A script may have saved what it has not reported: without a checkpoint nothing is known until its next step.
+    """
     step = status.progress.step if status.progress else None
-    return None if step is None else max(0, step - (status.checkpoint.step if status.checkpoint else 0))
+    lost = None if step is None or status.checkpoint is None else max(0, step - status.checkpoint.step)
+    return replace(restart, step=step, steps_lost=lost)
 
 
 def _take_former_words(status: Status, former: tuple[PodView, ...], now: datetime) -> Status:
@@ -134,7 +147,7 @@ def _take_former_words(status: Status, former: tuple[PodView, ...], now: datetim
     if (heard.progress, heard.checkpoint) == (status.progress, status.checkpoint):
         return status
     if restart is not None and restart.attempt == status.attempt:
-        restart = replace(restart, steps_lost=lost_steps(heard))
+        restart = note_steps(restart, heard)
     return replace(status, progress=heard.progress, checkpoint=heard.checkpoint, last_restart=restart)
 
 
@@ -155,17 +168,28 @@ def _has_stepped(page: Page) -> bool:
 def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime) -> Status:
     created = parse_time(job.created)
     wall = (now - created).total_seconds() if created else 0.0
-    restart = status.last_restart
-    if restart is not None and restart.recovery_seconds is None and _has_stepped(page):
-        began = parse_time(restart.time)
-        seconds = round((now - began).total_seconds()) if began else 0
-        restart = replace(restart, recovery_seconds=max(0, seconds))
+    starts = [step for step in (status.start_step, page.began_at) if step is not None]
+    start_step = min(starts, default=None)
     return replace(
-        take_values(status, page.values, now),
-        last_restart=restart,
-        goodput=compute_goodput(page.values, wall) or status.goodput,
+        take_values(status, page.values, now, page.rates),
+        last_restart=_finish_restart(status.last_restart, page, now),
+        start_step=start_step,
+        goodput=compute_goodput(page.values, wall, start_step or 0) or status.goodput,
         preflight=page.preflight or status.preflight,
         restarts=replace(status.restarts, in_place=page.in_place_restarts),
+    )
+
+
+def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> LastRestart | None:
+    """Return what a restart has cost, once the workers have made a step."""
+    if restart is None or restart.recovery_seconds is not None or not _has_stepped(page):
+        return restart
+    began = parse_time(restart.time)
+    known = restart.step is not None and page.began_at is not None
+    return replace(
+        restart,
+        recovery_seconds=max(0, round((now - began).total_seconds())) if began else 0,
+        steps_lost=max(0, (restart.step or 0) - (page.began_at or 0)) if known else restart.steps_lost,
     )
 
 
@@ -194,7 +218,7 @@ def _saved(status: Status) -> str:
     if status.checkpoint is not None:
         lost = max(0, step - status.checkpoint.step)
         return f" from step {status.checkpoint.step}, which is saved" + (f"; {lost} steps were not" if lost else "")
-    return f"; no checkpoint was reported, {step} steps are lost" if step else ""
+    return f"; step {step} was the last one, and the script reports no checkpoints" if step else ""
 
 
 def _goes_on_with_fewer(

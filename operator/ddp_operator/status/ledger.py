@@ -18,7 +18,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status import lost
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
-from ddp_operator.status.describe import count_nodes, describe, lost_steps, take_final_progress, without_eta
+from ddp_operator.status.describe import count_nodes, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.failure import blame_node
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.termination import format_time, parse_time
@@ -215,7 +215,7 @@ def _last_restart(status: Status, now: datetime, failure: LastFailure | None) ->
     failed = parse_time(failure.time) if failure else None
     # A training pod's clock may be anything.
     began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
-    return LastRestart(attempt=status.attempt + 1, time=format_time(began), steps_lost=lost_steps(status))
+    return note_steps(LastRestart(attempt=status.attempt + 1, time=format_time(began)), status)
 
 
 def _lasted(pods: tuple[PodView, ...]) -> bool:

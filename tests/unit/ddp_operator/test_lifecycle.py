@@ -182,12 +182,14 @@ class TestSuspension:
         world = await self.suspend("", "")
         assert world.condition("Suspended").message.endswith("from step 5, which is saved; 2 steps were not")
 
-    async def test_says_that_nothing_was(self) -> None:
+    async def test_claims_no_loss_where_the_script_reports_no_checkpoints(self) -> None:
         steps = page(ddp_step=7, phase="Running")
         world = await World().train(steps)
         world.edit(suspend=True)
         await world.settle()
-        assert world.condition("Suspended").message.endswith("no checkpoint was reported, 7 steps are lost")
+        assert world.condition("Suspended").message.endswith(
+            "to go on; step 7 was the last one, and the script reports no checkpoints"
+        )
 
     def test_checkpoints_time_is_that_of_its_step(self) -> None:
         pods = child_pod(0), child_pod(1)

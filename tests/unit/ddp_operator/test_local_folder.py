@@ -16,11 +16,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from ddp_operator.local.folder import COLUMNS, RunFolder, read_rows
+from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, read_rows
 from ddp_operator.local.plotter import Plotter
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.store import Store
 from ddp_operator.local.tail import Tail
+from ddp_operator.progress import Page, Rates
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -117,14 +118,30 @@ def test_events_are_one_line_each(folder: RunFolder) -> None:
 
 
 def test_metrics_rows_leave_empty_what_is_not_known(folder: RunFolder) -> None:
-    folder.write_row(NOW, 1, {"ddp_step": 5.0, "ddp_loss": 0.5})
-    folder.write_row(NOW, 2, {"ddp_step": 6.0, "ddp_validation_accuracy": 0.9})
+    folder.write_row(NOW, 1, Page({"ddp_step": 5.0, "ddp_loss": 0.5}))
+    folder.write_row(NOW, 2, Page({"ddp_step": 6.0, "ddp_validation_accuracy": 0.9}, rates=Rates(steps=4.0)))
     with folder.metrics.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == list(COLUMNS)
     assert (rows[0]["step"], rows[0]["loss"], rows[0]["validation_accuracy"]) == ("5.0", "0.5", "")
     assert read_rows(folder.metrics)[1]["validation_accuracy"] == 0.9
     assert "loss" not in read_rows(folder.metrics)[1]
+    assert (rows[0]["steps_per_second"], rows[1]["steps_per_second"], rows[1]["samples_per_second"]) == ("", "4.0", "")
+
+
+@pytest.mark.parametrize(
+    ("rates", "chosen"),
+    [
+        (Rates(steps=4.0), ("steps_per_second", "steps/s")),
+        (Rates(steps=4.0, samples=256.0), ("samples_per_second", "samples/s")),
+    ],
+)
+def test_the_throughput_of_a_run_is_in_steps_where_no_samples_are_reported(
+    folder: RunFolder, rates: Rates, chosen: tuple[str, str]
+) -> None:
+    folder.write_row(NOW, 1, Page({"ddp_step": 1.0}))
+    folder.write_row(NOW, 1, Page({"ddp_step": 5.0}, rates=rates))
+    assert choose_rate(read_rows(folder.metrics)) == chosen
 
 
 def test_what_cannot_be_written_is_said_once_and_tried_again(folder: RunFolder) -> None:
@@ -135,7 +152,7 @@ def test_what_cannot_be_written_is_said_once_and_tried_again(folder: RunFolder) 
     for _ in range(2):
         assert not folder.write_status({"kind": "K", "metadata": {}})
         folder.write_event(NOW, "Warning", "Failed", "x")
-        folder.write_row(NOW, 1, {})
+        folder.write_row(NOW, 1, Page())
         folder.write_page("p", "x")
         folder.write_summary("x")
     assert len(said) == 1
@@ -228,9 +245,9 @@ async def test_the_plot_shows_what_the_rows_hold(folder: RunFolder) -> None:
         values = {
             "ddp_step": float(number),
             "ddp_loss": 1 / (number + 1),
-            "ddp_global_samples_per_second": 100.0 + number,
         }
-        folder.write_row(NOW.replace(second=number), 1 + number // 10, values)
+        page = Page(values, rates=Rates(samples=100.0 + number))
+        folder.write_row(NOW.replace(second=number), 1 + number // 10, page)
     await Plotter(folder).draw()
     with Image.open(folder.plot) as picture:
         assert picture.format == "PNG"

@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Progress
-from ddp_operator.progress import Page, build_checkpoint, build_progress, format_duration, parse_page
+from ddp_operator.progress import (
+    Page,
+    RateMeter,
+    Rates,
+    average_rates,
+    build_checkpoint,
+    build_progress,
+    format_duration,
+    parse_page,
+)
 
 GOOD = """\
 # HELP ddp_loss training loss
@@ -18,7 +27,7 @@ ddp_steps_total{rank="0"} 20
 ddp_total_steps{rank="0"} 100
 ddp_samples_total{rank="0"} 640
 ddp_world_size{rank="0"} 2
-ddp_global_samples_per_second{rank="0"} 64
+ddp_step_seconds_sum{rank="0"} 20
 ddp_epoch{rank="0"} 2
 ddp_epochs{rank="0"} 5
 ddp_last_step_timestamp_seconds{rank="0"} 1763640000
@@ -47,7 +56,7 @@ class TestGoodPage:
         progress = build_progress(parse_page(GOOD).values)
         assert progress == Progress(
             epoch=2, epochs=5, step=40, total_steps=100, percent="40.0%", eta="1m00s", eta_seconds=60, loss="0.25",
-            samples_per_second="64", last_step_time="2025-11-20T12:00:00Z",
+            samples_per_second="64", steps_per_second="1", last_step_time="2025-11-20T12:00:00Z",
         )  # fmt: skip
 
     def test_checkpoint(self) -> None:
@@ -81,9 +90,7 @@ class TestProgress:
         assert progress is not None
         assert (progress.val_accuracy, progress.val_loss) == ("0.9", "0.3")
 
-    @pytest.mark.parametrize(
-        "missing", ["ddp_global_samples_per_second", "ddp_samples_total", "ddp_total_steps", "ddp_steps_total"]
-    )
+    @pytest.mark.parametrize("missing", ["ddp_total_steps", "ddp_steps_total", "ddp_step_seconds_sum"])
     def test_no_eta_is_guessed(self, missing: str) -> None:
         values = dict(parse_page(GOOD).values)
         del values[missing]
@@ -116,11 +123,30 @@ class TestProgress:
         assert progress is not None
         assert progress.percent == percent
 
-    @pytest.mark.parametrize("rate", [-5.0, float("nan"), 1e-320, float("inf"), float("-inf")])
-    def test_eta_is_never_negative_nor_endless(self, rate: float) -> None:
-        progress = build_progress({**parse_page(GOOD).values, "ddp_global_samples_per_second": rate})
+    @pytest.mark.parametrize("odd", [-5.0, float("nan"), 1e-320, 1e308, float("inf"), float("-inf")])
+    @pytest.mark.parametrize("name", ["ddp_step_seconds_sum", "ddp_steps_total", "ddp_samples_total", "ddp_world_size"])
+    def test_eta_and_rates_are_never_negative_nor_endless(self, odd: float, name: str) -> None:
+        values = {**parse_page(GOOD).values, name: odd}
+        meter = RateMeter()
+        for rates in (None, meter.measure(1, parse_page(GOOD).values, 0.0), meter.measure(1, values, 20.0)):
+            progress = build_progress(values, None, rates)
+            assert progress is not None
+            assert progress.eta_seconds is None or 0 <= progress.eta_seconds < 1e9
+            for rate in (progress.samples_per_second, progress.steps_per_second):
+                assert rate is None or 0 < float(rate) <= 1e15
+
+    def test_rates_stay_until_there_are_others(self) -> None:
+        before = Progress(samples_per_second="64", steps_per_second="2")
+        progress = build_progress({"ddp_step": 50, "ddp_total_steps": 100}, before)
         assert progress is not None
-        assert progress.eta_seconds is None or 0 <= progress.eta_seconds < 1e9
+        assert (progress.samples_per_second, progress.steps_per_second, progress.eta_seconds) == ("64", "2", 25)
+
+    def test_a_figure_of_the_logs_own_stands_only_where_samples_are_not_counted(self) -> None:
+        values = {"ddp_step": 50.0, "ddp_global_samples_per_second": 812.5}
+        for rates, shown in ((None, "812.5"), (Rates(steps=3.0), "812.5"), (Rates(steps=3.0, samples=700.0), "700")):
+            progress = build_progress(values, None, rates)
+            assert progress is not None
+            assert progress.samples_per_second == shown
 
     @pytest.mark.parametrize(
         ("seconds", "text"),
@@ -129,6 +155,58 @@ class TestProgress:
     )  # fmt: skip
     def test_durations_are_for_readers(self, seconds: float, text: str) -> None:
         assert format_duration(seconds) == text
+
+
+def counters(steps: float, *, samples: float | None = None, **more: float) -> dict[str, float]:
+    values = {"ddp_steps_total": steps, "ddp_world_size": 4.0}
+    return values | ({} if samples is None else {"ddp_samples_total": samples}) | more
+
+
+class TestRates:
+    def test_come_from_two_readings_of_a_script_that_reports_only_counters(self) -> None:
+        meter = RateMeter()
+        assert meter.measure("a", counters(10, samples=320), 100.0) is None
+        assert meter.measure("a", counters(30, samples=960), 110.0) == Rates(steps=2.0, samples=256.0)
+
+    def test_are_those_of_the_time_in_steps_where_that_is_known(self) -> None:
+        meter = RateMeter()
+        first = counters(10, samples=320, ddp_step_seconds_sum=50.0)
+        assert meter.measure("a", first, 100.0) == average_rates(first) == Rates(steps=0.2, samples=25.6)
+        # Five of the ten seconds went into a validation.
+        after = counters(30, samples=960, ddp_step_seconds_sum=55.0)
+        assert meter.measure("a", after, 110.0) == Rates(steps=4.0, samples=512.0)
+
+    def test_of_a_log_are_taken_from_last_step_to_last_step(self) -> None:
+        meter = RateMeter()
+        meter.measure("a", counters(50, ddp_last_step_timestamp_seconds=1000.0), 1009.0)
+        found = meter.measure("a", counters(100, ddp_last_step_timestamp_seconds=1025.0), 1029.0)
+        assert found == Rates(steps=2.0)
+
+    def test_stand_while_no_step_ends(self) -> None:
+        meter = RateMeter()
+        for now, steps in ((0.0, 10), (10.0, 20), (20.0, 20), (30.0, 20)):
+            found = meter.measure("a", counters(steps), now)
+        assert found == Rates(steps=1.0)
+        assert meter.measure("a", counters(21), 40.0) == Rates(steps=1 / 30)
+
+    def test_are_of_the_last_seconds_where_readings_are_many(self) -> None:
+        meter = RateMeter()
+        for second in range(100):
+            found = meter.measure("a", counters(second if second < 50 else 50 + 5 * (second - 50)), float(second))
+        assert found == Rates(steps=5.0)
+
+    @pytest.mark.parametrize(("process", "steps"), [("a", 5), ("b", 40)])
+    def test_never_span_two_processes(self, process: str, steps: float) -> None:
+        meter = RateMeter()
+        meter.measure("a", counters(10), 0.0)
+        meter.measure("a", counters(30), 10.0)
+        assert meter.measure(process, counters(steps), 20.0) is None
+        assert meter.measure(process, counters(steps + 10), 30.0) == Rates(steps=1.0)
+
+    def test_wait_for_the_first_counters(self) -> None:
+        meter = RateMeter()
+        assert meter.measure("a", {}, 0.0) is None
+        assert meter.measure("a", counters(10, ddp_step_seconds_sum=5.0), 1.0) == Rates(steps=2.0)
 
 
 class TestBadPage:

@@ -14,6 +14,7 @@ import yaml
 
 from ddp_operator.cli import main
 from ddp_operator.local.folder import COLUMNS, RunFolder
+from ddp_operator.progress import Page, Rates
 from ddp_operator.report import build_page, read_run
 from ddp_operator.report.charts import Series, format_number, line_chart, nice_ticks, stacked_chart, thin, time_ticks
 from ddp_operator.report.run import Mark, find_marks, parse_events, parse_ranks, split_step_time
@@ -64,7 +65,8 @@ def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **st
     if figures:
         for row in rows():
             values = {str(metric): row[name] for name, metric in COLUMNS.items() if metric and name in row}
-            run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), values)
+            figures_of = Page(values, rates=Rates(samples=row["samples_per_second"]))
+            run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), figures_of)
     return run.path
 
 

@@ -1,5 +1,6 @@
 """Stalls, stragglers, goodput and what a restart has cost: figures with formulas, bounded whatever the pages say."""
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from datetime import timedelta
@@ -165,6 +166,17 @@ class TestGoodput:
     def test_is_kept_steps_at_their_mean_time_over_the_wall_time(self) -> None:
         assert compute_goodput(self.VALUES, 400.0) == "0.50"
 
+    def test_steps_of_a_former_job_do_not_count(self) -> None:
+        assert compute_goodput(self.VALUES, 400.0, start_step=50) == "0.25"
+        # From its checkpoint at step 800; then once more from 850, which does not change where the job began.
+        status = STARTED
+        for seconds, step in ((200, 850), (400, 900)):
+            typed = dataclasses.replace(job(status=status, nodes=2), created=format_time(NOW))
+            text = page(phase="Running", ddp_step=step, ddp_steps_total=50, ddp_step_seconds_sum=100)
+            seen = observe_children(typed, [child_job()], RUNNING, parse_page(text))
+            status = decide(typed, seen, NOW + timedelta(seconds=seconds)).status
+            assert (status.start_step, status.goodput) == (800, "0.50")
+
     def test_is_at_most_one(self) -> None:
         assert compute_goodput(self.VALUES, 10.0) == "1.00"
 
@@ -187,7 +199,7 @@ class TestCostOfARestart:
         words = last_words("CUDAError", progress={"ddp_step": 57.0, "ddp_checkpoint_step": 50.0})
         failed = child_pod(1, "Failed", code=82, message=words)
         begun = run(page(phase="Running", ddp_step=55), pods=(child_pod(0), failed), seconds=3).status
-        assert begun.last_restart == LastRestart(attempt=2, time=format_time(NOW), steps_lost=7)
+        assert begun.last_restart == LastRestart(attempt=2, time=format_time(NOW), step=57, steps_lost=7)
         typed = job(status=begun, nodes=2)
         for text, known in (
             (page(phase="Running", ddp_step=50, ddp_steps_total=0), None),
@@ -198,6 +210,36 @@ class TestCostOfARestart:
             status = decide(typed, seen, NOW + timedelta(seconds=20)).status
             assert status.last_restart is not None
             assert status.last_restart.recovery_seconds == known
+
+    @pytest.mark.parametrize(
+        ("checkpoint", "first", "made", "estimate", "lost"),
+        [
+            (None, 1, 1, None, 57),  # from the beginning
+            (None, 58, 1, None, 0),  # it has saved at SIGTERM, or each step, and does not say so
+            (None, 60, 20, None, 17),  # 20 steps when its page is first read
+            (50, 58, 1, 7, 0),  # saved after the last page was read
+            (50, 51, 1, 7, 7),
+            (None, 60, None, None, None),  # its page does not say at which step it began
+            (50, 60, None, 7, 7),
+        ],
+    )
+    def test_is_what_was_made_again_once_the_workers_have_made_a_step(
+        self, checkpoint: int | None, first: int, made: int | None, estimate: int | None, lost: int | None
+    ) -> None:
+        saved = {} if checkpoint is None else {"ddp_checkpoint_step": checkpoint}
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
+        trained = run(page(phase="Running", ddp_step=57, **saved)).status
+        begun = run("", status=trained, pods=(child_pod(0), failed), seconds=3).status
+        assert begun.last_restart is not None
+        assert (begun.last_restart.step, begun.last_restart.steps_lost) == (57, estimate)
+        pods = [child_pod(n, attempt=2) for n in (0, 1)]
+        status = begun
+        for more in (0, 30):
+            counted = {} if made is None else {"ddp_steps_total": made + more}
+            seen = page(phase="Running", ddp_step=first + more, **counted)
+            status = run(seen, status=status, pods=pods, seconds=20 + more).status
+            assert status.last_restart is not None
+            assert status.last_restart.steps_lost == lost
 
     @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
     def test_a_pods_wrong_clock_does_not_stretch_it(self, time: float) -> None:
