@@ -83,11 +83,13 @@ DEFAULT_RENDEZVOUS_PORT = 29400
 TERMINATION_MESSAGE_LIMIT = 4096
 METRIC_LAUNCHER_PHASE = "ddp_launcher_phase"
 METRIC_LAUNCHER_RESTARTS = "ddp_launcher_in_place_restarts_total"
+COMMENT_LAST_FAILURE = "# ddp_launcher_last_failure "
 METRIC_HEARTBEAT_AGE = "ddp_launcher_heartbeat_age_seconds"
 METRIC_HANGS = "ddp_launcher_hangs_total"
 METRIC_PREFLIGHT_PASSED = "ddp_launcher_preflight_passed"
 METRIC_PREFLIGHT_SECONDS = "ddp_launcher_preflight_seconds"
 METRIC_ALL_REDUCE_RATE = "ddp_launcher_all_reduce_bytes_per_second"
+METRIC_GLOBAL_STEP = "ddp_step"
 METRIC_STEPS = "ddp_steps_total"
 METRIC_STEP_SECONDS = "ddp_step_seconds_sum"
 METRIC_WORLD_SIZE = "ddp_world_size"
@@ -107,11 +109,15 @@ _SECONDS_AFTER_GRACE = 5.0
 _SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for needs no more after a signal
 _SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
 _LINGER_SECONDS = 3.0
+_REPEATED, _NEW = b"r", b"n"  # the launcher's answer to the agent's report of failures
+_SECONDS_FOR_ANSWER = 10.0
 _SECONDS_WITHOUT_STORE = 5.0
 _SECONDS_FOR_ENDS = 5.0  # that pods which have trained together may end one after another
 _SECONDS_FOR_STORE = 2.0
 _LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
+_SECONDS_TO_SETTLE = 0.2
 _SECONDS_TO_READ = 30.0  # for the reader to pass on what ended workers have written
+_LASTED_SECONDS = 300.0  # workers that report no steps and ran so long have done something
 _FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
 _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
 _GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
@@ -322,6 +328,14 @@ def count_oom_kills() -> int:
     return 0
 
 
+def has_gpu() -> bool:
+    """Tell whether this pod has been given a device of NVIDIA's; where that is broken, another node may do better."""
+    try:
+        return any(re.fullmatch(r"nvidia\d+", name) for name in os.listdir("/dev"))
+    except OSError:
+        return False
+
+
 def prctl(option: int, value: int) -> None:
     """Call prctl(2) where there is one."""
     try:
@@ -496,7 +510,7 @@ def _name_exception(error: BaseException) -> tuple[str, str]:
     return place + kind.__qualname__, message
 
 
-_PLACE = re.compile(r'  File "([^"]*)", line \d+')
+_PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
 _LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
 _SHORT_TRACEBACK = 15  # lines
 _LIBRARY_CALLS_KEPT = 2
@@ -587,6 +601,11 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
     def tell(event: dict[str, Any]) -> None:
         channel.sendall(json.dumps(event).encode() + b"\n")
 
+    def is_repeated(event: dict[str, Any]) -> bool:
+        """Report failures; the launcher answers whether they repeat an earlier one."""
+        tell(event)
+        return bool(select.select([channel], [], [], _SECONDS_FOR_ANSWER)[0]) and channel.recv(1) == _REPEATED
+
     try:
         quiet = os.environ.setdefault(_CPP_LOG_LEVEL, "") == ""
         if quiet:  # a store that ends before its clients fills the log with C++ stacks, also when all is well
@@ -598,7 +617,7 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
             tell({"store": fork_store(torch, pod.port, store_guard, channel)})
             os.close(store_guard)
         torchrun = importlib.import_module("torch.distributed.run")
-        leave = adapt_torchrun(pod, tell)
+        leave = adapt_torchrun(pod, tell, is_repeated)
         if channel.recv(1) != b"g":  # the launcher says when the master is there
             return 1
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
@@ -666,12 +685,12 @@ def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int
         os._exit(0)
 
 
-def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
+def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
     """Teach the agent what torchrun has no flag for. Where torch has changed, the rest of the launcher still works.
 
-    It tells what it does; it does not restart what a restart cannot help; it gives workers their grace time; it lets
-    workers end by themselves for a while when the store is gone, so that their own exit codes say why. In an elastic
-    job it restarts for free when other pods come and go, and knows whom to wait for.
+    It tells what it does; it does not restart what a restart cannot help, nor what fails the same way again; it gives
+    workers their grace time; it lets workers end by themselves for a while when the store is gone, so that their own
+    exit codes say why. In an elastic job it restarts for free when other pods come and go, and knows whom to wait for.
 
     Returns a function that takes this pod out of the rendezvous, so that the others need not wait for its heartbeats
     to end.
@@ -745,11 +764,10 @@ def adapt_torchrun(pod: Pod, tell: Tell) -> Callable[[], None]:
         verdicts = [failure["verdict"] for failure in failures]
         blameless = all(verdict.victim or verdict.exit_code == EXIT_PREEMPTED for verdict in verdicts)
         free = bool(failures) and pod.elastic and blameless and not stopping and gathering.spend()
-        if failures:
-            tell({"failures": failures, "free": free})
+        repeated = bool(failures) and is_repeated({"failures": failures, "free": free})
         if free:
             self._remaining_restarts += 1
-        elif any(failure["verdict"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
+        elif repeated or any(failure["verdict"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
             self._remaining_restarts = 0
         return result
 
@@ -1186,6 +1204,7 @@ _NO_GPU = re.compile(
     r"|accelerator support: None|start of device string: None",
     re.I,
 )
+_NO_DEVICES = re.compile(r"No CUDA GPUs are available")
 _AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 _OWN_WORDS = {
     EXIT_USER_ERROR: Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR),
@@ -1214,7 +1233,7 @@ _ADVICE = (
         "a narrower number format",
     ),
     (
-        re.compile(rf"{_NO_GPU.pattern}|No CUDA GPUs are available", re.I),
+        re.compile(rf"{_NO_GPU.pattern}|{_NO_DEVICES.pattern}", re.I),
         "the pod has no GPU: ask for one in the trainer's resources.limits (nvidia.com/gpu), or train on CPUs, with "
         "the backend gloo",
     ),
@@ -1284,8 +1303,8 @@ def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retrya
     text = f"{kind}: {message}"
     if kind and _OOM.search(text):
         return Verdict(CATEGORY_OOM, EXIT_OOM)
-    if kind and _NO_GPU.search(text):
-        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
+    if kind and (_NO_GPU.search(text) or (_NO_DEVICES.search(text) and not has_gpu())):
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)  # the next pod has none either
     if kind and _PEERS.search(text) and _FAULT.match(text):
         lost = bool(_LOST.search(text)) and "in use" not in text and "EADDRINUSE" not in text
         return Verdict(CATEGORY_NCCL, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
@@ -1354,6 +1373,53 @@ def hear_last_lines(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
         return heard
     judged = [judge(pod, {**heard, "type": kind, "message": message}) for kind, message in found]
     return min(judged, key=lambda one: bool(one["verdict"].victim))
+
+
+# Whose failures are the script's own. A CUDA error may be the node's, and a lost peer or a hang is another rank's.
+_OWN_FAILURES = (CATEGORY_USER_ERROR, CATEGORY_OOM, CATEGORY_UNKNOWN)
+# Signals by which a process ends itself; the others come from outside, and SIGABRT from NCCL when a peer is lost.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_TRACE_BEGINS = "Traceback (most recent call last):"
+_SIGNATURE_LIMIT = 200
+
+
+def build_signature(failure: dict[str, Any]) -> str:
+    """Return what two failures of a script have in common when they are the same; empty for what is not its own.
+
+    That is the exception and its innermost place in the script's own code, or the exit code where there is none.
+    """
+    verdict, code, kind = failure["verdict"], failure["exitCode"], failure["type"]
+    if verdict.victim or verdict.category not in _OWN_FAILURES or code in _OWN_WORDS:
+        return ""  # an exit code of ours is the script's own word on what shall follow
+    number = -code if code < 0 else code - 128
+    if not kind and number > 0:
+        return signal.Signals(number).name if number in _CRASHES else ""
+    name = kind.rpartition(".")[2] if kind else f"exit code {code}"
+    frames = _PLACE.findall(failure["traceback"].rpartition(_TRACE_BEGINS)[2]) if kind else []
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0])] or frames
+    place = f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+    return f"{name}{place}"[:_SIGNATURE_LIMIT]
+
+
+class Recurrence:
+    """Whether a failure repeats an earlier one of this pod without progress in between."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._farthest = 0.0
+
+    def observe(self, signature: str, step: float | None, lasted: float) -> bool:
+        """Take in a failure; ``lasted``: seconds since its workers were started. Returns whether it is a repetition.
+
+        Progress is a step beyond the farthest one; where none is reported, workers that ran for minutes made some.
+        """
+        if step > self._farthest if step else lasted >= _LASTED_SECONDS:
+            self._seen.clear()
+        self._farthest = max(self._farthest, step or 0.0)
+        repeated = signature in self._seen
+        if signature:
+            self._seen.add(signature)
+        return repeated
 
 
 def name_exit(code: int) -> str:
@@ -1493,6 +1559,7 @@ class Metrics:
     def __init__(self, runtime: str, own_page: Callable[[], str]) -> None:
         self._folder = os.path.join(runtime, "metrics")
         self._own_page = own_page
+        self.last_failure = b""  # after which the workers were restarted in place, as JSON
         self._last: dict[int, str] = {}
         self._slots = threading.BoundedSemaphore(16)
 
@@ -1533,6 +1600,16 @@ class Metrics:
             if rank in self._last:
                 break
         return read_progress(self._last[min(self._last)]) if self._last else {}
+
+    def step(self, rank: int) -> float | None:
+        """Return how far a local rank, which has ended, says that the run was; else any other of this pod."""
+        for one in (rank, *(other for other in self._ranks() if other != rank)):
+            self._collect(one, self._last)
+            values = read_progress(self._last.get(one, ""))
+            step = values.get(METRIC_GLOBAL_STEP, values.get(METRIC_STEPS))
+            if step is not None:
+                return step
+        return None
 
     def threads(self, rank: int) -> str:
         """Return what the other threads of a local rank do, if it has any and an exporter that answers."""
@@ -1587,6 +1664,8 @@ class Metrics:
                 status, body = "200 OK", b"ok\n"
                 if path == b"/metrics":
                     body = merge_pages([self._own_page(), *self.collect().values()]).encode("utf-8", "replace")
+                    if self.last_failure:  # after the merge, which lets no comment of a rank's page through
+                        body += COMMENT_LAST_FAILURE.encode() + self.last_failure + b"\n"
                 elif path != b"/healthz":
                     status, body = "404 Not Found", b"only /metrics and /healthz\n"
                 head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -1824,7 +1903,8 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
     written = 0.0
     ending = False
     while True:
-        ready = select.select([*ranks, *([] if ending else [done])], [], [], 0 if ending else 0.5)[0]
+        pause = 0.0 if ending else 0.05 if changed else 0.5
+        ready = select.select([*ranks, *([] if ending else [done])], [], [], pause)[0]
         ending = ending or done in ready
         heard = False
         for descriptor in ready:
@@ -1851,7 +1931,7 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
                 local_rank = ranks[descriptor][0]
                 rank = _global_rank(pod, local_rank, _about_worker(pod, local_rank))
                 _write_all(1, some.feed(b"\n" if over else b"", rank, time.monotonic()))
-        if changed and (over or time.monotonic() - written > 0.5):
+        if changed and (over or not heard or time.monotonic() - written > 0.5):
             written = time.monotonic()
             for descriptor in changed:
                 _write_log_page(pod, *ranks[descriptor])
@@ -2295,6 +2375,10 @@ class Launcher:
         self._free = False  # whether the restart after them does not count
         self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
         self._cause = ""  # of the last restart
+        self._recurrence = Recurrence()
+        self._began = time.monotonic()  # when the workers were last started
+        self._failed_step: float | None = None  # how far the run was at the last failure of workers
+        self._repeated = False  # whether that failure repeats an earlier one
         self._preflight: dict[str, Any] = {}
         self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
         self._signals = _SIGNALS
@@ -2384,6 +2468,7 @@ class Launcher:
         log(f"starting torchrun's agent again, restart {self._restarts}: {self._cause}")
         self._end_processes(keep={self._store, self._reader})
         self._agent_status, self._result, self._failures, self._unread = None, {}, [], b""
+        self._repeated, self._failed_step = False, None
         return True
 
     def _start_agent(self) -> None:
@@ -2622,16 +2707,36 @@ class Launcher:
         if "failures" in event:
             self._free = bool(event.get("free"))
             self._failures = [{**one, "verdict": Verdict(*one["verdict"])} for one in event["failures"]]
+            self._answer_failures(find_root(self._failures))
         if event.get("restart"):
             self._restarts += 1
             self._spent += bool(self._failures) and not self._free
             self._cause = describe_root(find_root(self._failures)) if self._failures else "other pods join or leave"
             log(f"restarting the workers in place, restart {self._restarts}: {self._cause}")
-            self._failures = []
+            if self._failures:
+                root = find_root(self._failures)
+                report = self._report_worker(root, {})
+                self.metrics.last_failure = fit_termination_message(build_message(root["verdict"], report))
+            self._failures, self._repeated, self._failed_step = [], False, None
         if "result" in event and not self._result:
             self._result = event
 
+    def _answer_failures(self, root: dict[str, Any]) -> None:
+        """Tell the agent whether the failure of its workers repeats an earlier one."""
+        if self.pod.log_patterns:
+            time.sleep(_SECONDS_TO_SETTLE)  # what a rank wrote last is still on its way to its page
+        step = self._failed_step = self.metrics.step(root["localRank"])
+        lasted = time.monotonic() - self._began
+        self._repeated = self._recurrence.observe(build_signature(root), step, lasted)
+        try:
+            if self._channel is not None:
+                self._channel.sendall(_REPEATED if self._repeated else _NEW)
+        except OSError:
+            pass  # the agent has ended meanwhile
+
     def _enter(self, phase: str) -> None:
+        if phase == "Running":
+            self._began = time.monotonic()
         if self._stop_deadline is None or phase == "Done":
             self._phase = phase
 
@@ -2828,7 +2933,11 @@ class Launcher:
             if not failure["traceback"] or _EXITED.match(describe_root(failure)):
                 failure = hear_last_lines(self.pod, failure)
             verdict = failure["verdict"]
-            return finish(verdict, self._report(failure, describe_root(failure), exit_code=failure["exitCode"]))
+            report = self._report_worker(failure, self.metrics.progress())
+            if self._repeated and report["signature"]:
+                report["repeated"] = True
+                verdict = verdict._replace(exit_code=EXIT_USER_ERROR)
+            return finish(verdict, report)
         failure["traceback"] = self._result.get("traceback", "")
         verdict, message = self._judge_agent()
         if self._cause:
@@ -2854,7 +2963,11 @@ class Launcher:
         # After a restart the files are of the workers before, until the new ones run; without one they are of these,
         # also where the agent has had no time to say that it has started them.
         failures = self._read_errors() if self._phase == "Running" or not self._restarts else []
-        last = self._spent >= self._budget or any(one["verdict"].exit_code == EXIT_USER_ERROR for one in failures)
+        last = (
+            self._repeated
+            or self._spent >= self._budget
+            or any(one["verdict"].exit_code == EXIT_USER_ERROR for one in failures)
+        )
         return failures if last else []
 
     def _judge_agent(self) -> tuple[Verdict, str]:
@@ -2887,7 +3000,14 @@ class Launcher:
         verdict = classify(code, "", "", oom_killed=count_oom_kills() > self.pod.oom_kills)
         return verdict, f"torchrun's agent {name_exit(code)}"
 
-    def _report(self, failure: dict[str, Any], message: str, *, exit_code: int) -> dict[str, Any]:
+    def _report_worker(self, failure: dict[str, Any], progress: dict[str, float]) -> dict[str, Any]:
+        report = self._report(failure, describe_root(failure), exit_code=failure["exitCode"], progress=progress)
+        step = self.metrics.step(failure["localRank"]) if self._failed_step is None else self._failed_step
+        return {**report, "signature": build_signature(failure), "step": step}
+
+    def _report(
+        self, failure: dict[str, Any], message: str, *, exit_code: int, progress: dict[str, float] | None = None
+    ) -> dict[str, Any]:
         return {
             "exitCode": exit_code if exit_code >= 0 else 128 - exit_code,
             "rank": failure["rank"],
@@ -2897,7 +3017,10 @@ class Launcher:
             "traceback": failure["traceback"],
             "time": failure["time"],
             "restarts": self._restarts,
-            "progress": self.metrics.progress(),
+            "signature": "",
+            "step": None,
+            "repeated": False,
+            "progress": self.metrics.progress() if progress is None else progress,
         }
 
 
@@ -2957,13 +3080,17 @@ def read_json(path: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def finish(verdict: Verdict, report: dict[str, Any]) -> int:
-    """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
+def build_message(verdict: Verdict, report: dict[str, Any]) -> dict[str, Any]:
+    """Return a failure as a termination message has it."""
     hint = advise(verdict, report)
     if _LOCAL_POD in os.environ:
         hint = hint.partition("; `ddp run`")[0]  # that is where we are
-    message = {"version": 1, "category": verdict.category, **report, "hint": hint}
-    message["victim"] = verdict.victim
+    return {"version": 1, "category": verdict.category, **report, "hint": hint, "victim": verdict.victim}
+
+
+def finish(verdict: Verdict, report: dict[str, Any]) -> int:
+    """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
+    message = build_message(verdict, report)
     path = os.environ.get(ENV_TERMINATION_LOG)
     if path:
         try:
@@ -2978,6 +3105,8 @@ def finish(verdict: Verdict, report: dict[str, Any]) -> int:
         words.append(
             f"its exit code {report['exitCode']}, this pod's {verdict.exit_code}; restarts: {report['restarts']}"
         )
+        if report["repeated"]:
+            words.append(f"the same {report['signature']} twice without progress in between: not tried again")
         log("\n".join([*words, *([f"hint: {message['hint']}"] if message["hint"] else [])]))
     return verdict.exit_code
 
@@ -3009,7 +3138,7 @@ def run_main(words: Sequence[str]) -> int:
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
     node = int(index) if index.isdigit() else 0
     nothing: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time(), "restarts": 0}
-    nothing.update(progress={}, exitCode=EXIT_USER_ERROR, node=node)
+    nothing.update(progress={}, exitCode=EXIT_USER_ERROR, node=node, signature="", step=None, repeated=False)
     refused = Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
     flags = list(words[: words.index("--")]) if "--" in words else list(words)
     command = list(words[len(flags) + 1 :])

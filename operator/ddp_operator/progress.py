@@ -33,6 +33,7 @@ _PREFLIGHT = (constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECO
 _CHECKS = ("dns", "tcp", "allreduce")
 # One pass over the page; a line that is no sample costs nothing but its length.
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)[^\n]*", re.MULTILINE)
+_LAST_FAILURE = re.compile(rf"^{re.escape(constants.COMMENT_LAST_FAILURE)}(\{{[^\n]{{,8192}}\}})$", re.MULTILINE)
 _BY_RANK = {
     constants.METRIC_GLOBAL_STEP: "step",
     constants.METRIC_STEPS: "steps",
@@ -166,6 +167,8 @@ class Page:
     preflight: PreflightStatus | None = None
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     rates: Rates | None = None
+    last_failure: str = ""
+    """The failure behind the pod's last restart in place, as a termination message."""
 
     @property
     def meeting(self) -> bool:
@@ -211,7 +214,9 @@ def parse_page(text: str) -> Page:
                 chosen[name] = (rank, value)
     values = {name: value for name, (_, value) in chosen.items()}
     ranks = {rank: RankSample(**found) for rank, found in by_rank.items()}
-    return Page(values, phase, restarts, _build_preflight(preflight) if preflight else None, ranks)
+    failure = _LAST_FAILURE.search(text)
+    found = _build_preflight(preflight) if preflight else None
+    return Page(values, phase, restarts, found, ranks, last_failure=failure[1] if failure else "")
 
 
 def build_progress(

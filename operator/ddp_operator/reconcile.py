@@ -24,7 +24,6 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import (
     AlreadyExists,
-    ChildKind,
     Cluster,
     ClusterError,
     Conflict,
@@ -32,7 +31,6 @@ from ddp_operator.cluster import (
     Refused,
     Snapshot,
     Unable,
-    controller_of,
 )
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.progress import Page, RateMeter, parse_page
@@ -50,9 +48,11 @@ from ddp_operator.status.decision import (
     SuspendJob,
 )
 from ddp_operator.status.events import transition_events
+from ddp_operator.status.failure import MOST_FAILURES, read_failures
 from ddp_operator.status.machine import decide, is_finished, scrape_interval
 from ddp_operator.status.marks import Mark, transition_marks
 from ddp_operator.status.observation import NodeView, Observation, Trouble, observe_children, view_node
+from ddp_operator.status.ownership import explain_conflict, is_owned
 from ddp_operator.status.unseen import may_be_unseen
 
 _WAIT_FOR_COLLECTOR = 1.0
@@ -149,9 +149,9 @@ class Reconciler:
         snapshot, unseen = await self._reclaim(key, job, snapshot)
         refusal = await self._check(key, job, snapshot)
         asked, page = await self._scrape(key, job, snapshot)
-        service = all(any(_owned(job, raw) for raw in kind) for kind in (snapshot.services, snapshot.config_maps))
+        service = all(any(is_owned(job, raw) for raw in kind) for kind in (snapshot.services, snapshot.config_maps))
         if job.spec.network_policy.enabled:
-            service = service and any(_owned(job, raw) for raw in snapshot.policies)
+            service = service and any(is_owned(job, raw) for raw in snapshot.policies)
         observation = observe_children(job, snapshot.jobs, snapshot.pods, page, asked=asked, service=service)
         observation = replace(
             observation,
@@ -162,6 +162,7 @@ class Reconciler:
         )
         snapshot, observation = _look_for_launcher(job, snapshot, observation)
         observation = await self._compare_ranks(key, job, observation)
+        observation = await self._read_failures(job, observation)
         decision = self._decide(job, observation, refusal)
         if decision.doubtful and not certain:
             # Watches may bring the Job's end before that of the pod to blame, or of the one that tells the last step.
@@ -246,7 +247,7 @@ class Reconciler:
             # The Service belongs to no attempt, so once nothing else is refused it is made at once, before the ledger
             # is written: a name that is taken shows as well as it would in a dry run.
             last = child["kind"] == "Service"
-            if last and any(_owned(job, raw) for raw in snapshot.services):
+            if last and any(is_owned(job, raw) for raw in snapshot.services):
                 continue
             try:
                 await self._cluster.create(child, dry_run=not last or job.spec.suspend)
@@ -255,7 +256,7 @@ class Reconciler:
             except Unable as error:
                 return self._explain_inability(key, error)
             except AlreadyExists as error:
-                conflict = _foreign(job, error.existing)
+                conflict = explain_conflict(job, error.existing)
                 if conflict is not None:
                     return conflict
         memory.unable = None
@@ -275,7 +276,7 @@ class Reconciler:
         """Create what is missing. Returns a refusal, or seconds to wait for a garbage collector, or None."""
         # What is shared by all attempts is not watched: somebody may have deleted it long ago.
         shared = () if action.attempt > 1 else (*snapshot.services, *snapshot.config_maps, *snapshot.policies)
-        present = {(raw["kind"], raw["metadata"]["name"]) for raw in (*shared, *snapshot.jobs) if _owned(job, raw)}
+        present = {(raw["kind"], raw["metadata"]["name"]) for raw in (*shared, *snapshot.jobs) if is_owned(job, raw)}
         for child in build_children(job, attempt=action.attempt, nodes=action.nodes):
             if (child["kind"], child["metadata"]["name"]) in present:
                 continue
@@ -289,9 +290,9 @@ class Reconciler:
                 return self._explain_inability(key, error)
             except AlreadyExists as error:
                 existing = error.existing
-                if _owned(job, existing) and "deletionTimestamp" not in (existing.get("metadata") or {}):
+                if is_owned(job, existing) and "deletionTimestamp" not in (existing.get("metadata") or {}):
                     continue  # created by a pass whose event has not come back yet
-                conflict = _foreign(job, existing)
+                conflict = explain_conflict(job, existing)
                 if conflict is not None:
                     return conflict
                 return _WAIT_FOR_COLLECTOR
@@ -350,6 +351,21 @@ class Reconciler:
         memory.compared = now, job.status.attempt, found
         stragglers = ranks.find_stragglers(before, found) if same else None
         return replace(observation, ranks=found, stragglers=stragglers)
+
+    async def _read_failures(self, job: DDPTrainingJob, observation: Observation) -> Observation:
+        """Read on the pods' pages why workers were restarted in place, when pod 0's counts a new such restart.
+
+        A failure in any pod makes all pods restart their workers, but only that pod knows the cause.
+        """
+        page, restarts = observation.page, job.status.restarts
+        if page is None or restarts.in_place_before + page.in_place_restarts <= restarts.in_place:
+            return observation
+        pods = observation.pods_of(job.status.attempt)
+        others = ranks.choose_pods(pods, MOST_FAILURES)
+        texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in others))
+        pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
+        pages += [(pod, parse_page(text)) for pod, text in zip(others, texts, strict=True) if text]
+        return replace(observation, failed_in_place=read_failures(pages))
 
     async def _scrape(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot) -> tuple[bool, Page | None]:
         """Read pod 0's page when it is due. Returns whether it was asked for, and what it said."""
@@ -440,7 +456,7 @@ def _look_for_launcher(
     attempt_job = observation.job(job.status.attempt)
     if attempt_job is None or not attempt_job.launcher or attempt_job.finished:
         return snapshot, observation
-    there = tuple(raw for raw in snapshot.config_maps if _owned(job, raw))
+    there = tuple(raw for raw in snapshot.config_maps if is_owned(job, raw))
     # Nobody watches ConfigMaps: a kubelet may know better.
     if any(f'configmap "{attempt_job.launcher}" not found' in said.message for said in observation.troubles.values()):
         there = tuple(raw for raw in there if raw["metadata"]["name"] != attempt_job.launcher)
@@ -465,34 +481,6 @@ def _refusal(error: Refused) -> Refusal:
     return Refusal("InvalidSpec" if error.reason == "Invalid" else "Forbidden", explain_refusal(error.message))
 
 
-def _owned(job: DDPTrainingJob, raw: Mapping[str, Any]) -> bool:
-    return controller_of(raw).get("uid") == job.uid
-
-
 def _former(group: Mapping[str, Any], job: DDPTrainingJob, attempt: int) -> dict[str, Any]:
     """Return the PodGroup of the attempt before, which has no pods any more and may still hold room in a queue."""
     return {**group, "metadata": group["metadata"] | {"name": names.job_name(job.name, attempt - 1)}}
-
-
-def _foreign(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | None:
-    """Return a refusal where an object is neither ours nor left by a deleted resource of the same name."""
-    owner = controller_of(raw)
-    group = str(owner.get("apiVersion")).partition("/")[0]
-    same_name = (group, owner.get("kind"), owner.get("name")) == (constants.GROUP, constants.KIND, job.name)
-    if same_name or _owned(job, raw):
-        return None
-    kind: ChildKind = raw.get("kind") or "Service"
-    meta = raw.get("metadata") or {}
-    name, labels = meta.get("name"), meta.get("labels") or {}
-    if not owner and names.child_labels(job.name).items() <= labels.items():
-        return Refusal(
-            "NameConflict",
-            f"metadata.name: {kind} {name} is left of a job of this name that was deleted with --cascade=orphan; its "
-            f"pods may still train. Remove what is left: kubectl -n {job.namespace} delete "
-            f"job,service,configmap,networkpolicy -l {constants.LABEL_JOB_NAME}={job.name}",
-        )
-    return Refusal(
-        "NameConflict",
-        f"metadata.name: a {kind} named {name} that is not ours exists in namespace {job.namespace}; "
-        "rename the job or remove that object",
-    )

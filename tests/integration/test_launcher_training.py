@@ -104,6 +104,16 @@ def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> No
     assert "rank 0 is done" in first.log
 
 
+def test_the_same_exception_twice_without_progress_ends_the_pod_in_spite_of_its_budget(pods: PodsFactory) -> None:
+    _, failing = pods("train.py", "raise", max_restarts=5).run()
+    assert failing.code == 81
+    assert failing.log.count("rank 1 of 2 on node 1") == 2
+    line = TRAIN[: TRAIN.index("raise ValueError")].count("\n") + 1
+    assert failing.message["signature"] == f"ValueError at train.py:{line}"
+    assert (failing.message["repeated"], failing.message["restarts"]) == (True, 1)
+    assert f"the same ValueError at train.py:{line} twice without progress in between" in failing.log
+
+
 def test_static_rendezvous_with_two_workers_a_pod(pods: PodsFactory) -> None:
     first, second = pods("python", "-u", "train.py", backend="static", nproc=2).run()
     assert (first.code, second.code) == (0, 0), first.log + second.log

@@ -24,7 +24,7 @@ _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("ETA", "string", ".status.progress.eta", 0),
     ("Samples/s", "string", ".status.progress.samplesPerSecond", 0),
     ("Loss", "string", ".status.progress.loss", 0),
-    ("Restarts", "integer", ".status.restarts.total", 0),
+    ("Restarts", "integer", ".status.restarts.all", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),
     ("Ready", "integer", ".status.nodes.ready", 1),
     ("Epoch", "integer", ".status.progress.epoch", 1),

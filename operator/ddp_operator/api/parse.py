@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,8 @@ class Manifest:
     job: DDPTrainingJob
     resource: Mapping[str, Any]
     others: tuple[Mapping[str, Any], ...] = ()
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """The job as the file has it, without defaults."""
 
 
 def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
@@ -89,7 +91,7 @@ def parse_manifest(text: str) -> Manifest:
     errors = check_rules(resource)
     if errors:
         raise InvalidManifest(errors)
-    return Manifest(job, resource, tuple(d for d in documents if d is not raw))
+    return Manifest(job, resource, tuple(d for d in documents if d is not raw), raw)
 
 
 def _check_shape(raw: Mapping[str, Any]) -> None:

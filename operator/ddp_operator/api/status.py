@@ -51,7 +51,9 @@ class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     without_progress: Annotated[int, Meta(description="Failures in a row, the last one included, without a step.")] = 0
     step: Annotated[int, Meta(description="Farthest step that was known at the last counted failure.")] = 0
     checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
-    in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun in the current attempt.")] = 0
+    in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun inside living pods.")] = 0
+    in_place_before: Annotated[int, Meta(description="Those of them in the attempts before the current one.")] = 0
+    all: Annotated[int, Meta(description="All restarts: of the group, and in place.")] = 0
 
 
 class Progress(_Fields, frozen=True, kw_only=True):
@@ -120,7 +122,8 @@ class Straggler(_Fields, frozen=True, kw_only=True):
 
 
 class LastFailure(_Fields, frozen=True, kw_only=True):
-    """The root cause of the latest failure: the earliest one that is not another's victim."""
+    """The root cause of the latest failure: the earliest one that is not another's victim. Training may have been
+    started again since, in place or as a group."""
 
     attempt: int
     rank: Annotated[int | None, Meta(description="Global rank of the worker, where one is to blame.")] = None
@@ -133,6 +136,14 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
     traceback: Annotated[str, Meta(description="The tail of the worker's traceback, else its last lines.")] = ""
     hint: Annotated[str, Meta(description="What to do about it.")] = ""
     time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    signature: Annotated[
+        str,
+        Meta(
+            description="What a failure of the script has in common with its repetitions: the exception and its place "
+            "in the script, such as KeyError at train.py:42, or the exit code. Unset: the failure is not the script's."
+        ),
+    ] = ""
+    step: Annotated[int | None, Meta(description="The step that the failing rank had reached.")] = None
 
 
 class Status(_Fields, frozen=True, kw_only=True):

@@ -16,8 +16,11 @@ from typing import Final
 
 import yaml
 
-from ddp_operator import exits
+from ddp_operator import constants, exits
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import load_documents, parse_manifest
 from ddp_operator.cli import probe
+from ddp_operator.cli.io import read_file
 from ddp_operator.exits import CommandError
 from ddp_operator.recovery import Sample, parse_sample
 
@@ -25,17 +28,32 @@ _EVERY_SECONDS: Final = 0.1
 _RUN: Final = "import sys; from ddp_operator.cli import main; sys.exit(main())"
 
 
+def _with_recovery(text: str) -> str:
+    """Return a file whose job is restarted as it is in a cluster; `ddp run` by itself restarts nothing unasked."""
+    try:
+        job = parse_manifest(text).job
+    except InvalidManifest:
+        return text  # `ddp run` says what is wrong
+    documents = load_documents(text)
+    for spec in (one["spec"] for one in documents if one.get("kind") == constants.KIND):
+        limits = {"inPlaceRestarts": job.in_place_restarts, "maxRestarts": job.spec.recovery.max_restarts}
+        spec["recovery"] = limits | (spec.get("recovery") or {})
+    return yaml.safe_dump_all(documents)
+
+
 class LocalRun:
     """A run of a job's YAML on this machine. Its output goes to stderr; it is stopped on leaving."""
 
     def __init__(self, file: str, extra: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
-        words = ["run", file, "--plain", "--name", "drill", "--runs-dir", self._folder.name]
+        self._file, self._job = file, Path(self._folder.name) / "job.yaml"
+        words = ["run", str(self._job), "--plain", "--name", "drill", "--runs-dir", self._folder.name]
         words += ["--", *extra] if extra else []
         self._command = [sys.executable, "-P", "-c", _RUN, *words]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalRun:
+        self._job.write_text(_with_recovery(read_file(self._file)))
         self._process = subprocess.Popen(self._command, stdout=sys.stderr, start_new_session=True)
         return self
 

@@ -18,6 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=_positive, metavar="N", help="pods instead of spec.nodes")
     parser.add_argument("--procs", type=_positive, metavar="N", help="worker processes a pod, for spec.procPerNode")
     parser.add_argument("--cpu", action="store_true", help="ask for no GPU; one worker a pod unless --procs says more")
+    parser.add_argument(
+        "--max-restarts",
+        type=_count,
+        metavar="N",
+        help="start all pods anew up to N times after a failure, for spec.recovery.maxRestarts; default: what the file "
+        "says, else 0",
+    )
     parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
     parser.add_argument("--name", type=_folder, metavar="NAME", help="name of the run folder, for the job's name")
     parser.add_argument(
@@ -59,9 +66,9 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.validation import check_manifest
 
     manifest = check_manifest(text).manifest
-    changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra)
+    changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     machine = adapt.probe_machine()
-    resource = adapt.adapt_resource(manifest.resource, changes, machine)
+    resource = adapt.adapt_resource(manifest.resource, changes, machine, manifest.written["spec"].get("recovery"))
     errors = check_rules(resource, None)  # --nodes and --procs may break one
     if errors:
         raise InvalidManifest(errors)
@@ -99,6 +106,11 @@ def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
 def _positive(text: str) -> int:
     number = int(text) if text.isascii() and text.isdigit() else 0
     return number if number >= 1 else _complain(f"{text!r} is no number above 0")
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else -1
+    return number if number >= 0 else _complain(f"{text!r} is no number from 0 up")
 
 
 def _folder(text: str) -> str:

@@ -27,6 +27,7 @@ class Changes:
     procs: int | None = None
     cpu: bool = False
     extra_args: Sequence[str] = ()
+    max_restarts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,13 @@ def probe_machine() -> Machine:
     return Machine(cpus=count_cpus(), rendezvous_port=hold_free_port())
 
 
-def adapt_resource(resource: Object, changes: Changes, machine: Machine) -> dict[str, Any]:
-    """Return the resource as it will run here. ``resource`` has passed all checks and stays as it is."""
+def adapt_resource(
+    resource: Object, changes: Changes, machine: Machine, recovery: Object | None = None
+) -> dict[str, Any]:
+    """Return the resource as it will run here. ``resource`` has passed all checks and stays as it is.
+
+    ``recovery``: what the file itself says of it. Without a word of the user nothing that fails here is tried again.
+    """
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     spec = adapted["spec"]
     if changes.nodes is not None:
@@ -66,6 +72,10 @@ def adapt_resource(resource: Object, changes: Changes, machine: Machine) -> dict
             _set_gpus(trainer, changes.procs)
     if changes.extra_args:
         trainer["args"] = [*(trainer.get("args") or ()), *changes.extra_args]
+    unasked = [name for name in ("inPlaceRestarts", "maxRestarts") if (recovery or {}).get(name) is None]
+    spec["recovery"] = {**spec.get("recovery", {}), **dict.fromkeys(unasked, 0)}
+    if changes.max_restarts is not None:
+        spec["recovery"]["maxRestarts"] = changes.max_restarts
     # Several runs may share this machine, and what a pod listens on is seen by all of them.
     spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": machine.rendezvous_port}
     return adapted

@@ -80,6 +80,7 @@ ALL_NODES_SUCCEEDED: Final = "AllNodesSucceeded"
 NOT_FINISHED: Final = "NotFinished"
 RESTART_BUDGET_EXHAUSTED: Final = "RestartBudgetExhausted"
 CRASH_LOOP: Final = "CrashLoop"
+REPEATED_FAILURE: Final = "RepeatedFailure"
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
 OPERATOR_ERROR: Final = "OperatorError"  # of `ddp run` alone: an operator in a cluster never gives up
 INTERRUPTED: Final = "Interrupted"  # likewise: it was, or it was killed

@@ -13,16 +13,19 @@ from ddp_operator.api.status import (
     CheckpointStatus,
     Condition,
     ConditionStatus,
+    LastFailure,
     LastRestart,
     Nodes,
     Phase,
     Progress,
+    Restarts,
     Status,
 )
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
+from ddp_operator.status.failure import find_in_place
 from ddp_operator.status.lost import describe_lost_contact
 from ddp_operator.status.observation import Observation, PodView
 from ddp_operator.status.queues import waits_in_queue
@@ -55,6 +58,9 @@ def describe(
         status = _take_page(job, status, observation.page, now)
     elif not pods and not _is(joined_before):
         status = _take_former_words(status, observation.pods_of(status.attempt - 1), now)
+    in_place = find_in_place(status.attempt, observation.failed_in_place)
+    if in_place is not None and not _is_older(in_place, status.last_failure):
+        status = replace(status, last_failure=in_place)
     if observation.stragglers is not None:
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
@@ -97,9 +103,14 @@ def describe(
         phase=phase,
         observed_generation=job.generation,
         nodes=count_nodes(nodes, pods),
+        restarts=count_all(status.restarts),
         progress=status.progress if phase == "Running" else without_eta(status.progress),
         conditions=c.merge_conditions(job.status.conditions, facts, now, job.generation),
     )
+
+
+def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:
+    return known is not None and known.attempt == failure.attempt and (failure.time or "") < (known.time or "")
 
 
 def count_nodes(desired: int, pods: tuple[PodView, ...]) -> Nodes:
@@ -117,8 +128,17 @@ def take_final_progress(status: Status, pods: tuple[PodView, ...], now: datetime
     """Return the status with the values that pod 0's launcher left in its last words."""
     ends = [pod.termination for pod in c.newest_by_index(pods).values() if pod.termination]
     heard = take_values(status, next((end.progress for end in ends if end.progress), {}), now)
-    in_place = max([status.restarts.in_place, *(e.restarts for e in ends)])
-    return replace(heard, restarts=replace(status.restarts, in_place=in_place))
+    return replace(heard, restarts=_count_in_place(status.restarts, max((e.restarts for e in ends), default=0)))
+
+
+def count_all(restarts: Restarts) -> Restarts:
+    """Return the restarts with their sum, which a column of ``kubectl get`` cannot build."""
+    return replace(restarts, all=restarts.total + restarts.in_place)
+
+
+def _count_in_place(restarts: Restarts, of_attempt: int) -> Restarts:
+    """Return the restarts with those in place of the current attempt; a pod that took another's place counts anew."""
+    return replace(restarts, in_place=max(restarts.in_place, restarts.in_place_before + of_attempt))
 
 
 def take_values(status: Status, values: Mapping[str, float], now: datetime, rates: Rates | None = None) -> Status:
@@ -176,7 +196,7 @@ def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime) -
         start_step=start_step,
         goodput=compute_goodput(page.values, wall, start_step or 0) or status.goodput,
         preflight=page.preflight or status.preflight,
-        restarts=replace(status.restarts, in_place=page.in_place_restarts),
+        restarts=_count_in_place(status.restarts, page.in_place_restarts),
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
+from ddp_operator.progress import Page
 from ddp_operator.status.lost import find_node_problem
 from ddp_operator.status.observation import JobView, NodeView, PodView
-from ddp_operator.status.termination import Termination, format_time
+from ddp_operator.status.termination import Termination, format_time, parse_termination
 
 # Secondary failures are often reported first: the pod that caused them still writes its traceback.
 _REPORT_WAIT = timedelta(seconds=15)
@@ -25,13 +26,17 @@ _LOST_NODE = "look at the node; status.failedNodes lists the nodes that the next
 _NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", constants.CATEGORY_NODE_LOST)
 
 
+MOST_FAILURES = 128
+"""Pods whose pages are read for the failure behind a restart in place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """An attempt's failure.
 
     ``cause`` is None while only secondary failures are reported and better may come: ``waiting`` says for whom it is
     waited, and until when. ``disruption``: a pod was taken away, which is nobody's fault. ``hearsay``: all reports are
-    of secondary failures.
+    of secondary failures. ``repeated``: the pod itself has seen that failure before, without progress in between.
     """
 
     cause: LastFailure | None
@@ -40,6 +45,7 @@ class Verdict:
     hearsay: bool = False
     waiting: str = ""
     until: datetime | None = None
+    repeated: bool = False
 
 
 def judge(
@@ -76,7 +82,8 @@ def judge(
                 return Verdict(blame_node(attempt, pod, problem, now), disruption=True)
     if culprits:
         pod, end = min(culprits, key=_order)
-        return Verdict(_last_failure(attempt, pod, end), permanent=end.container_exit_code == constants.EXIT_USER_ERROR)
+        permanent = end.container_exit_code == constants.EXIT_USER_ERROR
+        return Verdict(_last_failure(attempt, pod, end), permanent=permanent, repeated=permanent and end.repeated)
     if (wait := _wait_for_peers(pods, fatal, first, now)) is not None:
         return wait
     # No root cause was reported: a signal-killed pod is a likelier one than those that lost their peer.
@@ -90,6 +97,20 @@ def judge(
     unknown = constants.CATEGORY_UNKNOWN
     failure = LastFailure(attempt=attempt, category=unknown, message=message, time=format_time(first or now))
     return Verdict(failure, hearsay=True)
+
+
+def read_failures(pages: Iterable[tuple[PodView, Page]]) -> tuple[tuple[PodView, Termination], ...]:
+    """Return what pods that run say of the failures after which their workers were restarted in place."""
+    found = ((pod, parse_termination(constants.EXIT_RETRYABLE, text=page.last_failure)) for pod, page in pages)
+    return tuple((pod, end) for pod, end in found if end.restarts)
+
+
+def find_in_place(attempt: int, found: tuple[tuple[PodView, Termination], ...]) -> LastFailure | None:
+    """Return the root cause of the latest restart in place, or None where only victims have spoken."""
+    roots = [(pod, end) for pod, end in found if not end.victim]
+    latest = max((end.restarts for _, end in roots), default=0)
+    same = [(pod, end) for pod, end in roots if end.restarts == latest]
+    return _last_failure(attempt, *min(same, key=_order)) if same else None
 
 
 def will_fail_job(pods: tuple[PodView, ...]) -> bool:
@@ -241,4 +262,6 @@ def _last_failure(attempt: int, pod: PodView, termination: Termination) -> LastF
         traceback=termination.traceback,
         hint=termination.hint,
         time=None if moment is None else format_time(datetime.fromtimestamp(moment, UTC)),
+        signature=termination.signature,
+        step=None if termination.step is None else int(termination.step),
     )

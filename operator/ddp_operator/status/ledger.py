@@ -18,7 +18,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status import lost
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
-from ddp_operator.status.describe import count_nodes, describe, note_steps, take_final_progress, without_eta
+from ddp_operator.status.describe import count_all, count_nodes, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.failure import blame_node
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.termination import format_time, parse_time
@@ -66,7 +66,7 @@ def restart(
     job: DDPTrainingJob, observation: Observation, cause: LastFailure, refusal: Refusal | None, now: datetime
 ) -> Decision:
     """Begin the next attempt after a failure; it uses up one of recovery.maxRestarts."""
-    charged = charge(job, observation.pods_of(job.status.attempt), now)
+    charged = charge(job, cause, observation.pods_of(job.status.attempt), now)
     before = replace(charged, used=charged.used + 1, counted=charged.counted + 1)
     status = _next_attempt(job, before, observation, now, failure=cause)
     words = f"attempt {status.attempt} after: {say(cause)}"
@@ -100,7 +100,19 @@ def readmit(job: DDPTrainingJob, observation: Observation, words: str, now: date
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
 
 
-def charge(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> Restarts:
+def is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...]) -> bool:
+    """Tell whether a failure of the current attempt is the same as the last one, without progress in between."""
+    last = job.status.last_failure
+    if last is None or not cause.signature or cause.signature != last.signature:
+        return False
+    if (cause.pod, cause.time) == (last.pod, last.time):
+        return False  # it is that very one, which was seen on the pod's page
+    if cause.step:
+        return cause.step <= max(last.step or 0, job.status.restarts.step)
+    return not _lasted(pods)
+
+
+def charge(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...], now: datetime) -> Restarts:
     """Return the budget as a counted failure of the current attempt finds it.
 
     Checkpointed progress renews it; a step beyond the farthest one ends a row of failures without progress. Where no
@@ -109,7 +121,8 @@ def charge(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> Res
     status = take_final_progress(job.status, pods, now)
     restarts = status.restarts
     checkpoint = status.checkpoint.step if status.checkpoint else 0
-    step = (status.progress.step if status.progress else None) or 0
+    # What the failing rank itself said at its end is exact; pod 0's page was read some seconds before.
+    step = cause.step or (status.progress.step if status.progress else None) or 0
     renewed = checkpoint - restarts.checkpoint_step >= job.spec.recovery.reset_after_steps
     moved = step > restarts.step or (step == 0 and _lasted(pods))
     return replace(
@@ -233,7 +246,12 @@ def _next_attempt(
         attempt_nodes=job.spec.nodes,
         job_name=names.job_name(job.name, status.attempt + 1),
         attempt_time=format_time(now),
-        restarts=replace(restarts, total=restarts.total + 1, in_place=0),
+        restarts=replace(
+            restarts,
+            total=restarts.total + 1,
+            in_place=status.restarts.in_place,
+            in_place_before=status.restarts.in_place,
+        ),
         stragglers=(),
         last_restart=_last_restart(status, now, failure),
         last_failure=failure or status.last_failure,
@@ -248,7 +266,7 @@ def _begin(
     now: datetime,
     restart: Fact | None = None,
 ) -> Decision:
-    seen = replace_fields(observation, page=None, asked=False)  # the page was the former attempt's
+    seen = replace_fields(observation, page=None, asked=False, failed_in_place=())  # the page was the former attempt's
     pods = observation.pods_of(status.attempt)
     return Decision(describe(job, status, seen, pods, refusal, now, restart), requeue_after=AT_ONCE)
 
@@ -268,6 +286,7 @@ def _end(
         observed_generation=job.generation,
         completion_time=format_time(now),
         nodes=count_nodes(status.attempt_nodes, pods),
+        restarts=count_all(status.restarts),
         progress=without_eta(status.progress),
         conditions=c.merge_conditions(status.conditions, facts, now, job.generation),
     )

@@ -162,6 +162,9 @@ def _answer_failure(
     cause = verdict.cause
     if cause is None:
         return _await_report(job, verdict, pods, now)
+    if verdict.repeated or ledger.is_repeated(job, cause, pods):
+        words = f"the same {cause.signature} twice without progress in between, not tried again; last: "
+        return ledger.fail(job, pods, cause, c.REPEATED_FAILURE, words + ledger.say(cause), now)
     if verdict.permanent:
         return ledger.fail(job, pods, cause, cause.category, ledger.say(cause), now)
     if verdict.disruption and not job.spec.recovery.count_disruptions:
@@ -171,11 +174,11 @@ def _answer_failure(
         return ledger.restart_free(job, observation, cause, c.RESUMED, refusal, now)
     if verdict.hearsay and attempt_job is not None and attempt_job.suspended:  # while its queue took the pods back
         return ledger.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
-    limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, pods, now)
+    limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, cause, pods, now)
     if budget.used >= limit:
         since = f" since step {budget.checkpoint_step}" if budget.counted > budget.used else ""
-        often = "once" if budget.used == 0 else f"{budget.used + 1} times"
-        words = f"failed {often}{since}, recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
+        often = f"failed {budget.used + 1} times{since}, " if budget.used else "not started again, as "
+        words = f"{often}recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
         return ledger.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
     if budget.without_progress >= _CRASH_LOOP:
         at = f"beyond step {budget.step}" if budget.step else "before the first step"

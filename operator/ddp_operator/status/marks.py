@@ -63,14 +63,13 @@ def _marks(old: Status, new: Status, now: datetime) -> Iterator[Mark]:
     category = _known(new.last_failure.category) if failed and new.last_failure is not None else NO_FAILURE
     if failed:
         yield Failed(category)
+    again = new.restarts.in_place - old.restarts.in_place
+    if again > 0:
+        yield Restarted("process", category if failed else CATEGORY_UNKNOWN, again)
     if new.attempt > max(1, old.attempt):
         yield Restarted("group", category, new.attempt - max(1, old.attempt))
-    elif new.attempt == old.attempt:
-        again = new.restarts.in_place - old.restarts.in_place
-        if again > 0:
-            yield Restarted("process", CATEGORY_UNKNOWN, again)
-        if _replaces(new) and not _replaces(old):
-            yield Restarted("pod", category if failed else CATEGORY_UNKNOWN)
+    elif new.attempt == old.attempt and _replaces(new) and not _replaces(old):
+        yield Restarted("pod", category if failed else CATEGORY_UNKNOWN)
     if new.attempt == 1:
         yield from _reached(old, new, now)
     for result in (c.SUCCEEDED, c.FAILED):

@@ -166,7 +166,8 @@ class Observation:
     finds nobody and the launcher's ConfigMap without which it does not start. ``launcher_lost``: the current Job's
     launcher is gone and that of an older operator, so that nobody can bring it back. ``waiting``: how many jobs of
     the cluster have something in doubt that others are asked about. ``strays_since``: since when there have been strays
-    that nobody deletes.
+    that nobody deletes. ``failed_in_place``: what pods say of the failures after which their workers were restarted in
+    place, when one of those is new.
     """
 
     jobs: tuple[JobView, ...] = ()
@@ -182,6 +183,7 @@ class Observation:
     waiting: int = 0
     launcher_lost: bool = False
     strays_since: datetime | None = None
+    failed_in_place: tuple[tuple[PodView, Termination], ...] = ()
 
     def job(self, attempt: int) -> JobView | None:
         """Return the Job of an attempt."""

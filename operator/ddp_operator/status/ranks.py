@@ -26,12 +26,12 @@ _MAX_STRAGGLERS = 8
 _MAX_NAMED = 10
 
 
-def choose_pods(pods: Sequence[PodView]) -> tuple[PodView, ...]:
+def choose_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
     """Return the running pods whose pages are read beside pod 0's: all, or an even spread where there are many."""
     others = [pod for pod in pods if pod.index != 0 and pod.phase == "Running" and not pod.deleting]
-    if len(others) < MAX_PODS:
+    if len(others) < most:
         return tuple(others)
-    return tuple(others[i * len(others) // (MAX_PODS - 1)] for i in range(MAX_PODS - 1))
+    return tuple(others[i * len(others) // (most - 1)] for i in range(most - 1))
 
 
 def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:

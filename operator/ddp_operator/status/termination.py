@@ -23,6 +23,8 @@ _CATEGORY_OF_EXIT_CODE = {
     constants.EXIT_PEER_LOST: constants.CATEGORY_NCCL,
 }
 _MAX_TEXT = 2048
+_MAX_SIGNATURE = 200
+_MAX_STEP = 2**53
 # The kubelet cuts at 4,096 bytes; whoever hands over much more is not one.
 _MAX_MESSAGE = 65536
 _MAX_INT = 2**31 - 1
@@ -45,11 +47,15 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     time: float | None = None
     restarts: int = 0
     victim: bool = False
+    signature: str = ""
+    step: float | None = None
+    repeated: bool = False
     progress: dict[str, float] = {}
 
 
 class Termination(_Message, frozen=True, kw_only=True, rename="camel"):
-    """One pod's end. ``container_exit_code`` is the launcher's own code, ``exit_code`` the failing worker's."""
+    """One pod's end. ``container_exit_code`` is the launcher's own code, ``exit_code`` the failing worker's;
+    ``repeated``: the pod had failed like this before, and made no progress in between."""
 
     container_exit_code: int
 
@@ -92,6 +98,9 @@ def parse_termination(
         time=_sane_time(message.time, finished),
         restarts=min(max(0, message.restarts), _MAX_INT),
         victim=message.victim or exit_code == constants.EXIT_PEER_LOST,
+        signature=_clean(message.signature[:_MAX_SIGNATURE]),
+        step=message.step if message.step is not None and 0 <= message.step <= _MAX_STEP else None,
+        repeated=message.repeated,
         progress={k: v for k, v in message.progress.items() if math.isfinite(v)},
     )
 

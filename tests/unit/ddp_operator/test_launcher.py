@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator import launcher
-from ddp_operator.launcher import PythonLine, Verdict, fit_termination_message, merge_pages
+from ddp_operator.launcher import (
+    COMMENT_LAST_FAILURE,
+    Metrics,
+    PythonLine,
+    Verdict,
+    fit_termination_message,
+    merge_pages,
+)
+from ddp_operator.progress import parse_page
 
 SOURCE = Path(launcher.__file__).read_text(encoding="utf-8")
 
@@ -198,6 +206,16 @@ def test_a_rank_cannot_add_series_of_the_launcher() -> None:
     own = 'ddp_launcher_phase{phase="Running"} 1\n'
     forged = 'ddp_launcher_phase{phase="Rendezvous"} 1\nddp_launcher_in_place_restarts_total 9\nddp_loss 1\n'
     assert merge_pages([own, forged]) == own + "ddp_loss 1\n"
+
+
+def test_only_the_launcher_can_say_what_failed_last(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "0.prom").write_text(f'ddp_loss 1\n{COMMENT_LAST_FAILURE}{{"message":"forged"}}\n')
+    metrics = Metrics(str(tmp_path), lambda: "own 1")
+    port = metrics.serve(0)
+    assert "forged" not in launcher.fetch_page(port)
+    metrics.last_failure = b'{"message":"true"}'
+    assert parse_page(launcher.fetch_page(port)).last_failure == '{"message":"true"}'
 
 
 @given(st.lists(st.text(max_size=200), max_size=4))

@@ -63,14 +63,14 @@ GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/
             Verdict("UserError", 82),
         ),
         (1, "RuntimeError", "Expected a 'cuda' device type for generator but found 'cpu'", Verdict("UserError", 82)),
-        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Verdict("UserError", 82)),
-        (1, "AssertionError", "Torch not compiled with CUDA enabled", Verdict("UserError", 82)),
-        (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", Verdict("UserError", 82)),
+        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Verdict("UserError", 81)),
+        (1, "AssertionError", "Torch not compiled with CUDA enabled", Verdict("UserError", 81)),
+        (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", Verdict("UserError", 81)),
         (
             1,
             "RuntimeError",
             "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
-            Verdict("UserError", 82),
+            Verdict("UserError", 81),
         ),
         (1, "torch.AcceleratorError", "CUDA error: unspecified launch failure", Verdict("CUDAError", 82)),
         (1, "AssertionError", "for now i think we need CUDA for DDP", Verdict("UserError", 82)),
@@ -379,3 +379,81 @@ def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.Monke
     monkeypatch.setattr(launcher, "_SECONDS_FOR_STORE", 0.05)
     assert launcher.find_early_ends(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
     answered.set()
+
+
+KEY_ERROR = (
+    "Traceback (most recent call last):\n"
+    '  File "/src/train.py", line 42, in <module>\n    main()\n'
+    '  File "/src/data.py", line 7, in load\n    return table[key]\n'
+    '  File "/usr/lib/python3.12/collections/__init__.py", line 1015, in __getitem__\n    raise KeyError(key)\n'
+    "KeyError: 10\n"
+)
+CHAINED = f"{KEY_ERROR}\nDuring handling of the above exception, another exception occurred:\n\n" + (
+    'Traceback (most recent call last):\n  File "/src/train.py", line 44, in <module>\n    raise Bad\n'
+)
+
+
+def failed(code: int = 1, kind: str = "", traceback: str = "", verdict: Verdict | None = None) -> dict[str, Any]:
+    found = verdict or classify(code, kind, "words", oom_killed=False)
+    return {"type": kind, "message": "words", "exitCode": code, "traceback": traceback, "verdict": found}
+
+
+@pytest.mark.parametrize(
+    ("failure", "signature"),
+    [
+        (failed(1, "KeyError", KEY_ERROR), "KeyError at data.py:7"),
+        (failed(1, "pkg.errors.Bad", CHAINED), "Bad at train.py:44"),
+        (failed(1, "SystemExit", KEY_ERROR), "SystemExit at data.py:7"),
+        (failed(1, "torch.OutOfMemoryError", KEY_ERROR), "OutOfMemoryError at data.py:7"),
+        (failed(1, "KeyError"), "KeyError"),
+        (failed(3), "exit code 3"),
+        (failed(-11), "SIGSEGV"),
+        (failed(139), "SIGSEGV"),
+        (failed(-9), ""),
+        (failed(-6), ""),
+        (failed(-15), ""),
+        (failed(launcher.EXIT_RETRYABLE), ""),
+        (failed(1, "RuntimeError", KEY_ERROR, Verdict("CUDAError", 82)), ""),
+        (failed(1, "torch.distributed.DistBackendError", KEY_ERROR, Verdict("NCCL", 86, True)), ""),
+        (failed(137, "Hang", KEY_ERROR, Verdict("Hang", 83)), ""),
+    ],
+)
+def test_a_signature_is_what_repetitions_of_a_failure_of_the_script_share(
+    failure: dict[str, Any], signature: str
+) -> None:
+    assert launcher.build_signature(failure) == signature
+
+
+def test_the_innermost_place_is_a_librarys_where_none_is_the_scripts() -> None:
+    trace = KEY_ERROR.replace("/src/", "/usr/lib/python3.12/site-packages/")
+    assert launcher.build_signature(failed(1, "KeyError", trace)) == "KeyError at __init__.py:1015"
+
+
+class TestRecurrence:
+    @pytest.mark.parametrize(
+        ("failures", "repeated"),
+        [
+            ([("A", 10, 9), ("A", 10, 9)], [False, True]),
+            ([("A", 10, 9), ("A", 9, 9)], [False, True]),
+            ([("A", 10, 9), ("A", 11, 9), ("A", 11, 9)], [False, False, True]),
+            ([("A", 10, 9), ("B", 10, 9), ("A", 10, 9)], [False, False, True]),
+            ([("A", 10, 9), ("", 20, 9), ("A", 15, 9)], [False, False, False]),
+            ([("", 10, 9), ("", 10, 9)], [False, False]),
+            ([("A", None, 9), ("A", None, 9)], [False, True]),
+            ([("A", None, 9), ("A", None, 301)], [False, False]),
+        ],
+    )
+    def test_is_the_same_signature_without_a_step_in_between(
+        self, failures: list[tuple[str, float | None, float]], repeated: list[bool]
+    ) -> None:
+        recurrence = launcher.Recurrence()
+        assert [recurrence.observe(*failure) for failure in failures] == repeated
+
+
+@pytest.mark.parametrize(("devices", "code"), [(["null", "nvidiactl"], 81), (["nvidia0"], 82)])
+def test_no_gpu_is_for_good_where_the_pod_was_given_none(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], code: int
+) -> None:
+    monkeypatch.setattr(launcher.os, "listdir", lambda path: devices)
+    verdict = classify(1, "RuntimeError", "No CUDA GPUs are available", oom_killed=False)
+    assert verdict.exit_code == code

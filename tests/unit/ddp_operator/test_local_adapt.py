@@ -57,6 +57,26 @@ def test_fewer_processes_need_fewer_gpus() -> None:
     assert adapted["spec"]["procPerNode"] == 2
 
 
+@pytest.mark.parametrize(
+    ("written", "asked", "found"),
+    [
+        (None, None, (0, 0)),
+        ({"resetAfterSteps": 5}, None, (0, 0)),
+        ({"maxRestarts": 2}, None, (0, 2)),
+        ({"inPlaceRestarts": 1}, None, (1, 0)),
+        ({"inPlaceRestarts": 1, "maxRestarts": 2}, 4, (1, 4)),
+        (None, 4, (0, 4)),
+    ],
+)
+def test_nothing_is_tried_again_unless_the_file_or_the_command_line_asks_for_it(
+    written: dict[str, int] | None, asked: int | None, found: tuple[int, int]
+) -> None:
+    given = resource(recovery={"maxRestarts": 3, "countDisruptions": False, **(written or {})})
+    recovery = adapt_resource(given, Changes(max_restarts=asked), MACHINE, written)["spec"]["recovery"]
+    assert (recovery["inPlaceRestarts"], recovery["maxRestarts"]) == found
+    assert recovery["countDisruptions"] is False
+
+
 def test_cpus_are_shared_among_all_workers_of_all_pods() -> None:
     assert trainer(share_cpus(resource(), 2, MACHINE))["env"] == [{"name": "OMP_NUM_THREADS", "value": "2"}]
     assert trainer(share_cpus(resource(nodes=8), 8, MACHINE))["env"][0]["value"] == "1"

@@ -90,7 +90,7 @@ class TestLedger:
         first = run(trained(), pods=pods).status
         second = run(first, pods=pods).status
         assert (first.attempt, second.attempt) == (2, 2)
-        charged = Restarts(total=1, counted=1, used=1, step=3)
+        charged = Restarts(total=1, counted=1, used=1, step=3, all=1)
         assert (first.restarts, second.restarts) == (charged, charged)
 
     def test_new_attempt_does_not_take_the_old_ones_page_for_its_own(self) -> None:
@@ -103,11 +103,11 @@ class TestLedger:
         jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
         status = run(Status(), jobs).status
         assert (status.attempt, status.attempt_nodes, status.job_name) == (3, 4, "train-3")
-        assert status.restarts == Restarts(total=2, counted=2, used=2)
+        assert status.restarts == Restarts(total=2, counted=2, used=2, all=2)
 
     def test_lost_one_does_not_charge_what_was_free(self) -> None:
         behind = replace(STARTED, restarts=Restarts(total=1, free=1))
-        assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1, used=1)
+        assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1, used=1, all=2)
 
     def test_jobs_of_a_deleted_namesake_are_nobody(self) -> None:
         assert run(Status(), [child_job(9, owner="another")]).status.attempt == 1

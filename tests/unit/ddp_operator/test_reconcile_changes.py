@@ -152,7 +152,7 @@ class TestFailure:
         world = await World(recovery={"maxRestarts": 0}).train(TRAINING)
         world.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
         await world.settle()
-        words = "failed once, recovery.maxRestarts is 0; last: UserError: rank 0 on pod 0: KeyError: 1"
+        words = "not started again, as recovery.maxRestarts is 0; last: UserError: rank 0 on pod 0: KeyError: 1"
         assert world.condition("Failed").message == words
 
     async def test_budget_ends_the_job(self) -> None:

@@ -69,7 +69,7 @@ class TestDisruption:
         evicted = child_pod(1, phase, deleting=True, grace=150, disrupted="EvictionByEvictionAPI", **code)
         decision = run(child_pod(0), evicted)
         assert (decision.status.attempt, decision.actions, decision.requeue_after) == (2, (), AT_ONCE)
-        assert decision.status.restarts == Restarts(total=1, free=1)
+        assert decision.status.restarts == Restarts(total=1, free=1, all=1)
         assert state(decision, "Restarting") == ("True", "Disrupted")
         assert (failure(decision).category, failure(decision).pod) == ("Preempted", "train-1-1-abcde")
         assert "EvictionByEvictionAPI: words" in failure(decision).message
@@ -82,7 +82,7 @@ class TestDisruption:
 
     def test_may_be_counted(self) -> None:
         decision = run(child_pod(0), child_pod(1, disrupted=True), recovery={"countDisruptions": True})
-        assert decision.status.restarts == Restarts(total=1, counted=1, used=1, without_progress=1)
+        assert decision.status.restarts == Restarts(total=1, counted=1, used=1, without_progress=1, all=1)
         none = {"countDisruptions": True, "maxRestarts": 0}
         assert run(child_pod(0), child_pod(1, disrupted=True), recovery=none).status.phase == "Failed"
 
@@ -133,7 +133,7 @@ class TestDisruption:
         victim = child_pod(0, "Failed", code=86, message=VICTIM)
         preempted = child_job(suspend=True, conditions={"Failed": "words"}, **about)
         decision = run(victim, jobs=[preempted])
-        assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1))
+        assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
         assert state(decision, "Restarting") == ("True", "Disrupted")
 
 
@@ -146,7 +146,7 @@ class TestSuspension:
         victim = child_pod(0, "Failed", code=86, message=VICTIM)
         for pods in ((victim,), ()):
             decision = self.resumed(*pods)
-            assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1))
+            assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
             assert state(decision, "Restarting") == ("True", "Resumed")
 
     def test_job_that_is_resumed_before_its_pods_are_gone_is_no_other(self) -> None:
@@ -219,6 +219,71 @@ class TestCrashLoop:
             decision = run(pod, jobs=[FAILED], status=replace(status, attempt=1), recovery={"maxRestarts": 9})
             status = decision.status
         assert (status.phase, status.restarts.counted) == ("Restarting", 5)
+
+
+class TestRepeatedFailure:
+    SIGNATURE = "KeyError at train.py:42"
+
+    def again(self, step: int | None, *, before: int | None = 10, status: Status = STARTED, **words: Any) -> Decision:
+        """Let an attempt fail as the one before it did, or as ``words`` say."""
+        last = LastFailure(attempt=1, category="UserError", signature=self.SIGNATURE, step=before, pod="train-1-1-x")
+        members = {"signature": self.SIGNATURE, "step": step} | words
+        attempt = replace(status, attempt=2, job_name="train-2", last_failure=last)
+        pod = child_pod(1, "Failed", attempt=2, code=82, message=last_words("UserError", **members))
+        return run(pod, status=attempt, jobs=[child_job(2, conditions={"FailureTarget": ""})])
+
+    @pytest.mark.parametrize(("before", "step"), [(10, 10), (10, 9), (None, None)])
+    def test_ends_the_job_and_says_so(self, before: int | None, step: int | None) -> None:
+        decision = self.again(step, before=before)
+        assert state(decision, "Failed") == ("True", "RepeatedFailure")
+        found = c.find(decision.status.conditions, "Failed")
+        assert found is not None
+        assert found.message.startswith(
+            "the same KeyError at train.py:42 twice without progress in between, not tried again; last: UserError"
+        )
+
+    @pytest.mark.parametrize(
+        ("step", "words"), [(11, {}), (10, {"signature": "KeyError at train.py:43"}), (10, {"signature": ""})]
+    )
+    def test_is_none_with_progress_or_where_something_else_failed(self, step: int, words: dict[str, Any]) -> None:
+        assert self.again(step, **words).status.phase == "Restarting"
+
+    def test_is_none_where_it_is_the_failure_that_was_seen_before(self) -> None:
+        first = self.again(10, signature="another")
+        failure_ = failure(first)
+        seen = replace(failure_, signature=self.SIGNATURE)
+        pod = child_pod(1, "Failed", code=82, message=last_words("UserError", signature=self.SIGNATURE, step=10))
+        decision = run(pod, status=replace(STARTED, last_failure=replace(seen, attempt=1, pod="train-1-1-abcde")))
+        assert decision.status.phase == "Restarting"
+
+    def test_of_one_pod_is_that_pods_word(self) -> None:
+        words = last_words("UserError", signature=self.SIGNATURE, step=10, repeated=True, restarts=1)
+        decision = run(child_pod(0), child_pod(1, "Failed", code=81, message=words), jobs=[FAILED])
+        assert state(decision, "Failed") == ("True", "RepeatedFailure")
+        assert decision.status.restarts == Restarts(in_place=1, all=1)
+        assert (failure(decision).signature, failure(decision).step) == (self.SIGNATURE, 10)
+
+    def test_a_crash_loop_goes_by_the_failing_ranks_step_and_not_by_the_page(self) -> None:
+        status = STARTED
+        for sampled in (10, 11, 12, 13):
+            status = replace(status, attempt=1, progress=Progress(step=sampled))
+            decision = run(failed_pod(step=10), jobs=[FAILED], status=status, recovery={"maxRestarts": 9})
+            status = decision.status
+        assert state(decision, "Failed") == ("True", "CrashLoop")
+
+
+class TestCounts:
+    def test_restarts_in_place_of_all_attempts_are_counted_once(self) -> None:
+        status = STARTED
+        for in_place in (2, 0, 1):
+            status = replace(status, attempt=1)
+            pods = [
+                failed_pod(restarts=in_place),
+                child_pod(1, "Failed", code=86, message=last_words("NCCL", victim=True, restarts=in_place)),
+            ]
+            status = run(*pods, jobs=[FAILED], status=status, recovery={"maxRestarts": 9}).status
+        assert (status.phase, status.restarts.in_place, status.restarts.in_place_before) == ("Failed", 3, 2)
+        assert (status.restarts.total, status.restarts.all) == (2, 5)
 
 
 class TestLostNode:
@@ -403,7 +468,7 @@ class TestAvoidedNodes:
         assert (waiting.status.attempt, waiting.requeue_after) == (1, 10)
         decision = run(self.blocked(), status=status, seconds=60)
         assert (decision.status.attempt, decision.status.failed_nodes) == (2, ())
-        assert decision.status.restarts == Restarts(total=1, free=1)
+        assert decision.status.restarts == Restarts(total=1, free=1, all=1)
         assert state(decision, "Restarting") == ("True", "NodesReadmitted")
 
     def test_stay_avoided_where_they_are_not_the_reason(self) -> None:
