@@ -169,11 +169,18 @@ class Cluster(Protocol):
         ...
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
-        """Return what others have posted about an object: the Job controller, the kubelet, Kueue about its Workload.
+        """Return what others have posted about an object: the Job controller, the scheduler, the kubelet.
 
         Some 50 Events at most, which may be some seconds old.
 
         Raises: Refused where they may not be read.
+        """
+        ...
+
+    async def workloads_of(self, job: Object) -> tuple[Object, ...]:
+        """Return Kueue's Workloads of a Job: one, or none yet.
+
+        Raises: Refused where they may not be read, or Kueue is not there.
         """
         ...
 

@@ -327,7 +327,10 @@ class Reconciler:
         for raw in (*snapshot.jobs, *snapshot.pods):
             if raw["metadata"].get("uid") in uids:
                 with suppress(Refused):
-                    trouble = waiting.view_trouble(await self._cluster.events_of(raw))
+                    if raw["kind"] == "Job" and raw["spec"].get("suspend"):
+                        trouble = waiting.view_workloads(raw, await self._cluster.workloads_of(raw))
+                    else:
+                        trouble = waiting.view_trouble(await self._cluster.events_of(raw))
                     if trouble is not None:
                         found[raw["metadata"]["uid"]] = trouble
         memory.asked = now, found

@@ -46,7 +46,14 @@ REMEDIES: Final = {
     # Scheduled
     "Unschedulable": "Free or add nodes that have what the pods ask for, ask for less in resources, nodeSelector or "
     "tolerations, or run on fewer nodes: ddp scale {name} N.",
-    "QuotaPending": "It starts when the queue has room; look at the queue: kubectl get workloads.",
+    "QuotaPending": "It starts when it is admitted; the queue and those before it: kubectl get localqueues,workloads.",
+    "Inadmissible": "It does not start by itself: create the queue that is named, or remove its stopPolicy (kubectl "
+    "get localqueues,clusterqueues). To use another queue, set the job's label kueue.x-k8s.io/queue-name, then run ddp "
+    "suspend {name} and ddp resume {name}.",
+    "WorkloadDeactivated": "It does not start by itself; to queue it again, set spec.active of the Workload that is "
+    "named to true: kubectl edit workload.",
+    "WorkloadMissing": "Kueue tries again within some minutes once what it needs is there. To use another priority "
+    "class, set the job's label kueue.x-k8s.io/priority-class, then run ddp suspend {name} and ddp resume {name}.",
     "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private.",
     "PodsForbidden": "A quota, a policy or a missing service account keeps the pods from being made: change the job or "
     "ask whoever owns the namespace.",
@@ -118,7 +125,17 @@ _BETTER: Final = (
     ),
 )
 # Reasons of Scheduled for which a job that starts again waits until somebody acts.
-_BLOCKING: Final = ("Unschedulable", "QuotaPending", "ImagePull", "PodsForbidden", "VolumeNotReady", "PodsNotStarting")
+_BLOCKING: Final = (
+    "Unschedulable",
+    "QuotaPending",
+    "Inadmissible",
+    "WorkloadDeactivated",
+    "WorkloadMissing",
+    "ImagePull",
+    "PodsForbidden",
+    "VolumeNotReady",
+    "PodsNotStarting",
+)
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # An operator that runs looks at a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from aiohttp import web
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, Snapshot, Unable
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import KubeCluster, scrape, sync
+from ddp_operator.kube.resources import path
 from ddp_operator.kube.store import Store
 from ddp_operator.kube.sync import Synchroniser
 from tests.standin import StandIn, World
+from tests.standin.kueue import WORKLOAD
 
 from .conftest import job_manifest
 
@@ -63,6 +66,25 @@ async def seen(cluster: KubeCluster) -> Snapshot:
 
 def names(objects: tuple[Any, ...]) -> list[str]:
     return [obj["metadata"]["name"] for obj in objects]
+
+
+async def test_workloads_are_read_in_the_version_that_is_served(
+    cluster: KubeCluster, server: StandIn, world: World
+) -> None:
+    mine = {"metadata": {"name": "train-1", "namespace": "default", "uid": "u"}}
+    with pytest.raises(Refused, match="Kueue is not installed"):
+        await cluster.workloads_of(mine)
+    server.serve(replace(WORKLOAD, version="v1beta2"))
+    assert await cluster.workloads_of(mine) == ()
+    for name, uid in (("job-train-1-a", "u"), ("job-other-1-a", "v")):
+        metadata = {"name": name, "namespace": "default", "labels": {"kueue.x-k8s.io/job-uid": uid}}
+        await world.client.request(
+            "POST", path("Workload.v1beta2", "default"), body={"metadata": metadata}, kind="workloads"
+        )
+    assert names(await cluster.workloads_of(mine)) == ["job-train-1-a"]
+    server.faults.add(403, verb="list", resource="workloads")
+    with pytest.raises(Refused):
+        await cluster.workloads_of(mine)
 
 
 async def test_own_writes_are_observed_at_once(cluster: KubeCluster) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ddp_operator.constants import KIND
 from tests.standin import StandIn, World
+from tests.standin.kueue import WORKLOAD
 
 from .conftest import Start, job_manifest
 
@@ -125,24 +126,23 @@ async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words
 async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
     server: StandIn, world: World, start: Start
 ) -> None:
+    server.serve(WORKLOAD)
     start()
     manifest = job_manifest(suspend=False)
     manifest["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
     await world.create(manifest)
-    await world.child_job("digits-1")
-    await world.patch("Job", "digits-1", {"spec": {"suspend": True}})  # as Kueue's webhook would
-    words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
-    about = {"kind": "Workload", "name": "job-digits-1-0a1b2", "namespace": "default", "uid": "w"}
+    job = await world.child_job("digits-1")
+    words = "LocalQueue gpu doesn't exist"
+    reserved = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "message": words}
+    labels = {"kueue.x-k8s.io/job-uid": job["metadata"]["uid"]}
+    workload = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "spec": {"queueName": "gpu"}}
     await world.create(
-        {
-            "apiVersion": "v1", "kind": "Event", "metadata": {"name": "w.1", "namespace": "default"},
-            "involvedObject": about, "type": "Warning", "reason": "Pending", "message": words,
-            "lastTimestamp": "2026-11-20T12:00:00Z",
-        }
-    )  # fmt: skip
-    told = await world.resource("digits", lambda found: "insufficient" in str(found.get("status")), "Kueue's words")
+        workload | {"metadata": {"name": "job-digits-1-0a1b2", "labels": labels}, "status": {"conditions": [reserved]}}
+    )
+    await world.patch("Job", "digits-1", {"spec": {"suspend": True}})  # as Kueue's webhook would
+    told = await world.resource("digits", lambda found: words in str(found.get("status")), "Kueue's words")
     (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
-    assert scheduled["reason"] == "QuotaPending"
+    assert scheduled["reason"] == "Inadmissible"
     assert scheduled["message"].startswith(f"Job digits-1 waits until queue gpu admits it: {words}; ")
 
 

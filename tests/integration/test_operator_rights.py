@@ -13,6 +13,7 @@ from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import plural
 from ddp_operator.status import waiting
 from tests.standin import StandIn, World
+from tests.standin.kueue import WORKLOAD
 
 from .conftest import Start, job_manifest
 from .test_operator_recovery import quick_to_stop
@@ -46,12 +47,15 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
     # After a deletion that meets a conflict it looks whether the object is still there.
     for resource, nth in (("pods", 2), ("jobs", 1), (plural(KIND), 1)):  # the first pod is deleted by the test
         server.faults.add(409, verb="delete", resource=resource, nth=nth)
+    server.serve(WORKLOAD)
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
     monkeypatch.setattr(waiting, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
     job_controller, server.controllers.job_controller = server.controllers.job_controller, None
     await world.create(job_manifest("stuck"))
     await until_used("list", "events")
+    await world.patch("Job", "stuck-1", {"spec": {"suspend": True}})  # as Kueue would
+    await until_used("list", "workloads")
     server.controllers.job_controller = job_controller
 
     recovery = {"forceDeleteAfterSeconds": 0}

@@ -2,18 +2,16 @@
 
 An API server reads all Events of a namespace to find those about one object. A thousand Jobs whose pods are forbidden
 would have it do so a thousand times, and most of the operator's time at rest would be theirs. So what the Job
-controller and Kueue say is read for all Jobs of a namespace together, and the answer is good for some seconds.
+controller says is read for all Jobs of a namespace together, and the answer is good for some seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ddp_operator.api.job import kueue_labels
 from ddp_operator.cluster import ClusterError, Object, Refused
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
@@ -25,7 +23,6 @@ PAGE: Final = 500
 PAGES: Final = 20
 AGE: Final = 5.0
 ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
-ABOUT_WORKLOADS: Final = "involvedObject.kind=Workload,reason=Pending"
 
 _READ: Final = ("type", "reason", "message", "lastTimestamp", "eventTime", "series")
 
@@ -36,7 +33,7 @@ class EventReader:
     def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._known: dict[tuple[str, str], tuple[float, dict[str, list[Object]]]] = {}
+        self._known: dict[str, tuple[float, dict[str, list[Object]]]] = {}
         self._lock = asyncio.Lock()
 
     async def about(self, item: Object) -> tuple[Object, ...]:
@@ -45,28 +42,21 @@ class EventReader:
         namespace, uid = meta["namespace"], meta["uid"]
         if item["kind"] != "Job":
             return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, 1))
-        found = [*(await self._shared(namespace, ABOUT_JOBS, "uid")).get(uid, ())]
-        if item["spec"].get("suspend") and kueue_labels(meta.get("labels") or {}):
-            # Kueue names a Job's Workload after it: job-NAME-HASH.
-            workload = re.compile(rf"job-{re.escape(meta['name'])}-[0-9a-f]{{5}}")
-            for name, events in (await self._shared(namespace, ABOUT_WORKLOADS, "name")).items():
-                if workload.fullmatch(name):
-                    found += events
-        return tuple(found[-LIMIT:])
+        return tuple((await self._about_jobs(namespace)).get(uid, ())[-LIMIT:])
 
-    async def _shared(self, namespace: str, selector: str, by: str) -> dict[str, list[Object]]:
-        """Return Events of a namespace by a field of what they are about; read anew where the answer is too old."""
+    async def _about_jobs(self, namespace: str) -> dict[str, list[Object]]:
+        """Return the Events about Jobs of a namespace by their UIDs; read anew where the answer is too old."""
         async with self._lock:
             now = self._clock()
-            for place in [place for place, (asked, _) in self._known.items() if now - asked >= AGE]:
-                del self._known[place]
-            if (namespace, selector) not in self._known:
+            for old in [name for name, (asked, _) in self._known.items() if now - asked >= AGE]:
+                del self._known[old]
+            if namespace not in self._known:
                 found: dict[str, list[Object]] = {}
-                for event in await self._list(namespace, selector, PAGE, PAGES):
-                    about = str((event.get("involvedObject") or {}).get(by) or "")
+                for event in await self._list(namespace, ABOUT_JOBS, PAGE, PAGES):
+                    about = str((event.get("involvedObject") or {}).get("uid") or "")
                     found.setdefault(about, []).append(_trimmed(event))
-                self._known[namespace, selector] = now, found
-            return self._known[namespace, selector][1]
+                self._known[namespace] = now, found
+            return self._known[namespace][1]
 
     async def _list(self, namespace: str, selector: str, limit: int, pages: int) -> list[Object]:
         params = {"fieldSelector": selector, "limit": str(limit)}

@@ -26,6 +26,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "NetworkPolicy": ("get", "list", "create"),
     "Event": ("list", "create"),
     "Node": ("get",),
+    "Workload": ("list",),
 }
 """Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""
 
@@ -39,8 +40,9 @@ them only the jobs that ask for it are refused."""
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
 """What the operator does in its own namespace, whichever it serves."""
 
-OPTIONAL: Final = frozenset({"Node"})
-"""What a Role of one namespace can't grant. Without it pods on lost nodes are freed later: see the reconcile."""
+OPTIONAL: Final = frozenset({"Node", "Workload"})
+"""What an operator works without. A Role of one namespace can't grant nodes: pods on lost ones are then freed later.
+Without Kueue's Workloads status does not say why a job waits in a queue."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
 

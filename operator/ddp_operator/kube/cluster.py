@@ -20,7 +20,7 @@ from ddp_operator.cluster import (
     Unable,
     controller_of,
 )
-from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
+from ddp_operator.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
 from ddp_operator.kube.asking import EventReader
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
@@ -290,6 +290,25 @@ class KubeCluster:
     async def events_of(self, item: Object) -> tuple[Object, ...]:
         """List the Events about one object: only for one that does not get on."""
         return await self._reader.about(item)
+
+    async def workloads_of(self, job: Object) -> tuple[Object, ...]:
+        """List the Workloads with the Job's UID, in the version that the installed Kueue serves."""
+        meta = job["metadata"]
+        # From the API server's cache: what Kueue says of a Job that waits is not that urgent.
+        params = {"labelSelector": f"{KUEUE_JOB_UID_LABEL}={meta['uid']}", "resourceVersion": "0"}
+        for kind in ("Workload", "Workload.v1beta2"):
+            try:
+                answer = await self._client.request(
+                    "GET", path(kind, meta["namespace"]), params=params, kind=plural(kind)
+                )
+            except ApiError as exc:
+                if exc.status == 404:
+                    continue
+                if exc.status == 403:
+                    raise Refused(exc.message, reason="Forbidden") from exc
+                raise ClusterError(str(exc)) from exc
+            return tuple(answer.get("items") or ())
+        raise Refused("Kueue is not installed", reason="Invalid")
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Hand an event to the poster, which works in the background."""

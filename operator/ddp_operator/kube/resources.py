@@ -19,6 +19,8 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
     "Lease": ("coordination.k8s.io", "v1", "leases"),
     "Node": ("", "v1", "nodes"),
+    "Workload": ("kueue.x-k8s.io", "v1beta1", "workloads"),
+    "Workload.v1beta2": ("kueue.x-k8s.io", "v1beta2", "workloads"),
 }
 
 

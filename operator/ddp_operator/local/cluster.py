@@ -174,6 +174,10 @@ class LocalCluster:
         """Return nothing: what goes wrong here is in the status of the pod at once."""
         return ()
 
+    async def workloads_of(self, job: Object) -> tuple[Object, ...]:
+        """Refuse: there is no Kueue on this machine."""
+        raise Refused("Kueue is not installed", reason="Invalid")
+
     async def emit(self, resource: Object, event: Event) -> None:
         """Hand the Event to whoever listens."""
         self.on_event(resource, event)

@@ -37,6 +37,9 @@ WAITING_FOR_PODS: Final = "WaitingForPods"
 WAITING_FOR_FORMER_PODS: Final = "WaitingForFormerPods"
 UNSCHEDULABLE: Final = "Unschedulable"
 QUOTA_PENDING: Final = "QuotaPending"
+INADMISSIBLE: Final = "Inadmissible"
+WORKLOAD_DEACTIVATED: Final = "WorkloadDeactivated"
+WORKLOAD_MISSING: Final = "WorkloadMissing"
 PODS_FORBIDDEN: Final = "PodsForbidden"
 VOLUME_NOT_READY: Final = "VolumeNotReady"
 IMAGE_PULL: Final = "ImagePull"
@@ -47,6 +50,9 @@ SCHEDULED_REASONS: Final = (
     WAITING_FOR_FORMER_PODS,
     UNSCHEDULABLE,
     QUOTA_PENDING,
+    INADMISSIBLE,
+    WORKLOAD_DEACTIVATED,
+    WORKLOAD_MISSING,
     PODS_FORBIDDEN,
     VOLUME_NOT_READY,
     IMAGE_PULL,

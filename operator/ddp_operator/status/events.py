@@ -8,7 +8,16 @@ from ddp_operator.api.status import Status
 from ddp_operator.cluster import Event
 from ddp_operator.status import conditions as c
 
-_WAITS = (c.UNSCHEDULABLE, c.PODS_FORBIDDEN, c.VOLUME_NOT_READY, c.IMAGE_PULL, c.PODS_NOT_STARTING)
+_WAITS = (
+    c.UNSCHEDULABLE,
+    c.INADMISSIBLE,
+    c.WORKLOAD_DEACTIVATED,
+    c.WORKLOAD_MISSING,
+    c.PODS_FORBIDDEN,
+    c.VOLUME_NOT_READY,
+    c.IMAGE_PULL,
+    c.PODS_NOT_STARTING,
+)
 
 
 def transition_events(old: Status, new: Status) -> tuple[Event, ...]:

@@ -1,19 +1,20 @@
 """The condition Scheduled: which pods wait for what, in the words of who makes them wait.
 
-The scheduler and the kubelet write theirs into a pod's status. The Job controller, when it may not create a pod, the
-kubelet, when it cannot mount a volume, and Kueue only post Events: those are asked for where an object does not get on.
+The scheduler and the kubelet write theirs into a pod's status, Kueue into the Job's Workload. The Job controller, when
+it may not create a pod, and the kubelet, when it cannot mount a volume, only post Events: those, and Workloads, are
+asked for where an object does not get on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure
-from ddp_operator.constants import CATEGORY_IMAGE_PULL
+from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.deadlines import waiting_since
@@ -32,7 +33,7 @@ _MAX_ASKED = 3
 _MAX_WORDS = 1024
 _SCHEDULER_EVENT = "FailedScheduling"
 _TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", _SCHEDULER_EVENT)
-_QUEUE_EVENT = "Pending"  # Kueue's, about a Workload that it cannot admit; older versions post it as Normal
+_QUEUE_REASONS = (c.QUOTA_PENDING, c.INADMISSIBLE, c.WORKLOAD_DEACTIVATED, c.WORKLOAD_MISSING)
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
 # What kubelets before 1.32 say between two tries to pull an image.
@@ -67,14 +68,16 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     placed = f"{len(scheduled)} of {nodes} pods are placed"
     attempt_job = observation.job(attempt)
     if attempt_job is not None and waits_in_queue(job, attempt_job):
-        # Without the label it is Kueue where it manages all Jobs, or a hand.
-        where = f"queue {attempt_job.queue}" if attempt_job.queue else "whoever has suspended it"
         said = observation.troubles.get(attempt_job.uid)
-        because = f": {said.message}" if said is not None and said.reason == _QUEUE_EVENT else ""
-        words = f"Job {attempt_job.name} waits until {where} admits it{because}; {placed}"
-        return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, words)
+        known = said is not None and said.reason in _QUEUE_REASONS
+        # Without the label it is Kueue where it manages all Jobs, or a hand.
+        others = "Kueue admits it" if known else "whoever has suspended it resumes it"
+        admission = f"queue {attempt_job.queue} admits it" if attempt_job.queue else others
+        because = f": {said.message}" if said is not None and known else ""
+        words = f"Job {attempt_job.name} waits until {admission}{because}; {placed}"
+        return Fact(c.SCHEDULED, "False", said.reason if said is not None and known else c.QUOTA_PENDING, words)
     trouble = observation.troubles.get(attempt_job.uid) if attempt_job else None
-    if trouble is not None and attempt_job is not None and trouble.reason != _QUEUE_EVENT:
+    if trouble is not None and attempt_job is not None and trouble.reason not in _QUEUE_REASONS:
         # Each try has a name of its own: the same words again are no news.
         words = re.sub(rf"{re.escape(attempt_job.name)}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", trouble.message)
         return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{words} ({placed})")
@@ -127,15 +130,45 @@ def next_question(job: DDPTrainingJob, observation: Observation, now: datetime) 
 
 def view_trouble(events: Iterable[Mapping[str, Any]]) -> Trouble | None:
     """Return the latest warning that says why an object does not get on."""
-    warnings = [
-        event
-        for event in events
-        if (event.get("type") == "Warning" and event.get("reason") in _TELLING) or event.get("reason") == _QUEUE_EVENT
-    ]
+    warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _TELLING]
     if not warnings:
         return None
     latest = max(warnings, key=_said_at)
-    return Trouble(str(latest["reason"]), " ".join(str(latest.get("message") or "").split())[:_MAX_WORDS])
+    return Trouble(str(latest["reason"]), _line(latest.get("message")))
+
+
+def view_workloads(job: Mapping[str, Any], workloads: Sequence[Mapping[str, Any]]) -> Trouble | None:
+    """Return why Kueue does not admit a suspended Job, with a reason of Scheduled; None: it says nothing about it."""
+    if not workloads:
+        return _name_missing_workload(job)
+    workload = max(workloads, key=lambda one: str(one["metadata"].get("creationTimestamp") or ""))
+    spec, status = workload.get("spec") or {}, workload.get("status") or {}
+    name = workload["metadata"]["name"]
+    if spec.get("active") is False:
+        return Trouble(c.WORKLOAD_DEACTIVATED, f"its Workload {name} is deactivated (spec.active is false)")
+    conditions = {condition.get("type"): condition for condition in status.get("conditions") or []}
+    reserved = conditions.get("QuotaReserved") or {}
+    if reserved.get("status") == "True":
+        checks = [str(check["name"]) for check in status.get("admissionChecks") or [] if check.get("state") != "Ready"]
+        waits = f"quota is reserved; not ready yet: admission check {', '.join(checks)}"
+        return Trouble(c.QUOTA_PENDING, waits) if checks else None
+    if reserved.get("reason") == c.INADMISSIBLE:
+        unnamed = "the Job names no LocalQueue, and the namespace has none that is called default"
+        return Trouble(c.INADMISSIBLE, _line(reserved.get("message")) if spec.get("queueName") else unnamed)
+    return Trouble(c.QUOTA_PENDING, _line(reserved.get("message"))) if reserved.get("message") else None
+
+
+def _name_missing_workload(job: Mapping[str, Any]) -> Trouble | None:
+    """Return that Kueue has made no Workload for a Job that has its label, and what it may have stumbled over."""
+    labels = job["metadata"].get("labels") or {}
+    if KUEUE_QUEUE_LABEL not in labels:
+        return None  # somebody else may have suspended it
+    pod = (job["spec"].get("template") or {}).get("spec") or {}
+    priority = f"WorkloadPriorityClass {labels[KUEUE_PRIORITY_LABEL]}" if KUEUE_PRIORITY_LABEL in labels else ""
+    if not priority and pod.get("priorityClassName"):
+        priority = f"PriorityClass {pod['priorityClassName']}"
+    asks = f"is there a {priority}, and does Kueue run?" if priority else "does Kueue run?"
+    return Trouble(c.WORKLOAD_MISSING, f"Kueue has made no Workload for it; {asks}")
 
 
 def blame_image(attempt: int, pods: tuple[PodView, ...], now: datetime) -> LastFailure | None:
@@ -155,6 +188,10 @@ def blame_image(attempt: int, pods: tuple[PodView, ...], now: datetime) -> LastF
         hint="look at the image's name and tag, and at imagePullSecrets",
         time=format_time(now),
     )
+
+
+def _line(text: Any) -> str:
+    return " ".join(str(text or "").split())[:_MAX_WORDS]
 
 
 def _said_at(event: Mapping[str, Any]) -> str:

@@ -88,24 +88,6 @@ async def test_a_pods_events_are_its_own_question() -> None:
     assert server.asked == ["involvedObject.uid=uid-b"]
 
 
-@pytest.mark.parametrize(
-    ("workload", "labels", "suspend", "told"),
-    [
-        ("job-train-1-0a1b2", {"kueue.x-k8s.io/queue-name": "q"}, True, True),
-        ("job-train-1-2-0a1b2", {"kueue.x-k8s.io/queue-name": "q"}, True, False),  # another job's second attempt
-        ("job-train-1-0a1b2", {}, True, False),
-        ("job-train-1-0a1b2", {"kueue.x-k8s.io/queue-name": "q"}, False, False),
-    ],
-)
-async def test_kueue_speaks_of_the_workload_of_a_suspended_job(
-    workload: str, labels: dict[str, str], suspend: bool, told: bool
-) -> None:
-    server = Server(event(1, "Workload", workload, "Pending"))
-    reader = EventReader(server)  # type: ignore[arg-type]
-    found = await reader.about(job("train-1", labels=labels, suspend=suspend))
-    assert messages(found) == ([f"Pending of {workload}"] if told else [])
-
-
 @pytest.mark.parametrize(("status", "raised"), [(403, Refused), (500, ClusterError)])
 async def test_a_refusal_is_told_apart_from_a_fault_and_neither_is_remembered(
     status: int, raised: type[Exception]

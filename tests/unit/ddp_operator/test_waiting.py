@@ -11,7 +11,7 @@ from ddp_operator.api.status import Condition, Status
 from ddp_operator.cluster import Refused
 from ddp_operator.status.observation import Observation, Trouble, observe_children
 from ddp_operator.status.termination import format_time
-from ddp_operator.status.waiting import describe_scheduling, in_doubt, next_question, view_trouble
+from ddp_operator.status.waiting import describe_scheduling, in_doubt, next_question, view_trouble, view_workloads
 from tests.builders import NOW, child_job, child_pod, job
 from tests.memory import World
 
@@ -72,12 +72,15 @@ class TestWords:
         said = say(jobs=[QUEUED])
         assert said == ("QuotaPending", "Job train-1 waits until queue gpu admits it; 0 of 2 pods are placed")
         unlabelled = child_job(suspend=True, written=False)
-        waits = "Job train-1 waits until whoever has suspended it admits it; 0 of 2 pods are placed"
+        waits = "Job train-1 waits until whoever has suspended it resumes it; 0 of 2 pods are placed"
         assert say(jobs=[unlabelled]) == ("QuotaPending", waits)
+        told = {"job-1": Trouble("Inadmissible", "words")}
+        waits = "Job train-1 waits until Kueue admits it: words; 0 of 2 pods are placed"
+        assert say(jobs=[unlabelled], troubles=told) == ("Inadmissible", waits)
 
     def test_why_the_queue_does_not_admit_it_in_kueues_words(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
-        told = {"job-1": Trouble("Pending", words)}
+        told = {"job-1": Trouble("QuotaPending", words)}
         said = say(jobs=[QUEUED], troubles=told)
         waits = "Job train-1 waits until queue gpu admits it"
         assert said == ("QuotaPending", f"{waits}: {words}; 0 of 2 pods are placed")
@@ -202,6 +205,61 @@ class TestEvents:
         found = view_trouble([event("FailedMount", "x \n" * 9999)])
         assert found is not None
         assert len(found.message) == 1024
+
+
+def workload(reason: str = "", message: str = "", *, status: str = "False", checks: Any = (), **spec: Any) -> Any:
+    conditions = [{"type": "QuotaReserved", "status": status, "reason": reason, "message": message}] if reason else []
+    named = [{"name": name, "state": state} for name, state in checks]
+    return {
+        "metadata": {"name": "job-train-1-0a1b2"},
+        "spec": {"queueName": "gpu", **spec},
+        "status": {"conditions": conditions, "admissionChecks": named},
+    }
+
+
+class TestWorkload:
+    """What Kueue 0.13 writes into the Workload of a Job that it does not admit."""
+
+    @pytest.mark.parametrize(
+        ("found", "said"),
+        [
+            (workload("Pending", "insufficient quota for cpu"), ("QuotaPending", "insufficient quota for cpu")),
+            (
+                workload("Inadmissible", "LocalQueue gpu doesn't exist"),
+                ("Inadmissible", "LocalQueue gpu doesn't exist"),
+            ),
+            (
+                workload("Inadmissible", "LocalQueue  doesn't exist", queueName=""),
+                ("Inadmissible", "the Job names no LocalQueue, and the namespace has none that is called default"),
+            ),
+            (
+                workload("Pending", "The workload is deactivated", active=False),
+                ("WorkloadDeactivated", "its Workload job-train-1-0a1b2 is deactivated (spec.active is false)"),
+            ),
+            (
+                workload("QuotaReserved", status="True", checks=[("a", "Ready"), ("b", "Pending")]),
+                ("QuotaPending", "quota is reserved; not ready yet: admission check b"),
+            ),
+        ],
+    )
+    def test_why_a_job_is_not_admitted(self, found: Any, said: tuple[str, str]) -> None:
+        assert view_workloads(QUEUED, [found]) == Trouble(*said)
+
+    def test_nothing_is_said_before_kueue_has_looked_and_while_it_starts_the_job(self) -> None:
+        assert view_workloads(QUEUED, [workload()]) is None
+        assert view_workloads(QUEUED, [workload("QuotaReserved", status="True", checks=[("a", "Ready")])]) is None
+
+    def test_priority_class_without_which_there_is_no_workload(self) -> None:
+        job = child_job(suspend=True, queue="gpu", written=False)
+        words = "Kueue has made no Workload for it; "
+        assert view_workloads(job, []) == Trouble("WorkloadMissing", f"{words}does Kueue run?")
+        job["spec"]["template"] = {"spec": {"priorityClassName": "fast"}}
+        asks = "is there a PriorityClass fast, and does Kueue run?"
+        assert view_workloads(job, []) == Trouble("WorkloadMissing", words + asks)
+        job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
+        asks = "is there a WorkloadPriorityClass high, and does Kueue run?"
+        assert view_workloads(job, []) == Trouble("WorkloadMissing", words + asks)
+        assert view_workloads(child_job(suspend=True, written=False), []) is None, "it may have been suspended by hand"
 
 
 class TestAsking:

@@ -62,6 +62,23 @@ class TestWhatIsTold:
         assert "ddp scale x N" in found.todo
         assert (found.reason, found.phase) == ("Unschedulable", "Pending")
 
+    @pytest.mark.parametrize(
+        ("reason", "todo"),
+        [
+            ("QuotaPending", "It starts when it is admitted"),
+            ("Inadmissible", "It does not start by itself: create the queue that is named, or remove its stopPolicy"),
+            ("WorkloadDeactivated", "set spec.active of the Workload that is named to true"),
+            ("WorkloadMissing", "then run ddp suspend x and ddp resume x"),
+        ],
+    )
+    def test_a_queue_that_does_not_admit_it(self, reason: str, todo: str) -> None:
+        found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 waits until queue q admits it"))
+        assert todo in found.todo
+        assert ("by itself" in found.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
+        # A restart that waits in a queue needs the same.
+        waits = condition(c.SCHEDULED, "False", reason, "words")
+        assert why(condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2"), waits).todo == found.todo
+
     def test_the_paragraph_is_what_and_todo(self) -> None:
         found = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))
         assert str(found) == f"{found.what} {found.todo}"
