@@ -187,6 +187,8 @@ COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
 """What a line of a pod's page begins with that holds, as JSON, the failure behind its last restart in place."""
 METRIC_HEARTBEAT_AGE: Final = "ddp_launcher_heartbeat_age_seconds"
 METRIC_HANGS: Final = "ddp_launcher_hangs_total"
+METRIC_STALLED: Final = "ddp_launcher_stalled_seconds"
+METRIC_STALLED_RANK: Final = "ddp_launcher_stalled_rank"
 METRIC_PREFLIGHT_PASSED: Final = "ddp_launcher_preflight_passed"
 METRIC_PREFLIGHT_SECONDS: Final = "ddp_launcher_preflight_seconds"
 METRIC_ALL_REDUCE_RATE: Final = "ddp_launcher_all_reduce_bytes_per_second"
@@ -194,3 +196,5 @@ METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
 METRIC_SAVING: Final = "ddp_saving"
 # Values of the label `phase` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
+# Values of the label `state` of METRIC_STALLED_RANK, those that the other ranks wait for first.
+STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")

@@ -86,6 +86,8 @@ METRIC_LAUNCHER_RESTARTS = "ddp_launcher_in_place_restarts_total"
 COMMENT_LAST_FAILURE = "# ddp_launcher_last_failure "
 METRIC_HEARTBEAT_AGE = "ddp_launcher_heartbeat_age_seconds"
 METRIC_HANGS = "ddp_launcher_hangs_total"
+METRIC_STALLED = "ddp_launcher_stalled_seconds"
+METRIC_STALLED_RANK = "ddp_launcher_stalled_rank"
 METRIC_PREFLIGHT_PASSED = "ddp_launcher_preflight_passed"
 METRIC_PREFLIGHT_SECONDS = "ddp_launcher_preflight_seconds"
 METRIC_ALL_REDUCE_RATE = "ddp_launcher_all_reduce_bytes_per_second"
@@ -95,6 +97,7 @@ METRIC_STEP_SECONDS = "ddp_step_seconds_sum"
 METRIC_WORLD_SIZE = "ddp_world_size"
 METRIC_HEARTBEATS = "ddp_heartbeats_total"
 METRIC_SAVING = "ddp_saving"
+STALLED_STATES = ("Stopped", "Behind", "Busy", "Waiting")
 LAUNCHER_PHASES = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 
 _AGENT_PID = "DDP_AGENT_PID"
@@ -102,6 +105,7 @@ _AGENT_PID = "DDP_AGENT_PID"
 _STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _STOPPING = "stopping"  # a file of the runtime directory
+_STALL_REPORT = "stall.json"  # another one: what the watchdog has found, for the agent to exchange with the other pods
 _LOCAL_POD = "DDP_LOCAL_POD"  # set in every process of a pod under `ddp run`
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
 _LOG_PREFIX = "DDP_LOG_PREFIX"  # the user's own: 0 leaves the lines of a pod with several ranks as they are
@@ -118,6 +122,7 @@ _LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's ke
 _SECONDS_TO_SETTLE = 0.2
 _SECONDS_TO_READ = 30.0  # for the reader to pass on what ended workers have written
 _LASTED_SECONDS = 300.0  # workers that report no steps and ran so long have done something
+_PEERS_MOVE = "other pods join or leave"
 _FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
 _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
 _GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
@@ -708,6 +713,7 @@ def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]],
             setattr(owner, name, lambda self, *args, **kwargs: around(inner, self, *args, **kwargs))
 
     gate = SignalGate(processes)
+    board = StallBoard(os.path.join(pod.runtime, _STALL_REPORT), max(0.5, min(5.0, pod.nodes / 100)))
     gathering = Gathering(pod.nodes)
     meeting: list[Any] = []  # the rendezvous handler, once it is known
 
@@ -754,6 +760,9 @@ def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]],
 
     def monitor(inner: Any, self: Any, *args: Any) -> Any:
         result = inner(self, *args)
+        stalls = board.exchange(self, time.monotonic()) if pod.nodes > 1 or pod.elastic else None
+        if stalls is not None:
+            tell({"board": stalls})
         failures = [judge(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
         if failures and not pod.elastic:
             ranks, pods = find_early_ends(self)
@@ -772,8 +781,9 @@ def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]],
         return result
 
     def close(inner: Any, self: Any, death_sig: Any = None, timeout: float = 30) -> Any:
-        stopping = os.path.exists(os.path.join(pod.runtime, _STOPPING))
-        return inner(self, death_sig, pod.grace if stopping or pod.elastic else timeout)
+        saves = os.path.exists(os.path.join(pod.runtime, _STOPPING)) or pod.elastic
+        release_stopped(self.pids().values(), saves=saves)
+        return inner(self, death_sig, pod.grace if saves else timeout)
 
     lost: list[tuple[AwakeClock, Exception]] = []
 
@@ -821,6 +831,19 @@ def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]],
     except AttributeError:
         pass
     return leave
+
+
+def release_stopped(pids: Iterable[int], *, saves: bool) -> None:
+    """Let no stopped worker hold up its agent: SIGTERM would not reach it before the whole wait for it is over.
+
+    ``saves``: it goes on, to save as the others do. Otherwise what it has is lost anyway.
+    """
+    for pid in pids:
+        if process_state(pid) in _STOPPED:
+            try:
+                os.kill(pid, signal.SIGCONT if saves else signal.SIGKILL)
+            except OSError:
+                pass
 
 
 class SignalGate:
@@ -927,23 +950,79 @@ def remove_the_dead(inner: Callable[[Any], None], holder: Any, known: list[Heart
         beats.update(spared)
 
 
+def ask_store(question: Callable[[], Any]) -> list[Any]:
+    """Return the answer of a store as a list of one; of one that is gone, or cut off, nothing after a short while."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except Exception:
+            pass  # there is no store any more
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_SECONDS_FOR_STORE)
+    return answers
+
+
+class StallBoard:
+    """What the pods of a job know of a stall, in the store of their round: how many have seen what, and one root cause.
+
+    The launcher leaves its own report in a file; see ``StallReport``. Without a stall the store is not asked.
+    """
+
+    _KEY = "ddp/stall/"
+
+    def __init__(self, path: str, every: float) -> None:
+        self._path, self._every = path, every
+        self._last = -math.inf
+        self._store: Any = None
+        self._posted: dict[str, Any] = {}
+        self._asking: list[bool] = []  # of a store that does not answer no second question is asked
+
+    def exchange(self, agent: Any, now: float) -> dict[str, Any] | None:
+        """Post this pod's report and return the board; None where there is nothing to post, or no answer."""
+        if now - self._last < self._every:
+            return None
+        self._last = now
+        mine, store = read_json(self._path), getattr(agent, "_store", None)
+        if store is not self._store:
+            self._store, self._posted, self._asking = store, {}, []
+        if store is None or self._asking or not (mine or self._posted):
+            return None
+        asking = self._asking
+
+        def ask() -> dict[str, Any]:
+            asking.append(True)
+            board = self._post(store, mine)
+            asking.clear()
+            return board
+
+        answers = ask_store(ask)
+        return {**answers[0], "pods": agent._worker_group.group_world_size} if answers else None
+
+    def _post(self, store: Any, mine: dict[str, Any]) -> dict[str, Any]:
+        board: dict[str, Any] = {}
+        for name in ("known", "stuck", "idle"):
+            before, wanted = bool(self._posted.get(name)), bool(mine.get(name))
+            board[name] = int(store.add(self._KEY + name, wanted - before))
+            self._posted = {**self._posted, name: wanted}
+        key, own = f"{self._KEY}cause", mine.get("cause")
+        found = json.loads(store.get(key)) if store.check([key]) else None
+        if own != found and found in (None, self._posted.get("cause")):
+            store.set(key, json.dumps(own))
+            found = own
+        self._posted = {**self._posted, "cause": own} if mine else {}
+        return {**board, "cause": found}
+
+
 def find_early_ends(agent: Any) -> tuple[list[int], int]:
     """Return the ranks of this pod that have ended well while others have not, and how many pods have as a whole.
 
     A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
     """
-    waiting: list[int] = []
-
-    def ask() -> None:
-        try:
-            waiting.append(int(agent._store.add(_LAST_BARRIER, 0)))
-        except Exception:
-            pass  # there is no store any more
-
-    # Of a store that a cut network keeps from answering nobody shall wait to hear how a worker failed.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_SECONDS_FOR_STORE)
+    waiting = ask_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
     try:
         ended = {rank for rank, one in agent._pcontext.subprocess_handlers.items() if one.proc.poll() == 0}
         ranks = sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended)
@@ -2052,6 +2131,8 @@ _COLLECTIVE_CALLS = re.compile(
     r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|send|recv|synchronize|backward|item|tolist|cpu)\("
 )
 _STACK_LIMIT = 64 * 1024
+_WHAT_LIMIT = 200
+_STALLED_RANKS_SHOWN = 8
 _SECONDS_FOR_STACKS = 5.0
 _SECONDS_FOR_CULPRIT = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
 _PAUSES_KNOWN = 3  # with fewer between lines of a log, nothing is known of the next one
@@ -2059,11 +2140,79 @@ _LONGER_PAUSE = 4.0
 _IDLE_SHARE = 0.01  # of a CPU for each worker: below it nothing is computed
 
 
+_STOPPED = ("T", "t")  # states of a process: by SIGSTOP, by a debugger
+_SAVES = re.compile(r"/torch/(serialization|distributed/checkpoint/)")
+
+
 class Stall(NamedTuple):
-    """A budget that is used up. ``since`` is the last sign of life and tells one stall from the next."""
+    """A budget that is used up, since ``since``.
+
+    ``certain``: heartbeats were promised and do not come. Otherwise it is judged from outside: ``known`` tells whether
+    steps have shown in the log, ``idle`` which local ranks have used no CPU for the watchdog's time.
+    """
 
     since: float
     message: str
+    certain: bool = True
+    known: bool = True
+    idle: frozenset[int] = frozenset()
+
+
+class StalledRank(NamedTuple):
+    """What a rank of a stalled pod does. ``state`` is one of STALLED_STATES; the first two keep the others waiting."""
+
+    rank: int
+    local_rank: int
+    state: str
+    what: str
+
+    @property
+    def behind(self) -> bool:
+        """Whether the other ranks wait for it."""
+        return self.state in ("Stopped", "Behind")
+
+
+class StallReport(NamedTuple):
+    """What one pod posts for the others. ``known``: steps were made and have stopped. ``stuck``: no rank of the pod
+    computes. ``idle``: none of them uses the CPU. ``cause``: a rank here that keeps the others waiting."""
+
+    known: bool
+    stuck: bool
+    idle: bool
+    cause: dict[str, Any] | None
+
+
+def report_stall(stall: Stall, ranks: Sequence[StalledRank]) -> StallReport:
+    """Return a pod's report on its own stall."""
+    busy = any(one.state == "Busy" for one in ranks)
+    idle = all(one.local_rank in stall.idle or one.state == "Stopped" for one in ranks)
+    cause = None if busy else next((one._asdict() for one in ranks if one.behind), None)
+    return StallReport(stall.known, not busy, idle, cause)
+
+
+def read_board(board: dict[str, Any]) -> dict[str, Any]:
+    """Return the board without a cause that is none: every rank can write into the store."""
+    cause = board.get("cause")
+    valid = isinstance(cause, dict) and set(cause) == set(StalledRank._fields) and cause["state"] in STALLED_STATES
+    return {**board, "cause": cause if valid else None}
+
+
+def agree_to_end(mine: StallReport, board: dict[str, Any], *, certain: bool) -> bool:
+    """Tell whether this pod is to end its workers, by what all pods have found; ``board`` is empty where it is unknown.
+
+    A rank that does not come ends its own pod, so that the job's failure names it. A stall that is not certain counts
+    only where steps were seen by some pod, and no rank of any pod computes: else a long validation would be ended.
+    """
+    if certain and mine.cause:
+        return True
+    if not (mine.stuck and are_all_stuck(board)):
+        return False
+    return bool(mine.cause) or (not board.get("cause") and (certain or board["idle"] >= board["pods"]))
+
+
+def are_all_stuck(board: dict[str, Any]) -> bool:
+    """Tell whether no rank of any pod computes, where some pod has seen steps."""
+    return bool(board.get("known")) and board["stuck"] >= board["pods"]
 
 
 class _Pulse:
@@ -2147,7 +2296,8 @@ class LogPulse:
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
         self._since: float | None = None
-        self._pauses = 0
+        self._looked: float | None = None
+        self._pauses = 0.0
         self._longest = 0.0
 
     def observe(self, steps: dict[int, float], now: float) -> None:
@@ -2155,10 +2305,17 @@ class LogPulse:
         if not steps:
             self._since = None
         elif steps != self._steps:
+            made = sum(steps.values()) - sum(self._steps.values())
             if self._since is not None:
-                self._pauses, self._longest = self._pauses + 1, max(self._longest, now - self._since)
+                self._pauses, self._longest = self._pauses + max(1.0, made), max(self._longest, now - self._since)
+            elif self._looked is not None and made > 1:  # all of them since the last look
+                self._pauses, self._longest = self._pauses + made - 1, max(self._longest, now - self._looked)
             self._since = now
-        self._steps = steps
+        self._steps, self._looked = steps, now
+
+    def age(self, now: float) -> float:
+        """Return the time since a step has shown; infinite where none has."""
+        return math.inf if self._since is None else now - self._since
 
     def silence(self, stall: float, now: float) -> float | None:
         """Return for how long no step has shown, where that is too long; ``stall`` is the watchdog's time."""
@@ -2169,17 +2326,20 @@ class LogPulse:
 
 
 class Idleness:
-    """How long the workers have used next to no CPU: all there is to see of a script that reports nothing."""
+    """How long each worker has used next to no CPU: all there is to see of a script that reports nothing."""
 
-    def __init__(self, now: float) -> None:
-        self._since, self._last, self._cpu = now, now, 0.0
+    def __init__(self) -> None:
+        self._workers: dict[int, tuple[float, float, float]] = {}  # since, time of the last look, CPU seconds then
 
-    def observe(self, cpu: float, workers: int, now: float) -> float:
-        """Take in the CPU seconds of all workers so far. Returns for how long they have been idle."""
-        if abs(cpu - self._cpu) > _IDLE_SHARE * workers * (now - self._last) or not workers:
-            self._since = now
-        self._last, self._cpu = now, cpu
-        return now - self._since
+    def observe(self, cpu: dict[int, float], now: float) -> dict[int, float]:
+        """Take in the CPU seconds of each worker so far. Returns for how long each has been idle."""
+        for rank in set(self._workers) - set(cpu):
+            del self._workers[rank]
+        for rank, seconds in cpu.items():
+            since, last, before = self._workers.get(rank, (now, now, seconds))
+            busy = abs(seconds - before) > _IDLE_SHARE * (now - last)
+            self._workers[rank] = (now if busy else since, now, seconds)
+        return {rank: now - since for rank, (since, _, _) in self._workers.items()}
 
 
 class Stack(NamedTuple):
@@ -2200,11 +2360,17 @@ class Stack(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The innermost frame in words."""
+        """The innermost frame of the script in words, and where in a library that has led."""
         if not self.frames:
             return "an unknown place"
-        path, line, function = self.frames[-1]
-        return f"{function} ({os.path.basename(path)}:{line})"
+        own = [frame for frame in self.frames if not _LIBRARY.search(frame[0])]
+        shown = [*own[-1:], *(self.frames[-1:] if own[-1:] != self.frames[-1:] else [])]
+        return ", in ".join(f"{function} ({os.path.basename(path)}:{line})" for path, line, function in shown)
+
+    @property
+    def saves(self) -> bool:
+        """Whether it writes a checkpoint by torch's own means."""
+        return any(_SAVES.search(path) for path, _, _ in self.frames)
 
 
 def read_stack(text: str) -> Stack:
@@ -2385,16 +2551,18 @@ class Launcher:
         self._stop_deadline: float | None = None
         self._alone_since: float | None = None  # since when the stopping agent has had no worker
         self._hangs = 0
-        self._hang_since = -1.0
-        self._hung: list[dict[str, Any]] = []  # the error files of the ranks that hang
-        self._end_hung_at = math.inf
+        self._stall: Stall | None = None  # the one that is under way, as it was found
+        self._stalled: list[tuple[dict[str, Any], StalledRank]] = []  # its workers, and what they do
+        self._board: dict[str, Any] = {}  # what all pods know of it
+        self._gives_way_to: dict[str, Any] = {}  # a root cause in another pod, which ends its own workers first
+        self._has_ended = self._has_news = False
+        self._end_hung_at = self._give_up_at = math.inf
         dog = pod.watchdog
         self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
         # Between two looks are a pause and the wait for pages that do not come.
         self._clock = AwakeClock(self._look_every + 2 * _PAGE_TIMEOUT, time.monotonic())
-        self._idleness, self._told = Idleness(0.0), set[str]()
+        self._idleness = Idleness()
         self._log_pulse = LogPulse()
-        self._silence: float | None = None
         self._watchdog = Watchdog(pod.watchdog) if pod.watchdog else None
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
@@ -2704,6 +2872,8 @@ class Launcher:
             log(describe_preflight(self._preflight))
         if "store" in event:
             self._store = event["store"]
+        if "board" in event:
+            self._board = read_board(event["board"])
         if "failures" in event:
             self._free = bool(event.get("free"))
             self._failures = [{**one, "verdict": Verdict(*one["verdict"])} for one in event["failures"]]
@@ -2711,7 +2881,9 @@ class Launcher:
         if event.get("restart"):
             self._restarts += 1
             self._spent += bool(self._failures) and not self._free
-            self._cause = describe_root(find_root(self._failures)) if self._failures else "other pods join or leave"
+            behind = [one.what for _, one in self._stalled if one.behind]
+            hang = behind[0] if behind else self._gives_way_to.get("what")
+            self._cause = describe_root(find_root(self._failures)) if self._failures else hang or _PEERS_MOVE
             log(f"restarting the workers in place, restart {self._restarts}: {self._cause}")
             if self._failures:
                 root = find_root(self._failures)
@@ -2756,8 +2928,13 @@ class Launcher:
         rows += [f"# TYPE {METRIC_HANGS} counter", f"{METRIC_HANGS} {self._hangs}"]
         rows += build_preflight_rows(self._preflight)
         age = self._watchdog.age(self._clock.read(time.monotonic())) if self._watchdog else None
-        if age is None:
-            age = self._silence
+        stall = self._stall
+        if age is None and stall is not None and stall.known:
+            age = self._clock.read(time.monotonic()) - stall.since
+        if stall is not None:
+            ranks = [one for _, one in self._stalled]
+            ranks += [StalledRank(**self._gives_way_to)] if self._gives_way_to else []
+            rows += build_stall_rows(stall, ranks, self._clock.read(time.monotonic()))
         if age is not None:
             rows.append(f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.")
             rows += [f"# TYPE {METRIC_HEARTBEAT_AGE} gauge", f"{METRIC_HEARTBEAT_AGE} {age:.3f}"]
@@ -2779,75 +2956,147 @@ class Launcher:
     def _look(self, plan: WatchdogPlan, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
         """Look once: say what stalls, and end it when it is time to."""
         workers = [one for one in self._workers() if process_state(one["pid"]) and not self._has_closed(one)]
-        # What a pattern finds in the log is no heartbeat: nobody promised a line every so many seconds.
         beating = {
             rank: page for rank, page in pages.items() if os.path.exists(self._runtime("metrics", f"{rank}.port"))
         }
         watchdog.observe({one["localRank"]: one["pid"] for one in workers}, beating, now)
-        if not watchdog.known:
-            self._listen(plan, workers, pages, now)
-            return
-        stall = watchdog.find_stall(now)
+        counts = {rank: _BEATS.search(page) for rank, page in pages.items() if workers and not watchdog.known}
+        steps = {rank: float(one[2]) for rank, one in counts.items() if one and _is_number(one[2])}
+        self._log_pulse.observe(steps, now)
+        stopped = {one["localRank"] for one in workers if process_state(one["pid"]) in _STOPPED}
+        # A rank that reports its steps is only watched this way where it is stopped: nothing else of it is odd.
+        watched = [one for one in workers if one["localRank"] in stopped or not watchdog.known]
+        idle = self._idleness.observe({one["localRank"]: count_cpu_seconds([one["pid"]]) for one in watched}, now)
+        stall = self._find_stall(plan, watchdog, workers, idle, now)
         if stall is None:
+            self._end_stall()
             return
-        if stall.since != self._hang_since:
-            self._hang_since, self._hangs = stall.since, self._hangs + 1
-            log(f"hang: {stall.message}; the stacks of this pod's ranks follow")
-            blamed = self._blame(workers, self._show_stacks(workers))
-            self._hung = [self._describe_hung(one, stall, blamed) for one in workers]
-            self._end_hung_at = now + bear_stall(self.pod.nodes, self._look_every, blames=bool(blamed))
-        if now >= self._end_hung_at and plan.action != "Report":
-            self._end_hung_at = math.inf
-            self._end_hung()
+        if self._stall is None or stall[2:] != self._stall[2:]:
+            self._begin_stall(stall, workers, now)
+            self._has_news = False
+        elif self._board.get("known") and not (stall.known or self._has_news):
+            self._begin_stall(stall, workers, now)  # what idle ranks did before the job had stalled says nothing
+            self._has_news = True
+        self._stall = stall
+        if not self._is_to_end(stall, now) or plan.action == "Report" or self._has_ended:
+            return
+        if stall.certain or self._is_as_it_was(stall, workers):
+            self._end_hung(stall)
+        else:
+            self._begin_stall(stall, workers, now)
 
-    def _listen(self, plan: WatchdogPlan, workers: list[dict[str, Any]], pages: dict[int, str], now: float) -> None:
-        """Tell of a script without heartbeats what can be seen from outside: idle workers, and a log that is silent."""
-        idle = self._idleness.observe(count_cpu_seconds(one["pid"] for one in workers), len(workers), now)
-        counts = {rank: _BEATS.search(page) for rank, page in pages.items() if workers}
-        self._log_pulse.observe(
-            {rank: float(one[2]) for rank, one in counts.items() if one and _is_number(one[2])}, now
-        )
-        self._silence = self._log_pulse.silence(plan.stall, now)
-        if idle >= max(plan.stall, 1.0):
-            self._tell_once("idle", f"the workers have used no CPU for {idle:.0f} s", workers)
-        elif self._silence is not None:
-            silence = f"the log has shown no step for {self._silence:.0f} s, longer than ever before"
-            self._tell_once("silent", silence, workers)
+    def _find_stall(
+        self,
+        plan: WatchdogPlan,
+        watchdog: Watchdog,
+        workers: list[dict[str, Any]],
+        idle: dict[int, float],
+        now: float,
+    ) -> Stall | None:
+        """Return the stall, if there is one now: heartbeats or a log that have stopped, or workers that do nothing."""
+        found = watchdog.find_stall(now)
+        if found is not None:
+            return found
+        silence = None if watchdog.known else self._log_pulse.silence(plan.stall, now)
+        # Steps may need less CPU than counts as any, so a pod whose log shows them is not idle.
+        quiet = math.inf if watchdog.known else self._log_pulse.age(now)
+        still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall, 1.0)}
+        if silence is not None:
+            text = f"the log has shown no step for {silence:.0f} s, longer than ever before"
+            return Stall(now - silence, text, False, True, frozenset(still))
+        if not still:
+            return None
+        ranks = [str(one["rank"]) for one in workers if one["localRank"] in still]
+        who = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
+        seconds = min(still.values())
+        return Stall(now - seconds, f"{who} used no CPU for {seconds:.0f} s", False, False, frozenset(still))
 
-    def _tell_once(self, kind: str, what: str, workers: list[dict[str, Any]]) -> None:
-        """Say what is odd about a script that is left alone, with its stacks; a kind of oddity is told once a pod."""
-        if kind not in self._told:
-            self._told.add(kind)
-            log(f"{what}; as the script reports no steps itself, nothing is done")
-            self._show_stacks(workers)
+    def _begin_stall(self, stall: Stall, workers: list[dict[str, Any]], now: float) -> None:
+        """Write the stacks to the log, and let the operator and the other pods know what the ranks do."""
+        self._hangs += stall.certain
+        known = "" if stall.known else "; that alone ends nothing, as no step is known to be overdue"
+        log(f"{'hang' if stall.known else 'idle'}: {stall.message}{known}; the stacks of this pod's ranks follow")
+        self._stalled = self._examine(stall, workers, self._show_stacks(workers))
+        ranks = [one for _, one in self._stalled]
+        log("\n".join(one.what for one in ranks))
+        self._board, self._gives_way_to, self._has_ended = {}, {}, False
+        self._end_hung_at, self._give_up_at = math.inf, now + bear_stall(self.pod.nodes, self._look_every, blames=False)
+        try:
+            write_json(self._runtime(_STALL_REPORT), report_stall(stall, ranks)._asdict())
+        except OSError as error:
+            log(f"cannot write {self._runtime(_STALL_REPORT)}: {error.strerror}")
 
-    def _describe_hung(self, worker: dict[str, Any], stall: Stall, blamed: dict[int, str]) -> dict[str, Any]:
+    def _is_as_it_was(self, stall: Stall, workers: list[dict[str, Any]]) -> bool:
+        """Tell whether the ranks still stand where they stood when the stall was found."""
+        found = self._examine(stall, workers, self._show_stacks(workers, quiet=True))
+        return [one for _, one in found] == [one for _, one in self._stalled]
+
+    def _end_stall(self) -> None:
+        """Take back what was said of a stall that is over."""
+        if self._stall is not None:
+            self._stall, self._stalled, self._board, self._gives_way_to = None, [], {}, {}
+            try:
+                os.unlink(self._runtime(_STALL_REPORT))
+            except OSError:
+                pass
+
+    def _is_to_end(self, stall: Stall, now: float) -> bool:
+        """Tell whether this pod's workers are to be ended now, by what all pods have found."""
+        report = report_stall(stall, [one for _, one in self._stalled])
+        board = self._board
+        if not self._meets_others:
+            board = {"known": int(report.known), "stuck": int(report.stuck), "idle": int(report.idle), "pods": 1}
+        if self._end_hung_at == math.inf and agree_to_end(report, board, certain=stall.certain):
+            self._end_hung_at = now + bear_stall(self.pod.nodes, self._look_every, blames=True)
+        cause = {} if report.cause else board.get("cause") or {}
+        if cause and cause != self._gives_way_to:
+            self._gives_way_to = cause
+            self._give_up_at = now + bear_stall(self.pod.nodes, self._look_every, blames=False)
+            log(f"hang: in another pod, {cause['what']}")
+        given_up = stall.certain or (bool(cause) and report.stuck and are_all_stuck(board))
+        return now >= self._end_hung_at or (given_up and now >= self._give_up_at)
+
+    def _describe_hung(self, stall: Stall, worker: dict[str, Any], about: StalledRank) -> dict[str, Any]:
         """Return a rank's error file."""
-        local_rank = worker["localRank"]
         error = {key: worker[key] for key in ("rank", "localRank", "restart", "pid")}
         error.update(type=CATEGORY_HANG, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
-        error["message"] = f"{stall.message}: {blamed.get(local_rank, 'waits for other ranks')}"
-        error["victim"] = local_rank not in blamed and (bool(blamed) or self.pod.nodes > 1)
+        error["message"] = f"{stall.message}: {about.what}"
+        blamed = any(one.behind for _, one in self._stalled)
+        error["victim"] = not about.behind and (blamed or self.pod.nodes > 1)
+        if error["victim"] and self._gives_way_to:
+            error["message"] += f"; in another pod, {self._gives_way_to['what']}"
+        elif not blamed and self._end_hung_at < math.inf:
+            error["message"] += "; all ranks of the job wait: do they call the same collectives in the same order?"
         return error
 
     def _has_closed(self, worker: dict[str, Any]) -> bool:
         """Tell whether a rank has left its last page: it is done with training."""
         return os.path.exists(self._runtime("metrics", f"{worker['localRank']}.prom"))
 
-    def _blame(self, workers: list[dict[str, Any]], stacks: dict[int, Stack]) -> dict[int, str]:
-        """Return the local ranks that keep the others waiting, each with what it does instead."""
-        blamed: dict[int, str] = {}
+    def _examine(
+        self, stall: Stall, workers: list[dict[str, Any]], stacks: dict[int, Stack]
+    ) -> list[tuple[dict[str, Any], StalledRank]]:
+        """Return what each rank does instead of a step."""
+        found = []
         for worker in workers:
-            local_rank, stack = worker["localRank"], stacks.get(worker["localRank"])
-            if process_state(worker["pid"]) in ("T", "t"):
-                blamed[local_rank] = f"the process of rank {worker['rank']} is stopped (SIGSTOP)"
-            elif stack is not None and stack.frames and not stack.waits_for_peers:
-                blamed[local_rank] = f"rank {worker['rank']} is in {stack.place}"
+            rank, local_rank = worker["rank"], worker["localRank"]
+            stack = stacks.get(local_rank)
             worker["stack"] = stack.text if stack else ""
-        return blamed
+            if process_state(worker["pid"]) in _STOPPED:
+                state, what = "Stopped", f"the process of rank {rank} is stopped (SIGSTOP)"
+            elif stack is None or not stack.frames:
+                state = "Waiting" if stall.certain or local_rank in stall.idle else "Busy"
+                what = f"rank {rank} {'uses no CPU' if local_rank in stall.idle else 'shows no Python stack'}"
+            elif stack.waits_for_peers:
+                state, what = "Waiting", f"rank {rank} waits for other ranks in {stack.place}"
+            else:
+                behind = stall.certain or (local_rank in stall.idle and not stack.saves)
+                state, what = "Behind" if behind else "Busy", f"rank {rank} is in {stack.place}"
+            found.append((worker, StalledRank(rank, local_rank, state, what[:_WHAT_LIMIT])))
+        return found
 
-    def _show_stacks(self, workers: list[dict[str, Any]]) -> dict[int, Stack]:
-        """Write the Python stacks of all ranks to the log, and return them by local rank."""
+    def _show_stacks(self, workers: list[dict[str, Any]], *, quiet: bool = False) -> dict[int, Stack]:
+        """Write the Python stacks of all ranks to the log, unless ``quiet``, and return them by local rank."""
         places = {one["localRank"]: os.path.join(self.pod.runtime, "stacks", str(one["localRank"])) for one in workers}
         able = [one for one in workers if one.get("kind") != "program" and process_state(one["pid"]) not in ("T", "t")]
         asked = [one for one in able if os.path.exists(places[one["localRank"]]) and catches(one["pid"], _STACK_SIGNAL)]
@@ -2864,7 +3113,7 @@ class Launcher:
             settled = all(texts.values()) and time.monotonic() - changed > 1.0
             if settled or all(map(_is_whole, texts.values())):
                 break
-        for one in workers:
+        for one in () if quiet else workers:
             head = f"---- rank {one['rank']} (pid {one['pid']}, state {process_state(one['pid']) or 'gone'}) ----"
             text = texts.get(one["localRank"])
             log(f"{head}\n{text or 'no stack: its process does not answer'}")
@@ -2873,17 +3122,19 @@ class Launcher:
                 log(others)
         return {rank: read_stack(text) for rank, text in texts.items()}
 
-    def _end_hung(self) -> None:
+    def _end_hung(self, stall: Stall) -> None:
         """End the workers; torchrun then starts them again or gives up, as for any other failure."""
-        for report in self._hung:
-            path = os.path.join(self.pod.runtime, "errors", f"{report['localRank']}.json")
+        self._has_ended = True
+        self._hangs += not stall.certain
+        for worker, about in self._stalled:
+            path = os.path.join(self.pod.runtime, "errors", f"{worker['localRank']}.json")
             try:
-                write_json(path, {**report, "time": time.time()})
+                write_json(path, {**self._describe_hung(stall, worker, about), "time": time.time()})
             except OSError as error:
                 log(f"cannot write {path}: {error.strerror}")
         log("ending the workers because of the hang")
-        for report in self._hung:
-            for pid in find_family(report["pid"]):
+        for worker, _ in self._stalled:
+            for pid in find_family(worker["pid"]):
                 self._kill(pid, signal.SIGKILL)
 
     # -- ending
@@ -3031,6 +3282,21 @@ def describe_preflight(report: dict[str, Any]) -> str:
         figures.append(f"all-reduce {report['rate'] / 1e6:.0f} MB/s")
     problems = [f"preflight: {check} failed: {text}" for check, text in report["problems"].items()]
     return "\n".join([f"preflight: {', '.join(figures) or 'nothing measured'}", *problems])
+
+
+def build_stall_rows(stall: Stall, ranks: Sequence[StalledRank], now: float) -> list[str]:
+    """Return a stall's series; none of one that may as well be a rank that computes while others wait for it."""
+    report = report_stall(stall, ranks)
+    if not (report.known or (report.stuck and (report.idle or report.cause))):
+        return []
+    rows = [f"# HELP {METRIC_STALLED} For how long this pod's ranks have made no step; only while they make none."]
+    rows += [f"# TYPE {METRIC_STALLED} gauge", f"{METRIC_STALLED} {max(0.0, now - stall.since):.3f}"]
+    rows.append(f"# HELP {METRIC_STALLED_RANK} What a rank of a stalled pod does; those that are waited for first.")
+    rows.append(f"# TYPE {METRIC_STALLED_RANK} gauge")
+    for one in sorted(ranks, key=lambda one: (STALLED_STATES.index(one.state), one.rank))[:_STALLED_RANKS_SHOWN]:
+        what = one.what.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        rows.append(f'{METRIC_STALLED_RANK}{{rank="{one.rank}",state="{one.state}",what="{what}"}} 1')
+    return rows
 
 
 def build_preflight_rows(report: dict[str, Any]) -> list[str]:

@@ -28,6 +28,7 @@ _WANTED = frozenset({
     constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
     constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE,
     constants.METRIC_HEARTBEAT_AGE, constants.METRIC_SAVING,
+    constants.METRIC_STALLED, constants.METRIC_STALLED_RANK,
 })  # fmt: skip
 _PREFLIGHT = (constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE)
 _CHECKS = ("dns", "tcp", "allreduce")
@@ -47,6 +48,8 @@ _MAX_INT = 2**31 - 1
 # Rates are taken over so long, where there are readings for it: one step says little, and an hour ago is not now.
 _RATE_WINDOW = 10.0
 _MAX_READINGS = 64
+_MAX_STALLED = 8  # ranks of one pod
+_MAX_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,15 @@ class RankSample:
     steps: float = 0.0
     compute: float = 0.0
     data_wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StalledRank:
+    """What a rank does instead of a step, in the launcher's words. ``order`` puts those that are waited for first."""
+
+    order: int
+    rank: int
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +181,7 @@ class Page:
     rates: Rates | None = None
     last_failure: str = ""
     """The failure behind the pod's last restart in place, as a termination message."""
+    stalled: tuple[StalledRank, ...] = ()
 
     @property
     def meeting(self) -> bool:
@@ -197,12 +210,18 @@ def parse_page(text: str) -> Page:
     phase, restarts = "", 0
     preflight: dict[tuple[str, str], float] = {}
     by_rank: dict[int, dict[str, float]] = {}
+    stalled: list[StalledRank] = []
     for name, labels, value in _samples(text):
         if name == constants.METRIC_LAUNCHER_PHASE:
             if value == 1 and labels.get("phase") in constants.LAUNCHER_PHASES:
                 phase = labels["phase"]
         elif name == constants.METRIC_LAUNCHER_RESTARTS:
             restarts = int(min(max(value, 0), _MAX_INT)) if math.isfinite(value) else 0
+        elif name == constants.METRIC_STALLED_RANK:
+            rank, state = _rank(labels), labels.get("state")
+            if math.isfinite(rank) and state in constants.STALLED_STATES and len(stalled) < _MAX_STALLED:
+                order = constants.STALLED_STATES.index(state)
+                stalled.append(StalledRank(order, int(rank), labels.get("what", "")[:_MAX_WORDS]))
         elif name in _PREFLIGHT:
             preflight[name, labels.get("check", "")] = value
         else:
@@ -215,8 +234,9 @@ def parse_page(text: str) -> Page:
     values = {name: value for name, (_, value) in chosen.items()}
     ranks = {rank: RankSample(**found) for rank, found in by_rank.items()}
     failure = _LAST_FAILURE.search(text)
-    found = _build_preflight(preflight) if preflight else None
-    return Page(values, phase, restarts, found, ranks, last_failure=failure[1] if failure else "")
+    figures = _build_preflight(preflight) if preflight else None
+    last = failure[1] if failure else ""
+    return Page(values, phase, restarts, figures, ranks, last_failure=last, stalled=tuple(sorted(stalled)))
 
 
 def build_progress(

@@ -33,7 +33,7 @@ from ddp_operator.cluster import (
     Unable,
 )
 from ddp_operator.manifests.children import build_children, load_launcher
-from ddp_operator.progress import Page, RateMeter, parse_page
+from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost, ranks, waiting
 from ddp_operator.status.changes import can_wait
@@ -86,6 +86,7 @@ class _Memory:
     meter: RateMeter = field(default_factory=RateMeter)
     written: datetime | None = None
     compared: tuple[datetime, int, ranks.Ranks] | None = None
+    stalled: dict[int, StalledRank] = field(default_factory=dict)
     asked: tuple[datetime, Mapping[str, Trouble]] | None = None
     built: tuple[str, int] | None = None
     """UID and generation of the spec of which it is known that children can be built from it."""
@@ -339,21 +340,26 @@ class Reconciler:
     async def _compare_ranks(self, key: Key, job: DDPTrainingJob, observation: Observation) -> Observation:
         """Read the other pods' pages, once a minute and when steps have stopped, and compare the ranks."""
         page, now = observation.page, self._clock()
-        if page is None or not page.training or not page.ranks:
-            return observation
+        stalled = ranks.is_stalled(job, page)
         memory = self._memory[key]
+        if page is None or not (stalled or (page.training and page.ranks)):
+            return observation
+        places = memory.stalled = {**memory.stalled, **{one.rank: one for one in page.stalled}} if stalled else {}
+        observation = replace(observation, stalled=tuple(sorted(places.values())))
         asked_at, attempt, before = memory.compared or (None, 0, {})
-        if _seconds(now, asked_at) < ranks.WINDOW and not (ranks.is_stalled(job, page) and not _is_stalled(job.status)):
+        news = stalled and (not ranks.is_said(job.status) or (places and not ranks.is_explained(observation.stalled)))
+        if _seconds(now, asked_at) < ranks.WINDOW and not news:
             return observation
         others = ranks.choose_pods(observation.pods_of(job.status.attempt))
         texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in others))
         found = dict(page.ranks)
-        for text in texts:
-            found |= parse_page(text).ranks if text else {}
+        for other in (parse_page(text) for text in texts if text):
+            found |= other.ranks
+            places.update((one.rank, one) for one in other.stalled)
         same = attempt == job.status.attempt
         memory.compared = now, job.status.attempt, found
         stragglers = ranks.find_stragglers(before, found) if same else None
-        return replace(observation, ranks=found, stragglers=stragglers)
+        return replace(observation, ranks=found, stragglers=stragglers, stalled=tuple(sorted(places.values())))
 
     async def _read_failures(self, job: DDPTrainingJob, observation: Observation) -> Observation:
         """Read on the pods' pages why workers were restarted in place, when pod 0's counts a new such restart.
@@ -473,11 +479,6 @@ def _look_for_launcher(
 def _seconds(now: datetime, last: datetime | None) -> float:
     """Return how long ago it was; without a sign, for a clock that was set back must not put off what is due."""
     return inf if last is None else abs((now - last).total_seconds())
-
-
-def _is_stalled(status: Status) -> bool:
-    found = c.find(status.conditions, c.PROGRESSING)
-    return found is not None and found.reason == c.STALLED
 
 
 def _refusal(error: Refused) -> Refusal:

@@ -74,6 +74,19 @@ def all_reduce(step):
     open(f"at-{rank}-{step}", "w").close()
     wait(step)
 """
+# Likewise, by a byte each way: a rank that waits uses no CPU, and its stack shows a call that waits for a peer.
+PIPES = """
+wait = os.read
+for name in ("to-0", "to-1"):
+    try:
+        os.mkfifo(name)
+    except FileExistsError:
+        pass
+inbox, outbox = (os.open(f"to-{number}", os.O_RDWR) for number in (rank, 1 - rank))
+def all_reduce(step):
+    os.write(outbox, b"x")
+    wait(inbox, 1)
+"""
 SLEEP = TRAIN.replace("MEET", GLOO + PREFETCH).replace("HANG", "time.sleep(600)")
 STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal.SIGSTOP)")
 # The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way. On a
@@ -124,6 +137,76 @@ def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_
     assert ended.code == 0, ended.log
 
 
+def test_a_rank_that_stops_before_its_page_was_ever_read_is_named_by_its_own_pod(pods: PodsFactory) -> None:
+    script = STOP.replace(FILES, PIPES).replace("step == 5", "step == 1")
+    job = pods(script, max_restarts=5, env={"DDP_WATCHDOG": BUDGETS + "Restart"})
+    first, second = job.run()
+    assert (first.code, second.code) == (0, 0), first.log + second.log
+    assert "the process of rank 1 is stopped (SIGSTOP)" in second.log
+    assert "ending the workers because of the hang" in second.log
+    assert "ending the workers because of the hang" not in first.log
+
+
+# Two ranks without an exporter: what is known of their steps is what rank 0 writes.
+LOGS = """
+import os, time
+rank = int(os.environ["RANK"])
+MEET
+
+def broadcast():
+    wait(inbox, 1)
+    wait(inbox, 1)
+
+def train_step(step):
+    if step == 50:
+        FAULT
+    all_reduce(step)
+
+for step in range(1, 60):
+    train_step(step)
+    time.sleep(0.1)
+    if rank == 0:
+        print(f"step {step}", flush=True)
+""".replace("MEET", PIPES)
+LOGGED = {"DDP_WATCHDOG": BUDGETS + "Restart", "DDP_LOG_PATTERNS": '["step (?P<step>[0-9]+)"]'}
+
+
+def test_a_rank_that_sleeps_is_named_and_ended_where_only_the_log_shows_steps(pods: PodsFactory) -> None:
+    job = pods(LOGS.replace("FAULT", "if rank == 1: time.sleep(1e9)"), env=LOGGED)
+    first, second = job.run()
+    assert (first.code, second.code) == (83, 83), first.log + second.log
+    assert "ending the workers" in second.log
+    assert second.message["rank"] == 1
+    assert second.message["victim"] is False
+    assert re.search(r"used no CPU for \d+ s: rank 1 is in train_step \(train.py:\d+\)$", second.message["message"])
+    assert first.message["victim"] is True  # it has waited for longer than pod 1 needs; an API server would end it
+    assert "; in another pod, rank 1 is in train_step (train.py:" in first.message["message"]
+
+
+def test_ranks_in_different_collectives_are_ended_and_both_places_are_said(pods: PodsFactory) -> None:
+    job = pods(LOGS.replace("FAULT", "if rank == 1: broadcast()"), env=LOGGED)
+    first, second = job.run()
+    assert (first.code, second.code) == (83, 83), first.log + second.log
+    assert "rank 0 waits for other ranks in all_reduce (train.py:" in first.message["message"]
+    assert "rank 1 waits for other ranks in broadcast (train.py:" in second.message["message"]
+    assert "do they call the same collectives" in first.message["message"]
+
+
+def test_a_long_validation_by_rank_0_is_reported_and_not_ended(pods: PodsFactory, tmp_path: Path) -> None:
+    fault = "while rank == 0 and not os.path.exists('enough'): pass"
+    job = pods(LOGS.replace("FAULT", fault), env=LOGGED)
+    job.start()
+    job.until_logged(0, "hang: the log has shown no step for ")
+    job.until_logged(1, "idle: the workers have used no CPU for ")
+    shown = 'state="Busy",what="rank 0 is in train_step (train.py:'
+    job.until(lambda: shown in job.page(), "what rank 0 does, on the page")
+    since = heartbeat_age(job)
+    job.until(lambda: heartbeat_age(job) > since + 4, "several more looks, in which pods that agree would act")
+    (tmp_path / "enough").touch()
+    ended = [job.wait(index) for index in range(2)]
+    assert [one.code for one in ended] == [0, 0], ended[0].log + ended[1].log
+
+
 WAITS = "while not os.path.exists('enough'): time.sleep(0.2)"
 SAVES_AND_STOPS = f"""
 import os, signal, time
@@ -151,7 +234,7 @@ def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alon
     assert job.wait(0).code == 0
 
 
-def test_a_log_that_falls_silent_is_told_and_the_script_left_alone(pods: PodsFactory, tmp_path: Path) -> None:
+def test_a_log_that_falls_silent_while_the_script_computes_is_only_reported(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, time
 step = 0

@@ -94,7 +94,12 @@ class Watchdog(_Fields, frozen=True, kw_only=True):
         int, Meta(description="How long the workers may take from their start to their first step, seconds.")
     ] = 900
     stall_seconds: Annotated[
-        int, Meta(description="How long no rank of a pod may make a step or report that it is alive, seconds.")
+        int,
+        Meta(
+            description="How long no rank of a pod may make a step or report that it is alive, seconds. Of a script "
+            "that reports nothing: how long its workers may use no CPU, or its log show no step, before that is "
+            "reported."
+        ),
     ] = 300
     checkpoint_seconds: Annotated[
         int, Meta(description="The same while a rank reports that it saves a checkpoint, seconds.")
@@ -103,7 +108,8 @@ class Watchdog(_Fields, frozen=True, kw_only=True):
         Literal["Restart", "Fail", "Report"],
         Meta(
             description="After the stacks of all ranks are in the log. Restart: as after any failure, in place first. "
-            "Fail: the job ends. Report: nothing. A script that reports no steps is never ended."
+            "Fail: the job ends. Report: nothing. A script whose steps only metrics.logPatterns show is ended where "
+            "no rank of it computes (docs/pod-contract.md); one that has shown no step never is, only reported."
         ),
     ] = "Restart"
 

@@ -76,7 +76,7 @@ def describe(
     restarting = restart or _restarting(
         job, rendezvous, was_joined=_is(joined_before), all_run=all_run, waits_in_queue=queues
     )
-    progressing = describe_stall(job, observation, now) or _progressing(
+    progressing = (describe_stall(job, observation, now) if all_run else None) or _progressing(
         job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run
     )
     facts = [

@@ -66,7 +66,7 @@ def _stalls(old: Status, new: Status) -> Iterator[Event]:
     if now is None:
         return
     was_stalled = then is not None and then.reason == c.STALLED
-    if now.reason == c.STALLED and not was_stalled:
+    if now.reason == c.STALLED and (not was_stalled or (then is not None and then.message != now.message)):
         yield Event("Warning", c.STALLED, now.message)
     elif was_stalled and now.status == "True":
         yield Event("Normal", c.TRAINING, "steps are made again")

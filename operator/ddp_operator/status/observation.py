@@ -14,7 +14,7 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import controller_of
-from ddp_operator.progress import Page, RankSample
+from ddp_operator.progress import Page, RankSample, StalledRank
 from ddp_operator.status.termination import Termination, parse_termination, parse_time
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -180,6 +180,7 @@ class Observation:
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     stragglers: tuple[Straggler, ...] | None = None
+    stalled: tuple[StalledRank, ...] = ()
     waiting: int = 0
     launcher_lost: bool = False
     strays_since: datetime | None = None

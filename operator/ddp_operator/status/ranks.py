@@ -9,8 +9,8 @@ from statistics import median_low
 
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Straggler
-from ddp_operator.progress import Page, RankSample
+from ddp_operator.api.status import Status, Straggler
+from ddp_operator.progress import Page, RankSample, StalledRank, build_progress
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.observation import Observation, PodView
@@ -24,6 +24,8 @@ MAX_PODS = 16
 _RATIO = 1.3
 _MAX_STRAGGLERS = 8
 _MAX_NAMED = 10
+_MAX_PLACES = 4
+_BUSY = constants.STALLED_STATES.index("Busy")
 
 
 def choose_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
@@ -54,24 +56,71 @@ def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
 
 
 def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
-    """Tell whether steps have stopped, for a third of the watchdog's time, and no checkpoint is being saved."""
-    age = _age(page)
-    saving = page is not None and page.values.get(constants.METRIC_SAVING, 0.0) > 0
-    return page is not None and page.training and age >= job.spec.watchdog.stall_seconds / 3 and not saving
+    """Tell whether steps have stopped.
+
+    So they have where none was made for a third of the watchdog's time and no checkpoint is being saved, or where the
+    launcher says so. Of a script that has shown no step the launcher only knows that it does nothing: where steps are
+    to be read from its log, it has the time until its first step before that counts.
+    """
+    if page is None:
+        return False
+    watchdog, stalled = job.spec.watchdog, _seconds(page, constants.METRIC_STALLED)
+    if page.training:
+        saving = page.values.get(constants.METRIC_SAVING, 0.0) > 0
+        return stalled > 0 or (_age(page) >= watchdog.stall_seconds / 3 and not saving)
+    return stalled > 0 and not (job.spec.metrics.log_patterns and stalled < watchdog.start_seconds)
 
 
 def describe_stall(job: DDPTrainingJob, observation: Observation, now: datetime) -> Fact | None:
-    """Return Progressing of a job whose steps have stopped, or None. Its words stand until steps are made again."""
-    before = c.find(job.status.conditions, c.PROGRESSING)
-    stalled_before = before is not None and before.reason == c.STALLED
-    if observation.page is None and stalled_before and not observation.asked:
-        return Fact(c.PROGRESSING, "False", c.STALLED, before.message if before else "")
-    if not is_stalled(job, observation.page):
-        return None
-    if stalled_before and before is not None:
-        return Fact(c.PROGRESSING, "False", c.STALLED, before.message)
-    since = format_time(now - timedelta(seconds=min(_age(observation.page), 1e8)))
-    return Fact(c.PROGRESSING, "False", c.STALLED, f"no step since {since}; {_who_lags(observation.ranks)}")
+    """Return Progressing of a job whose steps have stopped, or None.
+
+    Its words stand until a step or a heartbeat comes, or the workers begin anew; that the page shows no stall any more
+    is no progress, for so it is when the hung workers have been ended. They change where more is known of the ranks.
+    """
+    page, before = observation.page, c.find(job.status.conditions, c.PROGRESSING)
+    old = before.message if before is not None and before.reason == c.STALLED else ""
+    if is_stalled(job, page):
+        places = _choose_places(observation.stalled)
+        if old and all(place in old for place in places):
+            return Fact(c.PROGRESSING, "False", c.STALLED, old)
+        return Fact(c.PROGRESSING, "False", c.STALLED, _describe(page, observation.ranks, places, now))
+    return Fact(c.PROGRESSING, "False", c.STALLED, old) if old and not _goes_on(job, page) else None
+
+
+def _goes_on(job: DDPTrainingJob, page: Page | None) -> bool:
+    """Tell whether something has happened since the job was stalled."""
+    if page is None:
+        return False
+    found, before = build_progress(page.values), job.status.progress
+    stepped = found is not None and before is not None and found.step != before.step
+    return not page.training or stepped or constants.METRIC_HEARTBEAT_AGE in page.values
+
+
+def is_said(status: Status) -> bool:
+    """Tell whether a status already says that the job is stalled."""
+    found = c.find(status.conditions, c.PROGRESSING)
+    return found is not None and found.reason == c.STALLED
+
+
+def is_explained(places: Sequence[StalledRank]) -> bool:
+    """Tell whether it is known for which rank the others wait."""
+    return any(one.order < _BUSY for one in places)
+
+
+def _choose_places(places: Sequence[StalledRank]) -> list[str]:
+    """Return what is said of the ranks: who is waited for, else who computes, else where all wait."""
+    first = min((one.order for one in places), default=0)
+    least = _BUSY - 1 if first < _BUSY else first
+    return list(dict.fromkeys(one.what for one in places if one.order <= least))[:_MAX_PLACES]
+
+
+def _describe(page: Page | None, ranks: Ranks, places: Sequence[str], now: datetime) -> str:
+    age = max(_age(page), _seconds(page, constants.METRIC_STALLED))
+    since = format_time(now - timedelta(seconds=min(age, 1e8)))
+    what = f"no step since {since}"
+    if page is not None and not page.training:
+        what = f"no step was reported, and the workers have used no CPU since {since}"
+    return f"{what}; {'; '.join(places) or _who_lags(ranks)}"
 
 
 def _who_lags(ranks: Ranks) -> str:
@@ -86,5 +135,9 @@ def _who_lags(ranks: Ranks) -> str:
 
 
 def _age(page: Page | None) -> float:
-    age = page.values.get(constants.METRIC_HEARTBEAT_AGE, 0.0) if page else 0.0
-    return age if math.isfinite(age) else 0.0
+    return _seconds(page, constants.METRIC_HEARTBEAT_AGE)
+
+
+def _seconds(page: Page | None, name: str) -> float:
+    value = page.values.get(name, 0.0) if page else 0.0
+    return value if math.isfinite(value) else 0.0

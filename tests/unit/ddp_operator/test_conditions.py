@@ -164,6 +164,11 @@ class TestRendezvoused:
         assert (status, reason) == ("Unknown", "NoMetricsPage")
         assert "NetworkPolicy" in words
 
+    def test_silence_is_not_said_while_one_pod_is_young(self) -> None:
+        young = child_pod(0, age=100), child_pod(1, age=5)
+        assert self.describe(*young, nodes=2, seconds=0)[1] == "WaitingForWorkers"
+        assert self.describe(*young, nodes=2, seconds=60)[1] == "NoMetricsPage"
+
     def test_silence_is_not_said_where_nobody_asked(self) -> None:
         assert self.describe(child_pod(0, age=5), asked=False, seconds=600)[1] == "WaitingForWorkers"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +17,18 @@ from ddp_operator.launcher import (
     Idleness,
     LogPulse,
     Pod,
+    Stall,
+    StallBoard,
+    StalledRank,
     Verdict,
     Watchdog,
     WatchdogPlan,
+    agree_to_end,
     read_stack,
     read_watchdog,
+    report_stall,
 )
+from ddp_operator.progress import parse_page
 
 PLAN = WatchdogPlan(start=100, stall=10, checkpoint=50, action="Restart")
 BOTH = {0: 11, 1: 12}
@@ -126,12 +134,12 @@ def test_a_pause_in_which_the_launcher_was_frozen_is_no_stall_of_its_ranks() -> 
 
 
 def test_idle_workers_are_told_from_busy_ones() -> None:
-    idleness = Idleness(0)
-    assert idleness.observe(cpu=5.0, workers=2, now=10) == 0
-    assert idleness.observe(cpu=5.01, workers=2, now=20) == 10
-    assert idleness.observe(cpu=5.02, workers=2, now=40) == 30
-    assert idleness.observe(cpu=15.0, workers=2, now=50) == 0
-    assert idleness.observe(cpu=15.0, workers=0, now=90) == 0
+    idleness = Idleness()
+    assert idleness.observe({0: 5.0, 1: 5.0}, now=10) == {0: 0, 1: 0}
+    assert idleness.observe({0: 5.01, 1: 6.0}, now=20) == {0: 10, 1: 0}
+    assert idleness.observe({0: 5.02, 1: 6.0}, now=40) == {0: 30, 1: 20}
+    assert idleness.observe({0: 15.0}, now=50) == {0: 0}
+    assert idleness.observe({0: 15.0, 1: 6.0}, now=90) == {0: 40, 1: 0}
 
 
 class TestLogPulse:
@@ -146,6 +154,13 @@ class TestLogPulse:
         pulse.observe({0: 4.0}, 15)
         assert pulse.silence(10, 15) is None
         assert pulse.silence(10, 16) == 10
+
+    def test_many_steps_between_two_looks_say_that_the_next_was_due_soon(self) -> None:
+        pulse = LogPulse()
+        pulse.observe({}, 0)
+        pulse.observe({0: 50.0}, 2)
+        assert pulse.silence(5, 9) is None, "four times the time between the two looks"
+        assert pulse.silence(5, 10) == 8
 
     def test_lines_that_come_seldom_are_waited_for(self) -> None:
         pulse = self.with_lines(0, 2, 102, 104)
@@ -167,6 +182,139 @@ class TestLogPulse:
         assert pulse.silence(10, 100) is None
         pulse.observe({0: 1.0}, 101)
         assert pulse.silence(10, 110) is None
+
+
+class TestPodsAgree:
+    """Who ends the workers of a stalled job: the pod whose rank keeps the others waiting, and nobody in doubt."""
+
+    SLEEPS = StalledRank(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
+    WAITS = StalledRank(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
+    COMPUTES = StalledRank(0, 0, "Busy", "rank 0 is in validate (train.py:80)")
+    SILENT = Stall(0.0, "the log has shown no step for 30 s", False, True, frozenset({0}))
+    IDLE = Stall(0.0, "the workers have used no CPU for 30 s", False, False, frozenset({0}))
+    HUNG = Stall(0.0, "no step for 30 s")
+
+    def agree(self, mine: Stall, rank: StalledRank, *others: tuple[Stall, StalledRank], pods: int = 2) -> bool:
+        report = report_stall(mine, [rank])
+        reports = [report, *(report_stall(stall, [one]) for stall, one in others)]
+        board = {
+            "known": sum(one.known for one in reports),
+            "stuck": sum(one.stuck for one in reports),
+            "idle": sum(one.idle for one in reports),
+            "cause": next((one.cause for one in reports if one.cause), None),
+            "pods": pods,
+        }
+        return agree_to_end(report, board, certain=mine.certain)
+
+    def test_a_rank_that_sleeps_ends_its_pod_where_another_pod_knows_of_steps(self) -> None:
+        assert self.agree(self.IDLE, self.SLEEPS, (self.SILENT, self.WAITS))
+        assert self.agree(self.IDLE, self.SLEEPS, (self.HUNG, self.WAITS))
+
+    def test_the_pod_that_waits_leaves_it_to_the_one_with_the_cause(self) -> None:
+        assert not self.agree(self.SILENT, self.WAITS, (self.IDLE, self.SLEEPS))
+        assert not self.agree(self.HUNG, self.WAITS, (self.IDLE, self.SLEEPS))
+
+    def test_nothing_ends_where_no_step_was_ever_seen(self) -> None:
+        assert not self.agree(self.IDLE, self.SLEEPS, (self.IDLE, self.WAITS))
+        assert not self.agree(self.IDLE, self.SLEEPS, pods=1)
+
+    def test_nothing_ends_while_a_rank_computes(self) -> None:
+        busy = self.SILENT._replace(idle=frozenset())
+        assert not self.agree(self.IDLE, self.SLEEPS, (busy, self.COMPUTES))
+        assert not self.agree(busy, self.COMPUTES, (self.IDLE, self.SLEEPS))
+        assert not self.agree(busy, self.COMPUTES, pods=1)
+
+    def test_nothing_ends_before_all_pods_are_stuck(self) -> None:
+        assert not self.agree(self.SILENT, self.SLEEPS)
+        assert not self.agree(self.SILENT, self.WAITS)
+
+    def test_all_end_where_each_waits_for_the_others(self) -> None:
+        waits = self.WAITS._replace(rank=1)
+        assert self.agree(self.SILENT, self.WAITS, (self.IDLE, waits))
+        assert self.agree(self.IDLE, waits, (self.SILENT, self.WAITS))
+        assert self.agree(self.HUNG, self.WAITS, (self.HUNG, waits))
+
+    def test_collectives_that_use_the_cpu_are_left_to_their_own_timeout(self) -> None:
+        spins = self.SILENT._replace(idle=frozenset())
+        assert not self.agree(spins, self.WAITS, (spins, self.WAITS._replace(rank=1)))
+
+    def test_promised_heartbeats_that_stop_are_enough_for_the_pod_with_the_cause(self) -> None:
+        assert self.agree(self.HUNG, self.SLEEPS)
+        assert agree_to_end(report_stall(self.HUNG, [self.SLEEPS]), {}, certain=True)
+        assert not agree_to_end(report_stall(self.HUNG, [self.WAITS]), {}, certain=True)
+
+
+class Store(dict[str, bytes]):
+    """As much of torch's store as the board needs."""
+
+    def add(self, key: str, amount: int) -> int:
+        self[key] = str(int(self.get(key, b"0")) + amount).encode()
+        return int(self[key])
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+class TestStallBoard:
+    def pods(self, folder: Path, store: Store) -> list[tuple[Path, StallBoard, SimpleNamespace]]:
+        agent = SimpleNamespace(_store=store, _worker_group=SimpleNamespace(group_world_size=2))
+        return [(folder / name, StallBoard(str(folder / name), 0.5), agent) for name in ("pod-0", "pod-1")]
+
+    def test_pods_learn_who_is_behind_and_take_it_back(self, tmp_path: Path) -> None:
+        (mine, first, agent), (theirs, second, _) = self.pods(tmp_path, Store())
+        assert first.exchange(agent, 0) is None, "nothing is to be said"
+        launcher.write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        assert first.exchange(agent, 1) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
+        assert first.exchange(agent, 1.1) is None, "not so soon again"
+        launcher.write_json(str(theirs), report_stall(TestPodsAgree.IDLE, [TestPodsAgree.SLEEPS])._asdict())
+        cause = TestPodsAgree.SLEEPS._asdict()
+        second.exchange(agent, 1)
+        assert first.exchange(agent, 2) == {"known": 1, "stuck": 2, "idle": 2, "cause": cause, "pods": 2}
+        theirs.unlink()
+        second.exchange(agent, 2)
+        assert first.exchange(agent, 3) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
+
+    def test_a_new_round_begins_with_an_empty_board(self, tmp_path: Path) -> None:
+        (mine, first, agent), _ = self.pods(tmp_path, Store())
+        launcher.write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        first.exchange(agent, 1)
+        agent._store = Store()
+        board = first.exchange(agent, 2)
+        assert board is not None
+        assert board["known"] == 1
+
+    def test_a_store_that_fails_says_nothing(self, tmp_path: Path) -> None:
+        (mine, first, agent), _ = self.pods(tmp_path, Store())
+        launcher.write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        agent._store = object()
+        assert first.exchange(agent, 1) is None
+
+    @pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**TestPodsAgree.SLEEPS._asdict(), "state": "Odd"}])
+    def test_a_cause_that_a_script_has_written_is_left_out(self, cause: Any) -> None:
+        assert launcher.read_board({"stuck": 1, "cause": cause}) == {"stuck": 1, "cause": None}
+
+
+def test_a_stall_is_shown_with_the_ranks_that_are_waited_for_first() -> None:
+    ranks = [TestPodsAgree.WAITS, TestPodsAgree.SLEEPS._replace(what='rank 1 is in "x" (a\\b.py:1)')]
+    found = parse_page("\n".join(launcher.build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)))
+    assert found.values[launcher.METRIC_STALLED] == 31
+    assert [(one.rank, one.what) for one in found.stalled] == [
+        (1, 'rank 1 is in "x" (a\\b.py:1)'),
+        (0, TestPodsAgree.WAITS.what),
+    ]
+
+
+def test_ranks_of_which_one_computes_while_another_waits_are_no_stall_of_a_script_without_steps() -> None:
+    assert launcher.build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS], 31.0)
+    assert not launcher.build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS, TestPodsAgree.COMPUTES], 31.0)
+
+
+def test_a_line_of_the_script_is_named_before_that_of_a_library() -> None:
+    seen = stack("/usr/lib/python3.11/threading.py")
+    assert seen.place == "<module> (train.py:9), in load (threading.py:1)"
 
 
 STACKS = """Stack (most recent call first):
@@ -279,6 +427,18 @@ def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tm
     failure: dict[str, Any] = {"localRank": 0, "exitCode": 83, "type": "", "message": "", "traceback": "", "time": 1.0}
     assert launcher.judge(pod(tmp_path, "Restart"), failure)["verdict"].exit_code == 83
     assert launcher.judge(pod(tmp_path, "Fail"), failure)["verdict"].exit_code == 81
+
+
+@pytest.mark.parametrize(("saves", "number"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])
+def test_a_stopped_worker_is_continued_where_it_may_save_and_killed_where_not(saves: bool, number: int) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as process, subprocess.Popen(["sleep", "1000"]) as other:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        launcher.release_stopped([process.pid, other.pid], saves=saves)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -number
+        assert other.poll() is None
+        other.kill()
 
 
 def test_processes_are_looked_at_by_their_state() -> None:

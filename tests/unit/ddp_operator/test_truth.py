@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
-from ddp_operator.progress import RankSample, compute_goodput, parse_page
+from ddp_operator.progress import RankSample, StalledRank, compute_goodput, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.describe import without_eta
+from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
 from ddp_operator.status.ranks import MAX_PODS, choose_pods, find_stragglers
@@ -26,12 +27,23 @@ STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=form
 RUNNING = (child_pod(0), child_pod(1))
 
 
-def run(text: str, *, status: Status = STARTED, ranks: Any = None, seconds: float = 1, pods: Any = RUNNING) -> Decision:
-    typed = job(status=status, nodes=2)
+BEHIND = (StalledRank(1, 1, "rank 1 is in train_step (train.py:50)"),)
+
+
+def run(
+    text: str,
+    *,
+    status: Status = STARTED,
+    ranks: Any = None,
+    seconds: float = 1,
+    pods: Any = RUNNING,
+    stalled: tuple[StalledRank, ...] = (),
+    **spec: Any,
+) -> Decision:
+    typed = job(status=status, nodes=2, **spec)
     jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
     seen = observe_children(typed, jobs, pods, parse_page(text) if text else None)
-    if ranks is not None:
-        object.__setattr__(seen, "ranks", ranks)
+    seen = dataclasses.replace(seen, ranks=ranks or {}, stalled=stalled)
     return decide(typed, seen, NOW + timedelta(seconds=seconds))
 
 
@@ -43,6 +55,11 @@ def progressing(decision: Decision) -> tuple[str, str, str]:
 
 def stall(age: float, **values: Any) -> str:
     return page(phase="Running", ddp_step=57, **{constants.METRIC_HEARTBEAT_AGE: age}, **values)
+
+
+def hung(seconds: float) -> str:
+    """Return what a launcher's page says when it has found a stall itself."""
+    return f"# TYPE {constants.METRIC_STALLED} gauge\n{constants.METRIC_STALLED} {seconds}\n"
 
 
 class TestStall:
@@ -77,6 +94,58 @@ class TestStall:
         second = run(stall(130), status=first, seconds=310)
         assert second.status.conditions == first.conditions
         assert progressing(run(stall(0), status=second.status, seconds=320))[1] == "Training"
+
+    def test_names_the_place_as_soon_as_a_launcher_knows_it(self) -> None:
+        first = run(stall(120), seconds=300).status
+        second = run(stall(300) + hung(300), status=first, stalled=BEHIND, seconds=480)
+        since = format_time(NOW + timedelta(seconds=180))
+        assert progressing(second)[2] == f"no step since {since}; rank 1 is in train_step (train.py:50)"
+        assert [event.reason for event in transition_events(first, second.status)] == ["Stalled"]
+        third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, seconds=490)
+        assert transition_events(second.status, third.status) == ()
+
+    def test_of_ranks_that_all_wait_each_place_is_named(self) -> None:
+        places = (StalledRank(3, 0, "rank 0 waits in a"), StalledRank(3, 1, "rank 1 waits in b"))
+        assert progressing(run(stall(300) + hung(300), stalled=places))[2].endswith(
+            "; rank 0 waits in a; rank 1 waits in b"
+        )
+
+    def test_a_script_that_reports_no_step_and_uses_no_cpu_is_stalled(self) -> None:
+        text = page(phase="Running") + hung(300)
+        decision = run(text, stalled=BEHIND, seconds=400)
+        since = format_time(NOW + timedelta(seconds=100))
+        words = "no step was reported, and the workers have used no CPU"
+        assert progressing(decision)[1:] == (
+            "Stalled",
+            f"{words} since {since}; rank 1 is in train_step (train.py:50)",
+        )
+        assert progressing(run(page(phase="Running"), status=decision.status, seconds=500))[1] == "NoStepYet"
+
+    def test_until_the_first_line_of_a_log_the_start_may_take_its_time(self) -> None:
+        metrics = {"logPatterns": ["step (?P<step>[0-9]+)"]}
+        early, late = (run(page(phase="Running") + hung(age), metrics=metrics) for age in (899, 900))
+        assert progressing(early)[1] == "NoStepYet"
+        assert progressing(late)[1] == "Stalled"
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("", "Stalled"),
+            (page(phase="Running", ddp_step=57), "Stalled"),
+            (page(phase="Running", ddp_step=58), "Training"),
+            (page(phase="Running", ddp_step=3), "Training"),
+            (page(phase="Running"), "NoStepYet"),
+            (page(phase="Rendezvous", ddp_step=57), "NoStepYet"),
+        ],
+        ids=["no page", "the hung workers were ended", "a step", "a step of a new epoch", "new workers", "they meet"],
+    )
+    def test_ends_with_a_step_and_not_with_the_hung_workers(self, text: str, reason: str) -> None:
+        stalled = run(stall(120)).status
+        assert progressing(run(text, status=stalled, seconds=20))[1] == reason
+
+    def test_a_pod_that_is_gone_is_no_stall(self) -> None:
+        stalled = run(stall(120)).status
+        assert progressing(run("", status=stalled, pods=(child_pod(0),), seconds=20))[1] == "NotRunning"
 
     async def test_asks_all_pods_once_and_is_told_once(self) -> None:
         world = await World(nodes=3).train(stall(0))
