@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from ddp_trainer.config import RunConfig
 from ddp_trainer.csv_log import CsvLog, file_name
 from ddp_trainer.distributed import World
+from ddp_trainer.meters import Lap, Stopwatch
 from ddp_trainer.plan import Position
 
 
@@ -21,6 +22,7 @@ class EpochRecord:
 
     def __init__(self, config: RunConfig, world: World, position: Position) -> None:
         self._world, self._position, self._early = world, position, config.early_stop
+        self._watch = Stopwatch(world.device)
         self._csv: CsvLog | None = None
         with world.agreed():
             if config.csv_dir is not None and world.is_main:
@@ -29,14 +31,22 @@ class EpochRecord:
 
     def begin(self) -> None:
         """An epoch, or the rest of one, begins."""
-        self._seconds = 0.0
+        self._watch.restart()
+        self._lap: Lap | None = None
         self._correct: Tensor | None = None
 
-    def step(self, seconds: float, correct: Tensor | None) -> None:
+    def step(self, correct: Tensor | None) -> None:
         """Add a step; ``correct`` holds right answers and answers on the device, where they are counted."""
-        self._seconds += seconds
         if correct is not None:
             self._correct = correct.double() if self._correct is None else self._correct + correct
+
+    def pause(self, start: Any, end: Any) -> None:
+        """Leave what was between two moments of the device's timeline out of the epoch's time."""
+        self._watch.pause(start, end)
+
+    def end(self) -> None:
+        """The epoch's last step has been asked for; does not wait for the device."""
+        self._lap = self._watch.lap()
 
     def training_accuracy(self) -> float | None:
         """The epoch's share of right answers over all ranks, each from before its step; None: not counted."""
@@ -45,18 +55,13 @@ class EpochRecord:
         right, answers = self._world.sum(self._correct.tolist())
         return right / answers if answers else None
 
-    def wait_for_device(self) -> None:
-        """Let the epoch's time be the device's: the host has run ahead of it."""
-        if self._csv is not None and self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)
-
     def validated(self, score: float) -> None:
         """Count an epoch that has reached the target, as rank 0 sees it, and write the epoch down."""
         position = self._position
         streak = self._early.count(position.streak, score)
         position.streak = int(self._world.sum([float(streak) if self._world.is_main else 0.0])[0])
         if self._csv is not None:
-            self._csv.epoch(self._seconds, score)
+            self._csv.epoch(0.0 if self._lap is None else self._lap.seconds(), score)
 
     @property
     def target_met(self) -> bool:

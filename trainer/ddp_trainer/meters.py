@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,6 +57,78 @@ class OnTheWay:
         return values
 
 
+class Timeline:
+    """Moments in the order of the device's work: on a GPU events in its stream, else the host's clock.
+
+    The host runs ahead of a GPU. By its own clock steps take as long as it takes to ask for them, and what the device
+    has still to do when the last one has been asked for counts as somebody else's time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+
+    def now(self) -> Any:
+        """The moment when all that has been asked for so far is done; does not wait for it."""
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def reached(self, moment: Any) -> bool:
+        """Whether ``moment`` is past."""
+        return not self._cuda or bool(moment.query())
+
+    def wait(self) -> None:
+        """Let the host wait until all that has been asked for so far is done."""
+        if self._cuda:
+            self.now().synchronize()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two moments; waits for the second."""
+        if not self._cuda:
+            return float(end - start)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000.0
+
+
+@dataclass(frozen=True)
+class Lap:
+    """A stretch of training with the pauses in it, as moments of ``timeline``."""
+
+    timeline: Timeline
+    start: Any
+    end: Any
+    pauses: list[tuple[Any, Any]]
+
+    def seconds(self) -> float:
+        """The stretch's time without its pauses; waits until the device has come to its end."""
+        return self.timeline.seconds(self.start, self.end) - sum(self.timeline.seconds(*pause) for pause in self.pauses)
+
+
+class Stopwatch:
+    """Measures laps of training, with pauses (validation, checkpoints) left out."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._timeline = Timeline(device)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a lap now."""
+        self._start: Any = self._timeline.now()
+        self._pauses: list[tuple[Any, Any]] = []
+
+    def pause(self, start: Any, end: Any) -> None:
+        """Leave out what was between two moments of this device's timeline."""
+        self._pauses.append((start, end))
+
+    def lap(self) -> Lap:
+        """End the lap, and begin the next one. Does not wait for the device."""
+        start, pauses = self._start, self._pauses
+        self.restart()
+        return Lap(self._timeline, start, self._start, pauses)
+
+
 class ComputeClock:
     """Time from the start of forward to the gradient that backward reaches last, before the wait for other ranks.
 
@@ -65,67 +138,29 @@ class ComputeClock:
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self._timeline = Timeline(device)
         self._start: Any = None
         self._end: Any = None
-        # Pairs of events whose time is not known yet; bounded, because the device is at most a few steps behind.
-        self._events: deque[tuple[Any, Any]] = deque(maxlen=64)
+        # Pairs of moments whose time is not known yet; bounded, because the device is at most a few steps behind.
+        self._moments: deque[tuple[Any, Any]] = deque(maxlen=64)
         first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
         if first is not None:
             first.register_post_accumulate_grad_hook(self._mark_end)  # type: ignore[no-untyped-call]
 
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
     def _mark_end(self, _: Tensor) -> None:
-        self._end = self._mark()
+        self._end = self._timeline.now()
 
     def begin(self) -> None:
         """Call before a step's first forward pass."""
         self._end = None
-        self._start = self._mark()
+        self._start = self._timeline.now()
 
     def seconds(self) -> float:
         """Compute time that has become known since the last call: the step's own on a CPU, earlier steps' on a GPU."""
         if self._start is None or self._end is None:
             return 0.0
-        if not self._cuda:
-            return float(self._end - self._start)
-        self._events.append((self._start, self._end))
+        self._moments.append((self._start, self._end))
         total = 0.0
-        while self._events and self._events[0][1].query():
-            start, end = self._events.popleft()
-            total += start.elapsed_time(end) / 1000.0
+        while self._moments and self._timeline.reached(self._moments[0][1]):
+            total += self._timeline.seconds(*self._moments.popleft())
         return total
-
-
-class Rate:
-    """Samples a second between readings, with pauses (validation, checkpoints) left out."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin to measure now."""
-        self._start = time.perf_counter()
-        self._samples = 0
-        self._paused = 0.0
-
-    def add(self, samples: int) -> None:
-        """Count the samples of a step."""
-        self._samples += samples
-
-    def pause(self, seconds: float) -> None:
-        """Leave out ``seconds`` that did not go into training steps."""
-        self._paused += seconds
-
-    def read(self) -> float:
-        """Samples a second since the last reading; begins anew."""
-        elapsed = time.perf_counter() - self._start - self._paused
-        rate = self._samples / elapsed if elapsed > 0 else 0.0
-        self.restart()
-        return rate

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from ddp_trainer import contract
 from ddp_trainer.distributed import World
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.meters import LossWindow, OnTheWay, Rate
+from ddp_trainer.meters import Lap, LossWindow, OnTheWay, Stopwatch
 from ddp_trainer.plan import Plan, Position
 
 
@@ -32,7 +33,9 @@ class _Line:
     numbers: OnTheWay
     has_norm: bool
     lr: float
-    rate: float
+    # Samples of all ranks since the line before, and the time that they took.
+    samples: int
+    lap: Lap
     eta: float
 
 
@@ -51,7 +54,7 @@ class Reporter:
         on_bad_loss: Callable[[int, float], None] | None = None,
     ) -> None:
         self._world, self._exporter, self._log_every = world, exporter, log_every
-        self._losses, self._rate = LossWindow(), Rate()
+        self._losses, self._watch, self._samples = LossWindow(), Stopwatch(world.device), 0
         self._seen: list[float] = []
         self._last_step = 0
         self._lines: deque[_Line] = deque()
@@ -82,7 +85,8 @@ class Reporter:
         exporter.set(contract.METRIC_PROGRESS, first.step / self._total if self._total else 1.0)
         exporter.set(contract.METRIC_EPOCH, min(first.epoch + 1, plan.epochs))
         self.started = time.perf_counter()
-        self._rate.restart()
+        self._watch.restart()
+        self._samples = 0
 
     def step(
         self,
@@ -103,7 +107,7 @@ class Reporter:
         """
         self._losses.add(loss)
         self._last_step = position.step
-        self._rate.add(samples)
+        self._samples += samples * self._world.size
         self._exporter.step(
             samples=samples,
             step=position.step,
@@ -118,6 +122,7 @@ class Reporter:
         if done == 1 or position.step % self._log_every == 0 or position.step == self._total:
             norms = [] if grad_norm is None else [grad_norm]
             eta = (time.perf_counter() - self.started) / done * (self._total - position.step)
+            lap = self._watch.lap()  # before the numbers: when they are there, its end is known
             self._lines.append(
                 _Line(
                     dataclasses.replace(position),
@@ -125,11 +130,12 @@ class Reporter:
                     self._losses.take(*norms),
                     bool(norms),
                     lr,
-                    self._rate.read() * self._world.size,
+                    self._samples,
+                    lap,
                     eta,
                 )
             )
-            self._seen = []
+            self._seen, self._samples = [], 0
         while self._lines and self._lines[0].numbers.ready():
             self._log(self._lines.popleft())
 
@@ -153,11 +159,13 @@ class Reporter:
         losses += line.seen
         loss = sum(losses) / len(losses)
         self._exporter.set(contract.METRIC_LOSS, loss)
+        seconds = line.lap.seconds()
+        rate = line.samples / seconds if seconds > 0 else 0.0
         if self._world.device.type == "cuda":
             self._exporter.set("ddp_gpu_memory_bytes", torch.cuda.max_memory_allocated())
         self.say(
             f"epoch {position.epoch + 1}/{self._plan.epochs} step {position.step}/{self._total} loss {loss:.4f} "
-            f"{line.rate:.0f} samples/s lr {line.lr:.4g} ETA {clock(line.eta)}"
+            f"{rate:.0f} samples/s lr {line.lr:.4g} ETA {clock(line.eta)}"
         )
 
     def _look_at(self, losses: list[float], last_step: int) -> None:
@@ -169,9 +177,9 @@ class Reporter:
                 self._on_bad_loss(last_step - len(losses) + 1 + bad[0], losses[bad[0]])
                 self._on_bad_loss = None
 
-    def pause(self, seconds: float) -> None:
-        """Leave ``seconds`` of validation or saving out of the rate."""
-        self._rate.pause(seconds)
+    def pause(self, start: Any, end: Any) -> None:
+        """Leave validation or saving between two moments of the device's timeline out of the rate."""
+        self._watch.pause(start, end)
 
     def alive(self) -> None:
         """Tell the watchdog that there is progress, though no step."""

@@ -15,6 +15,7 @@ from ddp_trainer.distributed import RankEnv, World
 from ddp_trainer.epoch_record import EpochRecord
 from ddp_trainer.errors import Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter
+from ddp_trainer.meters import Timeline
 from ddp_trainer.optim import lr_scale
 from ddp_trainer.optim.schedule import Schedule
 from ddp_trainer.plan import Plan, Position
@@ -46,7 +47,7 @@ class Trainer:
     """One run on one rank."""
 
     def __init__(self, config: RunConfig, world: World, exporter: Exporter) -> None:
-        self.config, self.world = config, world
+        self.config, self.world, self.timeline = config, world, Timeline(world.device)
         self.stop = StopSignal()
         self.stop.install()
         # Step and value of this rank's first loss that was not finite, where that is to stop the run.
@@ -152,7 +153,7 @@ class Trainer:
         self.epochs.begin()
         for _ in self.steps():
             pass
-        self.epochs.wait_for_device()
+        self.epochs.end()
         accuracy = self.epochs.training_accuracy()
         if accuracy is not None:
             self.report.trained(accuracy)
@@ -171,8 +172,10 @@ class Trainer:
             position.step += 1
             position.consumed += len(batch) * world.size
             left -= 1
+            if not left or position.step >= self.total_steps:
+                self.timeline.wait()  # what the device has still to do is the last step's time, not the validation's
             now = time.perf_counter()
-            self.epochs.step(now - step_started, result.correct)
+            self.epochs.step(result.correct)
             self.report.step(
                 position,
                 result.loss,
@@ -188,13 +191,15 @@ class Trainer:
             if position.step >= self.total_steps:
                 break
             if save_every and position.step % save_every == 0 and left:
+                if self.config.nonfinite == "stop":
+                    self.timeline.wait()  # as a look at all losses does, but in the time of the steps
                 step_started += self._pause(self._save)
         if not left:
             position.epoch, position.consumed = position.epoch + 1, 0
 
     def _validate(self) -> None:
         """Score the model on the validation data, every sample once, over all ranks."""
-        started = time.perf_counter()
+        started = self.timeline.now()
         model, position = self.engine.evaluated_model, self.position
         self.world.broadcast_buffers(model)
         model.eval()
@@ -215,7 +220,7 @@ class Trainer:
         position.accuracy, position.validated = score, position.step
         position.best_accuracy = max(score, position.best_accuracy or 0.0)
         epoch = position.epoch + (1 if position.consumed else 0)
-        self.report.validated(epoch, scores, score, time.perf_counter() - started)
+        self.report.validated(epoch, scores, score, self.timeline.seconds(started, self.timeline.now()))
         self.epochs.validated(score)
         if self.epochs.target_met:
             self.report.say(f"target reached: {position.streak} validations in a row; the run ends here")
@@ -242,12 +247,13 @@ class Trainer:
             self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
 
     def _pause(self, action: Callable[[], None]) -> float:
-        """Do ``action`` without counting its time as training; returns the seconds it took."""
-        started = time.perf_counter()
+        """Do ``action`` without counting its time as training; returns the seconds it took the host."""
+        started, before = time.perf_counter(), self.timeline.now()
         action()
-        seconds = time.perf_counter() - started
-        self.report.pause(seconds)
-        return seconds
+        after = self.timeline.now()
+        self.report.pause(before, after)
+        self.epochs.pause(before, after)
+        return time.perf_counter() - started
 
     def _end_early(self, reason: Reason) -> None:
         """All ranks are here after the same step: save where that is of use, wait until it is on disk, and leave."""

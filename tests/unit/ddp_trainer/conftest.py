@@ -1,4 +1,4 @@
-"""What these tests share: one thread."""
+"""What these tests share: one thread, and a GPU's sense of time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+from .fake_gpu import FakeGpu
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -15,3 +17,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """A GPU that takes as long as a test says."""
+    return FakeGpu(monkeypatch)

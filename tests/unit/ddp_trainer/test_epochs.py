@@ -18,6 +18,8 @@ from ddp_trainer.epoch_record import EpochRecord
 from ddp_trainer.errors import UserError
 from ddp_trainer.plan import Position
 
+from .fake_gpu import FakeGpu
+
 WORLD = World(RankEnv(), torch.device("cpu"))
 
 
@@ -113,14 +115,18 @@ def test_whether_the_target_is_reached_is_rank_0s_word(monkeypatch: pytest.Monke
         assert (position.streak, record.target_met) == (said_by_rank_0, said_by_rank_0 == 2.0)
 
 
-def test_an_epochs_record_adds_up_its_steps(tmp_path: Path) -> None:
+def test_an_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> None:
     early = EarlyStopConfig(target_accuracy=0.5, patience=2)
     config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path), early_stop=early)
     position = Position()
     record = EpochRecord(config, WORLD, position)
     assert record.training_accuracy() is None
     for right in (3.0, 1.0):
-        record.step(2.0, torch.tensor([right, 4.0]))
+        gpu.host += 2.0
+        record.step(torch.tensor([right, 4.0]))
+    record.pause(gpu.host - 1.0, gpu.host)
+    record.end()
+    gpu.host += 100.0  # the validation
     assert record.training_accuracy() == 0.5
     record.validated(0.75)
     assert (position.streak, record.target_met) == (1, False)
@@ -128,6 +134,21 @@ def test_an_epochs_record_adds_up_its_steps(tmp_path: Path) -> None:
     assert record.training_accuracy() is None
     record.validated(0.5)
     assert (position.streak, record.target_met) == (2, True)
-    assert next(tmp_path.iterdir()).read_text().split()[1:] == ["0.0,0.0", "4.0,0.75", "4.0,0.5"]
+    assert next(tmp_path.iterdir()).read_text().split()[1:] == ["0.0,0.0", "3.0,0.75", "3.0,0.5"]
     # A run that ended so is at its end when it is started again.
     assert EpochRecord(config, WORLD, position).target_met
+
+
+def test_an_epoch_on_a_gpu_takes_as_long_as_the_device(tmp_path: Path, gpu: FakeGpu) -> None:
+    world = World(RankEnv(), torch.device("cuda", 0))
+    record = EpochRecord(dataclasses.replace(RunConfig(), csv_dir=str(tmp_path)), world, Position())
+    record.begin()
+    for _ in range(10):
+        gpu.work(2.0, host=0.1)
+        record.step(None)
+    record.end()
+    assert gpu.host == pytest.approx(1.0), "the host waited"
+    gpu.wait()
+    gpu.work(100.0)  # the validation
+    record.validated(0.5)
+    assert next(tmp_path.iterdir()).read_text().split()[2:] == ["20.1,0.5"]

@@ -8,9 +8,11 @@ import torch
 
 from ddp_trainer.distributed import RankEnv, World
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.meters import OnTheWay
+from ddp_trainer.meters import OnTheWay, Timeline
 from ddp_trainer.plan import Plan, Position
 from ddp_trainer.report import Reporter
+
+from .fake_gpu import FakeGpu
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 NAN, INF = math.nan, math.inf
@@ -89,3 +91,25 @@ def test_a_line_comes_when_its_numbers_have_arrived_and_no_step_waits_for_them(
     run.steps(6.0)
     run.reporter.flush()
     assert "step 6/1000 loss 5.5000" in capsys.readouterr().out
+
+
+def test_the_rate_of_a_gpu_counts_what_the_device_has_still_to_do(
+    exporter: Exporter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu
+) -> None:
+    monkeypatch.setattr(OnTheWay, "ready", lambda self: gpu.host >= gpu.device)
+    device = torch.device("cuda", 0)
+    reporter, timeline = Reporter(World(RankEnv(), device), exporter, 5), Timeline(device)
+    reporter.begin(Plan(1000, 1, False, 1, 10, Position()))
+    position = Position()
+    for _ in range(10):
+        gpu.work(0.5, host=0.01)
+        position.step += 1
+        reporter.step(position, torch.tensor(1.0), None, 50, 0.1, seconds=0.01, waited=0.0, computed=0.0)
+        if position.step == 7:  # a checkpoint: the host goes on, the device copies
+            before = timeline.now()
+            gpu.work(9.0)
+            reporter.pause(before, timeline.now())
+    assert gpu.host == pytest.approx(0.1), "the host waited"
+    reporter.flush()
+    rates = [line.split(" samples/s")[0].split()[-1] for line in capsys.readouterr().out.splitlines() if "ETA" in line]
+    assert rates == ["98", "100", "100"]  # the device had nothing to do for the first hundredth of a second

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ import torch
 
 from ddp_trainer.checkpoint import Checkpointer
 from ddp_trainer.cli import main, parse
+from ddp_trainer.data.loader import ValidationLoader
 from ddp_trainer.distributed import RankEnv
+from ddp_trainer.engine import Engine
+from ddp_trainer.meters import Timeline
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.trainer import run
 
 from . import plugins
+from .fake_gpu import FakeGpu
 from .states import load, same
 
 # All that has a state or draws numbers: batch norm, dropout, augmentation, momentum, warm-up and cosine, accumulation.
@@ -132,6 +137,34 @@ def test_a_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_p
     manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("step-*.json"))]
     assert [one["step"] for one in manifests] == [3, 6, 8, 9, 12, 15, 16]
     assert [one["step"] for one in manifests if one["accuracy"] is not None] == [8, 16]
+
+
+@pytest.mark.parametrize("nonfinite", ["count", "stop"])
+def test_training_time_has_no_validations_and_checkpoints_and_all_of_the_devices_work(
+    nonfinite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def taking(seconds: float, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            gpu.host += seconds
+            return original(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(Engine, "step", taking(1.0, Engine.step))
+    monkeypatch.setattr(Timeline, "wait", taking(4.0, Timeline.wait))
+    monkeypatch.setattr(ValidationLoader, "__iter__", taking(500.0, ValidationLoader.__iter__))
+    monkeypatch.setattr(Checkpointer, "save", taking(500.0, Checkpointer.save))
+    monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path))
+    arguments = ["--checkpoint-dir", str(tmp_path / "run"), "--csv-dir", str(tmp_path / "csv"), "--log-every", "4"]
+    arguments += ["--checkpoint-every-steps", "3", "--nonfinite", nonfinite]
+    assert main([*STATEFUL, *arguments]) == 0
+    # An epoch has eight steps and at its end a wait; in it are two checkpoints, or three, with a wait before each.
+    seconds = (12, 24) if nonfinite == "count" else (20, 44)
+    (csv,) = (tmp_path / "csv").iterdir()
+    assert [line.split(",")[0] for line in csv.read_text().split()[2:]] == [f"{each:.1f}" for each in seconds]
+    assert f'ddp_step_seconds_sum{{rank="0"}} {seconds[1]:.1f}' in (tmp_path / "metrics" / "0.prom").read_text()
+    rates = [int(rate) for rate in re.findall(r" (\d+) samples/s", capsys.readouterr().out)]
+    assert max(rates) <= 192
 
 
 def test_an_average_with_a_long_memory_keeps_up_with_a_short_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,51 @@
+"""A GPU's sense of time: the host asks for work and goes on, the device does it in turn. No work is really done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+
+class FakeGpu:
+    """``host`` and ``device`` are the seconds at which each is done with all that it has been given so far."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = self.device = 0.0
+        gpu = self
+
+        class Event:
+            """Stands for ``torch.cuda.Event``."""
+
+            def __init__(self, **_: Any) -> None:
+                self._at: float | None = None
+
+            def record(self) -> None:
+                self._at = gpu.device = max(gpu.device, gpu.host)
+
+            def query(self) -> bool:
+                assert self._at is not None
+                return gpu.host >= self._at
+
+            def synchronize(self) -> None:
+                assert self._at is not None
+                gpu.host = max(gpu.host, self._at)
+
+            def elapsed_time(self, other: Event) -> float:
+                assert self._at is not None
+                assert other.query(), "asked for before the device was there"
+                assert other._at is not None
+                return 1000.0 * (other._at - self._at)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr("time.perf_counter", lambda: self.host)
+
+    def work(self, seconds: float, host: float = 0.0) -> None:
+        """Ask the device for ``seconds`` of work, which takes the host ``host`` seconds to do."""
+        self.host += host
+        self.device = max(self.device, self.host) + seconds
+
+    def wait(self) -> None:
+        """Let the host wait until the device has done everything."""
+        self.host = max(self.host, self.device)
