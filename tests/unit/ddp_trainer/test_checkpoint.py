@@ -51,6 +51,28 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert loaded["none"] is None
 
 
+def test_both_files_are_on_the_disk_before_they_get_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, synced, named = checkpointer(tmp_path), set[str](), list[str]()
+    sync, rename = os.fsync, os.replace
+
+    def note_sync(descriptor: int) -> None:
+        synced.add(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    def note_rename(source: Path, target: Path) -> None:
+        assert os.path.realpath(source) in synced, f"{target} may be empty after a power failure"
+        named.append(target.suffix)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_rename)
+    save(one, 1)
+    assert named == [".pt", ".json"]
+    assert os.path.realpath(tmp_path) in synced
+
+
 def test_saving_copies_the_state_before_it_returns(tmp_path: Path) -> None:
     one = checkpointer(tmp_path)
     weights = torch.zeros(1_000_000)

@@ -111,8 +111,8 @@ def test_data_from_a_users_function(monkeypatch: pytest.MonkeyPatch) -> None:
 # Order
 
 
-@pytest.mark.parametrize("length", [10, 11, 3])
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [10, 11, 3, 2])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("epoch", [0, 5])
 def test_training_order_is_that_of_distributed_sampler(length: int, world: int, epoch: int) -> None:
     for rank in range(world):
@@ -135,6 +135,16 @@ def test_a_resume_on_other_ranks_repeats_and_skips_nothing(before: int, after: i
 def test_ranks_get_equally_many_samples_after_a_resume() -> None:
     shares = [train_order(10, seed=1, epoch=0, rank=r, world_size=4, consumed=8) for r in range(4)]
     assert [len(share) for share in shares] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("length", "consumed"), [(10, 7), (3, 2), (2, 1)])
+def test_what_fills_up_the_last_step_after_a_resume_comes_from_the_epochs_beginning(length: int, consumed: int) -> None:
+    whole = train_order(length, seed=1, epoch=0, rank=0, world_size=1).tolist()
+    shares = [
+        train_order(length, seed=1, epoch=0, rank=rank, world_size=4, consumed=consumed).tolist() for rank in range(4)
+    ]
+    rest = whole[consumed:]
+    assert [number for share in shares for number in share] == (rest + whole + whole)[:4]
 
 
 def test_drop_last_takes_no_sample_twice() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,41 @@ def test_the_cgroups_quota_limits_the_cpus(tmp_path: Path, text: str, expected: 
     file.write_text(text)
     unlimited = available_cpus(tmp_path / "missing")
     assert available_cpus(file) == (unlimited if expected is None else min(unlimited, expected))
+
+
+def test_a_quota_above_the_affinity_adds_no_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3}, raising=False)
+    (tmp_path / "cpu.max").write_text("1600000 100000")
+    assert available_cpus(tmp_path / "cpu.max") == 2
+
+
+@pytest.mark.parametrize(
+    ("processes", "environ", "threads"), [(1, {}, [8]), (3, {}, [2]), (9, {}, [1]), (3, {"OMP_NUM_THREADS": "5"}, [])]
+)
+def test_the_processes_of_a_node_share_its_cpus(
+    processes: int, environ: dict[str, str], threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("ddp_trainer.distributed.available_cpus", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    World.start(DistributedConfig(device="cpu"), RankEnv(local_world_size=processes))
+    assert chosen == threads
+
+
+def test_collectives_wait_as_long_as_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asked(Exception):
+        pass
+
+    def ask(backend: str, timeout: timedelta) -> None:
+        raise Asked(backend, timeout)
+
+    monkeypatch.setattr("torch.distributed.init_process_group", ask)
+    with pytest.raises(Asked) as asked:
+        World.start(DistributedConfig(device="cpu", timeout_seconds=7.5), RankEnv(world_size=2))
+    assert asked.value.args == ("gloo", timedelta(seconds=7.5))
 
 
 def test_cuda_without_a_gpu_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:

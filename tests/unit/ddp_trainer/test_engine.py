@@ -13,14 +13,16 @@ from ddp_trainer.data.loader import Batch
 from ddp_trainer.distributed import DistributedConfig, RankEnv, World
 from ddp_trainer.engine import Engine
 from ddp_trainer.errors import UserError
-from ddp_trainer.meters import LossWindow, Rate
+from ddp_trainer.meters import LossWindow, Stopwatch, Timeline
 from ddp_trainer.models import ModelConfig, build_model
 from ddp_trainer.optim import OptimConfig, build_optimizer
 from ddp_trainer.precision import Precision, PrecisionConfig
-from ddp_trainer.preemption import StopAgreement, StopSignal
+from ddp_trainer.preemption import Reason, StopAgreement, StopSignal
 from ddp_trainer.replicas import replicate
 from ddp_trainer.report import clock
 from ddp_trainer.tasks import Classification
+
+from .fake_gpu import FakeGpu
 
 CPU = torch.device("cpu")
 WORLD = World(RankEnv(), CPU)
@@ -299,15 +301,32 @@ def test_no_more_losses_are_kept_than_the_limit() -> None:
     assert window.take().read() == [float(value) for value in range(3, window.LIMIT + 3)]
 
 
-def test_pauses_do_not_count_as_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    rate = Rate()
-    rate.add(100)
-    now[0] = 12.0
-    rate.pause(2.0)
-    assert rate.read() == 10.0
-    assert rate.read() == 0.0
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_pauses_do_not_count_as_training_time(device: str, gpu: FakeGpu) -> None:
+    watch, timeline = Stopwatch(torch.device(device)), Timeline(torch.device(device))
+    gpu.work(10.0)
+    gpu.wait()
+    before = timeline.now()
+    gpu.work(2.0)
+    gpu.wait()
+    watch.pause(before, timeline.now())
+    assert watch.lap().seconds() == 10.0
+    assert watch.lap().seconds() == 0.0
+
+
+def test_a_lap_on_a_gpu_ends_when_the_device_has_come_to_its_end(gpu: FakeGpu) -> None:
+    device = torch.device("cuda")
+    watch, timeline = Stopwatch(device), Timeline(device)
+    gpu.work(10.0, host=0.5)
+    before = timeline.now()
+    gpu.work(2.0, host=0.25)  # copies of a state, say, for which the host does not wait
+    watch.pause(before, timeline.now())
+    gpu.work(10.0, host=0.5)
+    lap = watch.lap()
+    assert gpu.host == 1.25
+    assert not timeline.reached(lap.end)
+    assert lap.seconds() == 20.5
+    assert timeline.reached(lap.end)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3723, "1:02:03")])
@@ -328,3 +347,10 @@ def test_a_signal_is_remembered_and_a_second_interrupt_is_at_once() -> None:
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_later_reason_to_stop_does_not_hide_a_graver_one() -> None:
+    stop = StopSignal()
+    stop.request(Reason.SUPERSEDED)  # after which nothing may be written
+    stop.request(Reason.SIGNAL)
+    assert StopAgreement(WORLD, stop).poll() is Reason.SUPERSEDED

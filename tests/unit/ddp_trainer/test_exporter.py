@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 import textwrap
 import threading
 import urllib.error
@@ -201,6 +204,13 @@ def test_the_launchers_folder_gets_the_port_and_the_last_page(tmp_path: Path, mo
     assert values((tmp_path / "metrics" / "1.prom").read_bytes())["ddp_samples_total"] == 7
     with pytest.raises(OSError, match="refused"):
         get(port)
+
+
+def test_a_script_that_just_ends_leaves_its_last_page(tmp_path: Path) -> None:
+    script = "from ddp_trainer.exporter import Exporter\nExporter.start().step(samples=7)"
+    environ = os.environ | {contract.ENV_RUNTIME_DIR: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=environ, check=True)
+    assert values((tmp_path / "metrics" / "0.prom").read_bytes())["ddp_samples_total"] == 7
 
 
 def test_without_prometheus_client_training_goes_on(

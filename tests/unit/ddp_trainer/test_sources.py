@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,18 @@ def test_worker_processes_read_the_same_batches_for_many_epochs() -> None:
     # An epoch left in the middle does not disturb the next one.
     next(iter(read.epoch(2)))
     assert same(held, read, 3)
+
+
+def test_readers_go_on_when_the_keyboard_interrupts_the_run() -> None:
+    # SIGINT goes to the whole process group; the rank may want more batches before it stops.
+    config = DataConfig(batch_size=10, augment=(), cache="none", workers=1)
+    datasets = load_datasets(config)
+    batches = loader(datasets, config).epoch(0)
+    number = len(next(batches))
+    for reader in multiprocessing.active_children():
+        assert reader.pid is not None
+        os.kill(reader.pid, signal.SIGINT)
+    assert number + sum(len(batch) for batch in batches) == len(datasets.train)
 
 
 def test_files_are_decoded_into_memory_where_they_fit(tmp_path: Path) -> None:
