@@ -216,7 +216,7 @@ async def test_progress_is_shown_by_kubectl_get(
 ) -> None:
     start()
     page = "ddp_samples_total 6400\nddp_step 100\nddp_steps_total 100\nddp_loss 0.25\nddp_epoch 3\nddp_epochs 4\n"
-    page += "ddp_total_steps 200\nddp_progress_ratio 0.5\nddp_global_samples_per_second 1234\nddp_world_size 2\n"
+    page += "ddp_total_steps 200\nddp_progress_ratio 0.5\nddp_step_seconds_sum 50\nddp_world_size 2\n"
     async with metrics_page(page) as port:
         await world.create(job_manifest(metrics={"port": port}))
         for index in (0, 1):
@@ -226,7 +226,7 @@ async def test_progress_is_shown_by_kubectl_get(
     table = plane.kubectl("get", "ddp", "-n", namespace, "-o", "wide").stdout
     head, row = table.strip().splitlines()
     assert head.split()[:8] == ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS", "RESTARTS"]
-    assert {"digits", "0.25", "3"} <= set(row.split())
+    assert {"digits", "50.0%", "50s", "256", "0.25", "3"} <= set(row.split())
 
 
 async def test_a_killed_leader_is_succeeded_and_nothing_is_made_twice(

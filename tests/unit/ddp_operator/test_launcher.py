@@ -232,8 +232,10 @@ def test_progress_is_what_has_no_label_but_rank() -> None:
         '# TYPE ddp_lr gauge\nddp_lr{rank="0",group="1"} 1\n'
         '# TYPE ddp_bad gauge\nddp_bad{rank="0"} NaN\n'
         '# TYPE ddp_h histogram\nddp_h_count{rank="0"} 1\n# TYPE up gauge\nup 1\n'
+        '# TYPE ddp_step_seconds histogram\nddp_step_seconds_sum{rank="0"} 8\n'
     )
-    assert launcher.read_progress(page) == {"ddp_loss": 0.5, "ddp_epoch": 3.0, "ddp_samples_total": 64.0}
+    known = {"ddp_loss": 0.5, "ddp_epoch": 3.0, "ddp_samples_total": 64.0, "ddp_step_seconds_sum": 8.0}
+    assert launcher.read_progress(page) == known
     many = "".join(f"# TYPE ddp_x{n} gauge\nddp_x{n} 1\n" for n in range(1000))
     assert len(launcher.read_progress(many)) == 30
 

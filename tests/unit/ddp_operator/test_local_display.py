@@ -44,6 +44,11 @@ def test_a_view_is_told_in_one_line() -> None:
     assert said == (
         "Running  attempt 2  epoch 3/8  step 71/184  38.6%  ETA 7s  loss 0.11  val acc 0.96  1024 samples/s"
     )
+    both = replace(PROGRESS, steps_per_second="16")
+    assert describe_view(View("Running", 2, "", both)) == said
+    assert describe_view(View("Running", 2, "", replace(both, samples_per_second=None))).endswith(
+        "val acc 0.96  16 steps/s"
+    )
 
 
 def test_plain_lines_come_at_every_change_of_phase_and_else_only_now_and_then() -> None:
@@ -134,6 +139,9 @@ def test_success_is_summed_up_with_its_results_and_where_they_lie(folder: RunFol
     assert text.splitlines()[0] == "digits: Succeeded after 1m15s (1 attempt, no restarts)"
     assert "validation accuracy 0.96, loss 0.11, epoch 3 of 8, step 71" in text
     assert "200 samples/s on average, 300 at best" in text
+    folder.metrics.write_text("time,samples_per_second,steps_per_second\n1,,0.5\n2,,2.5\n")
+    text = describe_run("digits", status, folder, seconds=75, interrupted=False)
+    assert "1.5 steps/s on average, 2.5 at best" in text
     assert f"run folder: {os.path.join('runs', 'x')}" in text
     assert "metrics.csv, logs/" in text
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_the_status_file_is_yaml_for_people_and_replaced_in_one_piece(folder: Ru
 
 WRITER = """
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from ddp_operator.local.folder import RunFolder
 folder = RunFolder.create(Path(sys.argv[1]), "x", datetime.now(UTC))
@@ -206,6 +206,21 @@ async def test_a_sample_keeps_the_page_and_adds_a_row_only_when_something_is_new
     assert watching.port == 1234
     assert (folder.pages / "attempt-2-pod-0.prom").read_text() == cluster.pages["p0"]
     assert (folder.pages / "attempt-2-pod-1.prom").read_text() == "# nothing\n"
+
+
+async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(folder: RunFolder) -> None:
+    cluster, moments = FakeCluster(), iter(range(100))
+    watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
+    for steps in (1, 2, 4):
+        seconds = f'ddp_step_seconds_sum{{rank="0"}} {steps / 8}\n'
+        counted = f'ddp_steps_total{{rank="0"}} {steps}\nddp_samples_total{{rank="0"}} {steps * 32}\n'
+        cluster.pages = {"p0": seconds + counted + 'ddp_world_size{rank="0"} 2\n'}
+        await watching.sample(everyone=False)
+    rows = [(row["steps_per_second"], row["samples_per_second"]) for row in read_rows(folder.metrics)]
+    assert rows == [(8, 512)] * 3
+    message = json.dumps({"progress": {"ddp_steps_total": 5, "ddp_samples_total": 160, "ddp_step_seconds_sum": 2.5}})
+    watching.record_end(end(cluster, "p0", message))
+    assert read_rows(folder.metrics)[-1]["steps_per_second"] == pytest.approx(4 / 2.375)
 
 
 async def test_before_the_first_step_and_without_a_page_there_is_no_row(folder: RunFolder) -> None:

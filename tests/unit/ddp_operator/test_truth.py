@@ -229,6 +229,37 @@ class TestStragglers:
         assert (straggler.rank, straggler.cause) == (1, "compute")
 
 
+class TestThroughput:
+    async def test_is_in_status_for_a_script_that_reports_only_counters(self) -> None:
+        def said(steps: int, **more: float) -> str:
+            counted = {"ddp_steps_total": steps, "ddp_samples_total": 32 * steps, "ddp_world_size": 2}
+            return page(phase="Running", ddp_step=steps, ddp_total_steps=1000, **counted, **more)
+
+        world = await World().train(said(10))
+        for text, samples, steps, eta in (
+            (said(30), "128", "2", 485),
+            (said(70), "256", "4", 232),
+            (said(70), "256", "4", 232),
+            (said(5, ddp_launcher_in_place_restarts_total=1), "256", "4", 249),  # its counters begin anew
+            (said(15, ddp_launcher_in_place_restarts_total=1), "64", "1", 985),
+        ):
+            world.cluster.page = text
+            world.clock.advance(10)
+            await world.settle()
+            shown = world.status.progress
+            assert shown is not None
+            assert (shown.samples_per_second, shown.steps_per_second, shown.eta_seconds) == (samples, steps, eta)
+
+    def test_of_a_run_whose_page_was_never_read_is_in_its_last_words(self) -> None:
+        words = {"ddp_step": 40.0, "ddp_steps_total": 40.0, "ddp_samples_total": 1280.0, "ddp_step_seconds_sum": 10.0}
+        ends = [child_pod(n, "Succeeded", message=last_words(progress=words)) for n in (0, 1)]
+        typed = job(status=STARTED, nodes=2)
+        seen = observe_children(typed, [child_job(conditions={"Complete": ""})], ends)
+        shown = decide(typed, seen, NOW).status.progress
+        assert shown is not None
+        assert (shown.samples_per_second, shown.steps_per_second) == ("128", "4")
+
+
 class TestGoodput:
     VALUES = {"ddp_step": 100.0, "ddp_steps_total": 50.0, "ddp_step_seconds_sum": 100.0}
 
