@@ -7,7 +7,7 @@ that performs lives below it; ``tests/contract`` holds every implementation to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -40,6 +40,12 @@ class Snapshot:
     jobs: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
     policies: tuple[Object, ...] = ()
+
+
+def claim_of(resource: Object) -> str | None:
+    """Return the claim to which a resource's checkpoints go."""
+    claim = ((resource.get("spec") or {}).get("checkpoint") or {}).get("claimName")
+    return claim if isinstance(claim, str) else None
 
 
 def controller_of(item: Object) -> Mapping[str, Any]:
@@ -107,6 +113,10 @@ class Cluster(Protocol):
 
     async def fetch(self, key: Key) -> Snapshot | None:
         """Return the same as it is now, from no cache: for a decision that rests on what a cache may have missed."""
+        ...
+
+    async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
+        """Return the resources of a namespace whose checkpoints go to this claim."""
         ...
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:

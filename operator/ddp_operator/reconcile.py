@@ -37,6 +37,7 @@ from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost, ranks, waiting
 from ddp_operator.status.changes import can_wait
+from ddp_operator.status.claims import exclusive_claim, refuse_second
 from ddp_operator.status.decision import (
     Decision,
     DeleteJob,
@@ -242,6 +243,11 @@ class Reconciler:
         memory.built = spec
         if job.status.attempt > 0:
             return None
+        claim = exclusive_claim(job)
+        if claim is not None:
+            others = await self._cluster.resources_on_claim(job.namespace, claim)
+            if refusal := refuse_second(job, claim, others):
+                return refusal
         for child in reversed(children):
             if child["kind"] == "ConfigMap":
                 continue  # nothing in it comes from the user

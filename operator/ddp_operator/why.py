@@ -36,6 +36,7 @@ REMEDIES: Final = {
     # Accepted
     "InvalidSpec": "Mend that field and apply the file again; `ddp render FILE` checks it without a cluster.",
     "NameConflict": "Delete or rename that object, or give the job another name.",
+    "ClaimInUse": "It starts by itself, within half a minute of the other job's end: ddp list shows both.",
     "Forbidden": "The operator's role lacks that permission, or a quota or policy of the namespace forbids the object: "
     "ask whoever owns the namespace.",
     "ServerError": "It is tried again every half a minute; an admission webhook that does not answer is mended or "

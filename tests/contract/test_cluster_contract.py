@@ -264,6 +264,14 @@ async def test_a_pods_node_can_be_asked_after(world: World) -> None:
     assert node is None or node["kind"] == "Node"
 
 
+async def test_the_resources_whose_checkpoints_go_to_a_claim_are_found(world: World) -> None:
+    for name, claim in (("one", "weights"), ("two", "weights"), ("three", "weights-2"), ("four", None)):
+        await world.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
+    found = await world.cluster.resources_on_claim("default", "weights")
+    assert sorted(item["metadata"]["name"] for item in found) == ["one", "two"]
+    assert list(await world.cluster.resources_on_claim("another", "weights")) == []
+
+
 async def test_what_is_not_there_is_observed_as_none(world: World) -> None:
     assert await world.cluster.observe(KEY) is None
 

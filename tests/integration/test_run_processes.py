@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -114,6 +115,26 @@ def test_a_missing_script_fails_at_once_and_says_which(tmp_path: Path) -> None:
 
 def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
     return {one["type"]: (one["status"], one["reason"]) for one in run.read_status()["conditions"]}
+
+
+def test_a_run_whose_output_nobody_reads_trains_on_and_ends_with_the_jobs_exit_code(tmp_path: Path) -> None:
+    write(tmp_path, "import pathlib, sys; pathlib.Path('trained').touch(); sys.exit(1)")
+    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0}))
+    code = "import sys; from ddp_operator.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "run", "job.yaml"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does
+        words = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 1, words
+    assert (tmp_path / "trained").exists()
+    assert words.count("nothing more can be printed") == 1
+    (summary,) = tmp_path.glob("ddp-runs/toy-*/summary.txt")
+    assert "toy: Failed" in summary.read_text()
 
 
 def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:

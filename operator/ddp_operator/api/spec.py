@@ -144,6 +144,13 @@ class Checkpoint(_Fields, frozen=True, kw_only=True):
             "Unset: what the pod template mounts at the path, else a volume that lives as long as the pod."
         ),
     ] = None
+    shared: Annotated[
+        bool | None,
+        Meta(
+            description="True: other jobs may write to the claim at the same time, since each writes files of its own. "
+            "Else a job does not start before those that name the same claim, and have started, have ended."
+        ),
+    ] = None
     grace_seconds: Annotated[int, Meta(description="Time a pod has after SIGTERM to save a checkpoint, seconds.")] = 120
 
 

@@ -77,6 +77,8 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     gpu_ids = find_gpus(os.environ) if wants_gpus else None
     findings = adapt.check_suitable(resource, gpu_ids)
     job = parse_resource(resource)
+    if arguments.metrics_port is not None:
+        adapt.check_ports(arguments.metrics_port, job.spec.nodes)
     return RunPlan(
         text=text,
         command=arguments.typed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from ddp_operator.cluster import (
     Refused,
     Snapshot,
     Unable,
+    claim_of,
     controller_of,
 )
 from ddp_operator.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
@@ -90,6 +91,16 @@ class KubeCluster:
             pods=found["Pod"],
             policies=found["NetworkPolicy"],
         )
+
+    async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
+        """Return them from the store, or from the API server where there is no store."""
+        if self._store is not None:
+            return list(self._store.resources_on_claim(namespace, claim))
+        try:
+            answer = await self._client.request("GET", path(KIND, namespace), kind=plural(KIND))
+        except ApiError as exc:
+            raise ClusterError(str(exc)) from exc
+        return [item for item in answer.get("items") or () if claim_of(item) == claim]
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """POST one child; unknown fields in it are refused, not dropped in silence."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.cluster import Key, Object, Snapshot
+from ddp_operator.cluster import Key, Object, Snapshot, claim_of
 from ddp_operator.constants import KIND, LABEL_JOB_NAME
 
 UNWATCHED_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
@@ -134,6 +134,15 @@ class Store:
         for ident, entry in self._objects.items():
             if ident[0] == kind:
                 yield entry.body
+
+    def resources_on_claim(self, namespace: str, claim: str) -> Iterator[Object]:
+        """Yield the resources of a namespace whose checkpoints go to this claim."""
+        name = claim.encode()
+        for (kind, where, _), entry in self._objects.items():
+            if kind == KIND and where == namespace and name in entry.body:
+                resource = msgspec.json.decode(entry.body)
+                if claim_of(resource) == claim:
+                    yield resource
 
     def is_current(self, kind: str, meta: Mapping[str, Any]) -> bool:
         """Say whether an object is remembered at least as new as ``meta`` says, or known to be gone."""

@@ -122,6 +122,22 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
     return [*check_job(spec), *(f for f in findings if f.field.support is Support.WARNED)]
 
 
+def check_ports(base: int, nodes: int) -> None:
+    """Check that pod 0 can listen on ``base``, pod 1 on the next, and so on. Raises: Unsuitable."""
+    for index in range(nodes):
+        port = base + index
+        if port > 65535:
+            raise Unsuitable(f"--metrics-port: {nodes} pods need ports up to {base + nodes - 1}; the last is 65535")
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            words = os.strerror(error.errno or 0)
+            raise Unsuitable(
+                f"--metrics-port: pod {index} cannot listen on port {port} ({words}); choose another base, or leave "
+                "the option out and each pod takes a free port"
+            ) from None
+
+
 def count_cpus() -> int:
     """Return how many CPUs this process may use, with the cgroup's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

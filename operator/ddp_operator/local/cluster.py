@@ -5,13 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import constants
-from ddp_operator.cluster import AlreadyExists, ChildKind, Conflict, Event, Key, Refused, Snapshot, controller_of
+from ddp_operator.cluster import (
+    AlreadyExists,
+    ChildKind,
+    Conflict,
+    Event,
+    Key,
+    Refused,
+    Snapshot,
+    claim_of,
+    controller_of,
+)
 from ddp_operator.local import fields, gpus, pods
 from ddp_operator.local.environment import MissingReference, build_environment
 from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job, is_controlled_by
@@ -125,6 +135,11 @@ class LocalCluster:
             _expect(item, resource_version)
             self.store.delete(item, grace_seconds=grace_of(item))
             self._settle()
+
+    async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
+        """Return what the store has; other runs on this machine have stores of their own."""
+        found = self.store.list(constants.KIND, namespace=namespace)
+        return [item for item in found if claim_of(item) == claim]
 
     async def discard(self, manifest: Object) -> None:
         """Delete the object of that name if its owner is the same."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TextIO
 
@@ -21,6 +23,42 @@ class View:
     attempt: int = 1
     reason: str = ""
     progress: Progress | None = None
+
+
+class Screen:
+    """Standard output that goes quiet where nobody reads it any more, or its disk is full: no run ends for that."""
+
+    def __init__(self, stream: TextIO, on_loss: Callable[[OSError], None]) -> None:
+        self._stream = stream
+        self._on_loss = on_loss
+        self._lost = False
+
+    def write(self, text: str) -> int:
+        """Write text; return its length."""
+        if not self._lost:
+            try:
+                self._stream.write(text)
+            except OSError as error:
+                self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on what was written."""
+        if not self._lost:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._lost = True
+        # What is still in its buffer goes nowhere: the interpreter's own flush at the end would change the exit code.
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+        self._on_loss(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Display(Protocol):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import os
 import re
+import shutil
 import socket
 import traceback
 import weakref
@@ -78,7 +80,7 @@ class RunFolder:
     def create(cls, runs: Path, name: str, now: datetime) -> RunFolder:
         """Make a new folder ``<name>-<date>-<time>``; a second run in the same second gets a number behind it.
 
-        What runs that were killed have left half-written beside it is removed.
+        What runs that were killed have left half-written beside it is removed. Raises: OSError.
         """
         stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
         for number in range(1, 1000):
@@ -89,8 +91,9 @@ class RunFolder:
                 continue
             folder = cls(path)
             folder._since = f"{now.astimezone():%Y-%m-%dT%H:%M:%S%z}"
-            folder.logs.mkdir()
-            folder.pages.mkdir()
+            with folder._whole_or_gone():
+                folder.logs.mkdir()
+                folder.pages.mkdir()
             for former in runs.iterdir():
                 cls(former).clear()
             return folder
@@ -99,11 +102,24 @@ class RunFolder:
     def write_manifest(
         self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any], command: str
     ) -> None:
-        """Keep the file as it was given, what was made of it, and what was typed. The folder is in use from now on."""
-        self.manifest.write_text(text, encoding="utf-8")
-        self._lock()
-        self.command.write_text(f"{command}\n", encoding="utf-8")
-        (self.path / "objects.yaml").write_text(_dump_all([resource, *children]), encoding="utf-8")
+        """Keep the file as it was given, what was made of it, and what was typed. The folder is in use from now on.
+
+        Raises: OSError.
+        """
+        with self._whole_or_gone():
+            self.manifest.write_text(text, encoding="utf-8")
+            self._lock()
+            self.command.write_text(f"{command}\n", encoding="utf-8")
+            (self.path / "objects.yaml").write_text(_dump_all([resource, *children]), encoding="utf-8")
+
+    @contextmanager
+    def _whole_or_gone(self) -> Iterator[None]:
+        """Remove the folder where it cannot be begun: nothing has run in it."""
+        try:
+            yield
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def _lock(self) -> None:
         descriptor = os.open(self.manifest, os.O_RDWR)
@@ -231,6 +247,11 @@ class RunFolder:
             self._failing.add(path)
         else:
             self._failing.discard(path)
+
+
+def is_out_of_space(error: Exception) -> bool:
+    """Tell whether a disk is full, or its user's quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def clear_half_written(folder: Path, *patterns: str) -> None:

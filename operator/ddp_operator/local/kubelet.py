@@ -13,7 +13,7 @@ from typing import Any, Final
 from ddp_operator import constants
 from ddp_operator.local import pods, processes
 from ddp_operator.local.environment import MissingReference
-from ddp_operator.local.folder import clear_half_written
+from ddp_operator.local.folder import clear_half_written, is_out_of_space
 from ddp_operator.local.gpus import GpuPool, count_gpus
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.store import Store, grace_of
@@ -95,7 +95,9 @@ class Kubelet:
             )
         except (MissingReference, OSError, ValueError) as error:
             self._give_back_gpus(pod)
-            status = pods.finished_status(pod, START_ERROR_CODE, "StartError", _explain(error), self.clock())
+            status = pods.finished_status(
+                pod, START_ERROR_CODE, "StartError", _explain(error, place.folder), self.clock()
+            )
             self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
             return
         run = self._runs[uid] = _Run(pod, process, plan, log)
@@ -189,9 +191,11 @@ class Kubelet:
             self.gpus().give_back(pod["metadata"]["uid"])
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"{error.filename}: there is no such file or folder on this machine"
+    if is_out_of_space(error):
+        return f"{folder} cannot be written: the disk is full; free space there or choose another --runs-dir"
     return str(error)
 
 

@@ -17,6 +17,7 @@ import yaml
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.cluster import claim_of
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 from ddp_operator.status import conditions
@@ -72,7 +73,7 @@ def explain_interruption(resource: Mapping[str, Any], status: Status, command: s
     if failed is not None and failed.reason == conditions.INTERRUPTED:
         return failed.message
     words = f"The `ddp run` that wrote this ended before the job did; its last status says {status.phase}. "
-    claim = ((resource.get("spec") or {}).get("checkpoint") or {}).get("claimName")
+    claim = claim_of(resource)
     # Where the script itself saves, only the script knows.
     begin = "No claim of the job keeps its checkpoints: from what the script keeps elsewhere, or anew, it goes on"
     how = f"Go on from the newest checkpoint in claim {claim}" if claim else begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import msgspec
 
@@ -20,10 +21,11 @@ from ddp_operator import exits
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
+from ddp_operator.local.claims import ClaimInUse, ClaimLock
 from ddp_operator.local.cluster import LocalCluster
-from ddp_operator.local.display import View, choose_display
+from ddp_operator.local.display import Screen, View, choose_display
 from ddp_operator.local.fields import Finding
-from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.folder import RunFolder, is_out_of_space
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.orphan import close_record, interrupt
 from ddp_operator.local.plotter import Plotter
@@ -33,6 +35,7 @@ from ddp_operator.local.tail import Tail
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions
+from ddp_operator.status.claims import exclusive_claim
 from ddp_operator.status.describe import take_values
 from ddp_operator.status.ledger import fail
 from ddp_operator.workqueue import backoff
@@ -43,6 +46,7 @@ _RETRY_SECONDS: Final = 1.0
 _MOST_ERRORS: Final = 8
 """So many passes in a row that end in an error of our own end the run: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
+CLAIMS: Final = "claims"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +86,26 @@ class Run:
         self._plan = plan
         self._started = time.monotonic()
         try:
+            self._claim = _hold_claim(plan)
             self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, _now())
+            self._folder.write_manifest(plan.text, plan.children, plan.resource, plan.command)
         except OSError as error:
+            room = "free space there or " if is_out_of_space(error) else ""
             raise exits.CommandError(
-                f"{plan.runs_dir}: no run folder can be made there ({error.strerror}); choose another --runs-dir"
+                f"{plan.runs_dir}: no run folder can be made there ({error.strerror}); {room}choose another --runs-dir"
             ) from None
+        if self._claim is not None:
+            self._claim.sign(f"process {os.getpid()} (run folder {self._folder.path})")
         for former in plan.runs_dir.iterdir():
             with suppress(OSError):
                 close_record(RunFolder(former))
         name = plan.resource["metadata"]["name"]
         self._key = Key(plan.resource["metadata"].get("namespace") or "default", name)
-        self._display = choose_display(name, quiet=plan.quiet, plain=plan.plain, stream=sys.stdout)
+        self._screen = Screen(sys.stdout, self._on_screen_lost)
+        stream = cast(TextIO, self._screen)
+        self._display = choose_display(name, quiet=plan.quiet, plain=plan.plain, stream=stream)
         self._cluster = LocalCluster(
-            self._folder.path, plan.runs_dir / "claims", metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
+            self._folder.path, plan.runs_dir / CLAIMS, metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
         )
         self._folder.on_problem = lambda words: self._display.line(f"warning     {words}")
         self._recorder = Recorder(self._cluster, self._folder, _now)
@@ -145,11 +156,11 @@ class Run:
             with suppress(asyncio.CancelledError):
                 await asyncio.gather(*tasks)
             await self._cluster.close()
+            if self._claim is not None:
+                self._claim.release()
         return await self._finish()
 
     def _add_objects(self) -> None:
-        plan = self._plan
-        self._folder.write_manifest(plan.text, plan.children, plan.resource, plan.command)
         for item in self._plan.others:
             if item.get("kind") in _KEPT_KINDS:
                 with suppress(AlreadyExists):
@@ -251,7 +262,8 @@ class Run:
             interrupted=self._broken is None and bool(self._signals),
         )
         self._folder.write_summary(summary + "\n")
-        print(summary, flush=True)
+        self._screen.write(summary + "\n")
+        self._screen.flush()
         if self._broken is not None:
             return exits.BROKEN
         if self._signals:
@@ -348,6 +360,15 @@ class Run:
         if event.type == "Warning" and not self._is_over():  # the last words are the summary's
             self._display.line(f"{time.strftime('%H:%M:%S')} {event.reason}: {event.message.splitlines()[0]}")
 
+    def _on_screen_lost(self, error: OSError) -> None:
+        """Say where the run can be followed now: it goes on, and the exit code is the job's, as without `| head`."""
+        with suppress(OSError):
+            print(
+                f"ddp run: nothing more can be printed ({error.strerror}); the run goes on, see {self._folder.path}",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def _on_signal(self, number: int) -> None:
         """Stop in order at the first signal, at once at the second."""
         self._signals.append(number)
@@ -364,6 +385,18 @@ class Run:
         self._display.line(f"{words}: pods have {grace} s to save and exit; press Ctrl-C{again} to kill them now")
         self._stopped.set()
         self._wake.set()
+
+
+def _hold_claim(plan: RunPlan) -> ClaimLock | None:
+    """Take the claim that keeps the job's checkpoints. Raises: CommandError where another run has it; OSError."""
+    claim = exclusive_claim(parse_resource(plan.resource))
+    try:
+        return None if claim is None else ClaimLock(plan.runs_dir / CLAIMS, claim)
+    except ClaimInUse as holder:
+        raise exits.CommandError(
+            f"spec.checkpoint.claimName: {holder} writes its checkpoints to claim {claim}; wait until it has ended, "
+            "stop it, or name another claim. Where each run writes files of its own, set spec.checkpoint.shared: true"
+        ) from None
 
 
 def _name(error: BaseException) -> str:

@@ -25,6 +25,7 @@ TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTA
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"
 NAME_CONFLICT: Final = "NameConflict"
+CLAIM_IN_USE: Final = "ClaimInUse"
 FORBIDDEN: Final = "Forbidden"
 SERVER_ERROR: Final = "ServerError"
 # Suspended

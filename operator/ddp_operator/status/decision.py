@@ -61,7 +61,7 @@ Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | FailPod | DeleteR
 class Refusal:
     """The resource cannot be carried out as it is, or as the API server is. ``reason`` is a reason of Accepted."""
 
-    reason: Literal["InvalidSpec", "NameConflict", "Forbidden", "ServerError"]
+    reason: Literal["InvalidSpec", "NameConflict", "ClaimInUse", "Forbidden", "ServerError"]
     message: str
 
 

@@ -27,7 +27,7 @@ class World(ABC):
         return dict(job)
 
     @abstractmethod
-    async def add_resource(self, name: str) -> Object:
+    async def add_resource(self, name: str, **spec: Any) -> Object:
         """Store a custom resource, as a user does, and return it as stored."""
 
     @abstractmethod
@@ -60,14 +60,14 @@ class World(ABC):
             raise AssertionError(f"never happened: {what}; last seen: {seen}") from None
 
 
-def build_resource(name: str) -> dict[str, Any]:
+def build_resource(name: str, **spec: Any) -> dict[str, Any]:
     """Return a custom resource that every world accepts."""
     container = {"name": "trainer", "image": "x", "command": ["python", "train.py"]}
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"template": {"spec": {"containers": [container]}}},
+        "spec": {"template": {"spec": {"containers": [container]}}, **spec},
     }
 
 

@@ -50,9 +50,9 @@ class LocalWorld(World):
             ]
         return dressed
 
-    async def add_resource(self, name: str) -> Object:
+    async def add_resource(self, name: str, **spec: Any) -> Object:
         """Store it."""
-        return self.local.add(build_resource(name))
+        return self.local.add(build_resource(name, **spec))
 
     async def run_pod(self, job: str, index: int) -> None:
         """Do nothing: pods run from the start."""

@@ -23,9 +23,9 @@ class StandInWorld(World):
         self.api = api
         self.cluster = KubeCluster(api.client)
 
-    async def add_resource(self, name: str) -> Object:
+    async def add_resource(self, name: str, **spec: Any) -> Object:
         """Create it as a user does."""
-        return await self.api.create(build_resource(name))
+        return await self.api.create(build_resource(name, **spec))
 
     async def run_pod(self, job: str, index: int) -> None:
         """Do what the scheduler and its kubelet do."""

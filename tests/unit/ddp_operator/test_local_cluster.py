@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -16,7 +17,7 @@ import pytest_asyncio
 
 from ddp_operator.cluster import Key, Refused
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_NAME
-from ddp_operator.local import gpus, kubelet
+from ddp_operator.local import gpus, kubelet, pods
 from ddp_operator.local.cluster import LocalCluster
 
 # Writes what it sees to a file beside its termination message, then does what it is told.
@@ -185,6 +186,21 @@ async def test_a_log_that_cannot_be_written_ends_the_pod_and_not_the_cluster(
     await happens(lambda: cluster.store.list("Pod") and terminated(cluster))
     (state,) = terminated(cluster)
     assert (state["exitCode"], state["reason"]) == (128, "StartError")
+
+
+async def test_a_pod_for_which_the_disk_has_no_room_says_what_to_do(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pods, "plan_pod", fail)
+    await cluster.create(job("pass"))
+    await happens(lambda: cluster.store.list("Pod") and terminated(cluster))
+    (state,) = terminated(cluster)
+    folder, _, words = state["message"].partition(" cannot be written: ")
+    assert folder.startswith(f"{tmp_path}/run/pods/j-0-")
+    assert words == "the disk is full; free space there or choose another --runs-dir"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,21 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
-from ddp_operator.local.display import PlainDisplay, QuietDisplay, RichDisplay, View, choose_display, describe_view
+from ddp_operator.local.display import (
+    PlainDisplay,
+    QuietDisplay,
+    RichDisplay,
+    Screen,
+    View,
+    choose_display,
+    describe_view,
+)
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 
@@ -188,3 +197,15 @@ def test_a_refusal_is_told_in_the_operators_words(folder: RunFolder) -> None:
 
 def test_an_interruption_is_called_that(folder: RunFolder) -> None:
     assert "x: Interrupted" in describe_run("x", Status(phase="Running"), folder, seconds=1, interrupted=True)
+
+
+def test_a_screen_that_nobody_reads_goes_quiet_and_says_so_once() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    lost: list[OSError] = []
+    with open(writer, "w") as stream:
+        screen = Screen(stream, lost.append)
+        for _ in range(3):
+            PlainDisplay(cast(TextIO, screen)).line("training")
+        stream.write("at the end")  # as the interpreter flushes what is left: no error
+    assert [type(error) for error in lost] == [BrokenPipeError]

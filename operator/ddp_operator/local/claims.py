@@ -1,0 +1,38 @@
+"""Who writes to a claim: one `ddp run` at a time, for two runs would overwrite each other's checkpoints."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+
+class ClaimInUse(Exception):
+    """Another `ddp run` writes to the claim. The text says which, as far as it is known."""
+
+
+class ClaimLock:
+    """The exclusive use of a claim, which ends with the process that has it, however that ends."""
+
+    def __init__(self, claims: Path, claim: str) -> None:
+        """Take the lock. Raises: ClaimInUse, OSError."""
+        claims.mkdir(parents=True, exist_ok=True)
+        # Beside the claim's folder, which belongs to the training script. No claim's name begins with a dot.
+        self._descriptor = os.open(claims / f".{claim}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        self.release = weakref.finalize(self, os.close, self._descriptor)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._descriptor, 4096).decode("utf-8", "replace").strip()
+            self.release()
+            raise ClaimInUse(holder or "another `ddp run`") from None
+        except OSError:
+            pass  # a file system without locks
+
+    def sign(self, holder: str) -> None:
+        """Leave word of who has it, for whoever is refused."""
+        with suppress(OSError):  # a full disk
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, holder.encode(), 0)

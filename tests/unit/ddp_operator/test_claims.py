@@ -1,0 +1,84 @@
+"""Two jobs whose checkpoints go to the same claim: the second one starts when the first has ended."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddp_operator import constants
+from ddp_operator.cluster import Key
+from ddp_operator.kube.store import Store
+from ddp_operator.status.claims import refuse_second
+from ddp_operator.why import explain_why
+from tests.builders import NOW, job, page, resource
+from tests.memory import World
+
+CHECKPOINT = {"path": "/ckpt", "claimName": "weights"}
+TRAINING = page(ddp_step=7, phase="Running")
+
+
+def another(phase: str = "", attempt: int = 0, *, created: str = "", uid: str = "another") -> dict[str, Any]:
+    item = resource("first", checkpoint=CHECKPOINT)
+    item["metadata"] |= {"uid": uid, "creationTimestamp": created}
+    return item | {"status": {"phase": phase, "attempt": attempt}}
+
+
+@pytest.mark.parametrize(
+    ("other", "refused"),
+    [
+        (another("Running", 1, created="z"), True),
+        (another("Suspended", 1, created="z"), True),
+        (another("Succeeded", 1), False),
+        (another("Failed", 2), False),
+        (another("Rejected"), False),
+        (another(created="2026-11-20T11:59:59Z"), True),
+        (another(created="2026-11-20T12:00:01Z"), False),
+        (another("Running", 1, uid="own"), False),
+    ],
+    ids=["runs", "suspended", "succeeded", "failed", "rejected", "older", "younger", "itself"],
+)
+def test_a_job_waits_for_one_that_has_started_or_is_older(other: dict[str, Any], refused: bool) -> None:
+    mine = replace(job(checkpoint=CHECKPOINT), uid="own", created="2026-11-20T12:00:00Z")
+    assert (refuse_second(mine, "weights", [other]) is not None) is refused
+
+
+class TestSecondJob:
+    async def world(self, **checkpoint: Any) -> World:
+        world = await World(checkpoint=CHECKPOINT).train(TRAINING)
+        world.cluster.add(resource("second", checkpoint=CHECKPOINT | checkpoint))
+        world.key = Key("default", "second")
+        return await world.settle()
+
+    async def test_is_refused_while_the_first_one_trains_and_starts_after_it(self) -> None:
+        world = await self.world()
+        assert world.state("Accepted") == ("False", "ClaimInUse")
+        assert "job train (Running) writes its checkpoints to claim weights" in world.condition("Accepted").message
+        assert (world.jobs(), world.requeue) == (["train-1"], 30)
+        assert world.raw is not None
+        assert "starts by itself" in explain_why(world.raw, (), NOW).todo
+        first = world.cluster.store.get(constants.KIND, "default", "train")
+        assert first is not None
+        world.cluster.store.change(first, status=first["status"] | {"phase": "Succeeded"})
+        await world.settle()
+        assert world.state("Accepted") == ("True", "Valid")
+        assert "second-1" in world.jobs()
+
+    async def test_that_shares_the_claim_starts_beside_it(self) -> None:
+        world = await self.world(shared=True)
+        assert world.jobs() == ["train-1", "second-1"]
+
+    async def test_that_has_started_goes_on(self) -> None:
+        world = await self.world(shared=True)
+        world.edit(checkpoint=CHECKPOINT)
+        await world.settle()
+        assert world.state("Accepted") == ("True", "Valid")
+
+
+def test_the_store_finds_them_by_the_claim_and_not_by_a_word_that_holds_it() -> None:
+    store = Store()
+    for name, claim in (("weights", "other"), ("two", "weights")):
+        item = resource(name, checkpoint={"path": "/weights", "claimName": claim})
+        item["metadata"] |= {"uid": name, "resourceVersion": "1"}
+        store.apply(constants.KIND, item)
+    assert [found["metadata"]["name"] for found in store.resources_on_claim("default", "weights")] == ["two"]
+    assert list(store.resources_on_claim("other", "weights")) == []

@@ -1,0 +1,111 @@
+"""What `ddp run` refuses before anything runs, and what is left behind then: nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator import cli, exits
+from ddp_operator.local import adapt
+from ddp_operator.local.claims import ClaimInUse, ClaimLock
+from ddp_operator.local.runner import Run
+from tests.builders import resource, template, trainer
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def run(self: Run) -> int:
+        """Nothing is started here: what comes before is what is tested."""
+        return exits.OK
+
+    monkeypatch.setattr(Run, "run", run)
+
+
+def ddp_run(*options: str, **spec: Any) -> int:
+    Path("job.yaml").write_text(yaml.safe_dump(resource(template=template(trainer(command=["python", "x"])), **spec)))
+    return cli.main(["run", "job.yaml", "--plain", *options])
+
+
+def runs() -> list[str]:
+    return sorted(path.name for path in Path().glob("ddp-runs/train-*"))
+
+
+class TestClaim:
+    CHECKPOINT = {"path": "/ckpt", "claimName": "weights"}
+
+    def test_one_run_at_a_time_writes_to_it(self, tmp_path: Path) -> None:
+        first = ClaimLock(tmp_path, "weights")
+        first.sign("process 7")
+        with pytest.raises(ClaimInUse, match="process 7"):
+            ClaimLock(tmp_path, "weights")
+        ClaimLock(tmp_path, "other").release()
+        first.release()
+        ClaimLock(tmp_path, "weights").release()
+
+    def test_second_run_is_refused_with_what_uses_it_and_the_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
+        lock = ClaimLock(Path("ddp-runs/claims"), "weights")
+        lock.sign("process 7 (run folder ddp-runs/train-1)")
+        assert ddp_run(checkpoint=self.CHECKPOINT) == exits.BAD_INPUT
+        words = capsys.readouterr().err
+        assert "process 7 (run folder ddp-runs/train-1) writes its checkpoints to claim weights" in words
+        assert "spec.checkpoint.shared: true" in words
+        assert runs() == []
+        lock.release()
+        assert ddp_run(checkpoint=self.CHECKPOINT) == exits.OK
+
+    def test_a_run_that_shares_it_is_not(self) -> None:
+        lock = ClaimLock(Path("ddp-runs/claims"), "weights")
+        assert ddp_run(checkpoint=self.CHECKPOINT | {"shared": True}) == exits.OK
+        lock.release()
+
+    def test_a_run_that_goes_on_keeps_it_and_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def run(self: Run) -> int:
+            with pytest.raises(ClaimInUse, match=rf"process {os.getpid()} \(run folder ddp-runs/train-"):
+                ClaimLock(Path("ddp-runs/claims"), "weights")
+            return 42
+
+        monkeypatch.setattr(Run, "run", run)
+        assert ddp_run(checkpoint=self.CHECKPOINT) == 42
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("call", ["mkdir", "write_text"])
+    def test_is_named_with_the_folder_and_the_remedy(
+        self, call: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        original = getattr(Path, call)
+
+        def fail_in_run_folder(path: Path, *arguments: Any, **options: Any) -> Any:
+            if path.parent.name.startswith("train-"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, call, fail_in_run_folder)
+        assert ddp_run() == exits.BAD_INPUT
+        assert capsys.readouterr().err == (
+            "ddp run: ddp-runs: no run folder can be made there (No space left on device); free space there or choose "
+            "another --runs-dir\n"
+        )
+        assert runs() == []
+
+
+class TestMetricsPort:
+    def test_one_that_is_in_use_is_refused_with_its_pod(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with socket.create_server(("", 0)) as server:
+            taken = server.getsockname()[1]
+            assert ddp_run("--metrics-port", str(taken)) == exits.BAD_INPUT
+        words = capsys.readouterr().err
+        assert f"--metrics-port: pod 0 cannot listen on port {taken} (Address already in use)" in words
+        assert runs() == []
+
+    def test_ports_beyond_the_last_are_refused(self) -> None:
+        with pytest.raises(adapt.Unsuitable, match="ports up to 65536"):
+            adapt.check_ports(65535, 2)
