@@ -1295,7 +1295,7 @@ _OWN_WORDS = {
 }
 _STORE_LOST = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
 _HINTS = {
-    CATEGORY_USER_ERROR: "look at the traceback; `ddp run` reproduces it on one machine",
+    CATEGORY_USER_ERROR: "fix the line of the script that the traceback points to",
     CATEGORY_OOM: "lower the batch size, or raise the memory limit of the trainer container",
     CATEGORY_CUDA: "look at the node's GPU (nvidia-smi, dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
     CATEGORY_HANG: "the log has the stacks of all ranks; a phase that is long by nature needs a longer budget in "

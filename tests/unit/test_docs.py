@@ -14,8 +14,10 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Phase
+from ddp_operator.manifests.children import build_children
 from ddp_operator.settings import Settings
 from ddp_trainer.presets import PRESETS
+from tests.builders import job
 from tests.tiers import TIERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,3 +222,9 @@ def test_tests_that_the_security_model_rests_on_exist() -> None:
     named = set(re.findall(r"`(test_\w+\.py)`", section.partition("\n## ")[0]))
     assert len(named) > 10
     assert named <= {path.name for path in ROOT.glob("tests/**/test_*.py")}
+
+
+def test_the_size_of_the_launcher_is_about_what_the_page_on_scaling_says() -> None:
+    (kilobytes,) = re.findall(r"The launcher's ConfigMap \(about (\d+) kB", (ROOT / "docs/scaling.md").read_text())
+    (config_map,) = [child for child in build_children(job(), attempt=1, nodes=1) if child["kind"] == "ConfigMap"]
+    assert sum(map(len, config_map["data"].values())) / 1000 == pytest.approx(int(kilobytes), rel=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import re
@@ -14,6 +15,7 @@ import helm_python
 import pytest
 import yaml
 
+from ddp_operator.cli import COMMANDS, build_parser
 from ddp_trainer.benchmark.cli import build_parser as build_bench_parser
 from ddp_trainer.cli import build_parser as build_trainer_parser
 from ddp_trainer.errors import UserError
@@ -26,7 +28,7 @@ from .test_docs import PAGES, ROOT, fenced, targets
 NOT_TYPED = {
     "docs/benchmark.md": r"ring all-reduce|parameter server",
     "docs/checkpoints.md": r"ddp_trainer: error:",
-    "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =",
+    "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =|(steps|samples) a second +=",
     "docs/pod-contract.md": r"python3 /opt/ddp-operator/launcher.py run <|[{\"]",
 }
 KUBECTL: dict[str, set[str]] = {
@@ -73,8 +75,6 @@ def flags_of(words: list[str]) -> tuple[list[str], set[str]]:
 
 
 def check_ddp(words: list[str]) -> None:
-    from ddp_operator.cli import build_parser
-
     ours = words[: words.index("--")] if "--" in words else words
     build_parser(ours[0])[0].parse_args([word for word in ours if word != ">" and not word.endswith(".yaml>")])
 
@@ -199,6 +199,52 @@ def test_blocks_of_other_languages_are_read_by_a_test(path: Path) -> None:
 def test_a_line_that_would_fail_is_found(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit, UserError, helm_python.HelmValuesError)):
         check(line)
+
+
+# Flags of other programs that the prose names.
+FOREIGN = {
+    "kubectl": {"--cascade", "--force", "--replicas", "--server-side", "--type"},
+    "kube-controller-manager": {"--kube-api-burst", "--kube-api-qps"},
+    "torchrun": {
+        "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--rdzv_", "--redirects", "--tee",
+    },
+}  # fmt: skip
+
+
+def own_flags() -> set[str]:
+    """Return every flag of this project's programs; those of drills, benchmarks and pytest by their sources."""
+    parsers: list[Any] = [
+        build_parser(*(name for name, *_ in COMMANDS))[0],
+        build_trainer_parser(),
+        build_bench_parser(),
+    ]
+    found = set()
+    for parser in parsers:
+        for action in parser._actions:
+            found |= set(action.option_strings)
+            parsers += (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ()
+    sources = [*ROOT.glob("tests/drills/*.py"), *ROOT.glob("tests/bench/*.py"), ROOT / "tests/conftest.py"]
+    return found.union(
+        *(re.findall(r'(?:add_argument|addoption)\(\s*"(--[\w-]+)"', path.read_text()) for path in sources)
+    )
+
+
+def flags_in_prose(text: str) -> set[str]:
+    """Return the flags in backticks outside of fenced blocks."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = re.findall(r"`([^`]+)`", outside)
+    return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_flag_in_the_prose_is_one_of_a_program(path: Path) -> None:
+    unknown = flags_in_prose(path.read_text(encoding="utf-8")) - own_flags() - set().union(*FOREIGN.values())
+    assert unknown == set(), "no program has these: is there a misspelling, or is FOREIGN to be completed?"
+
+
+def test_a_flag_that_no_program_has_is_found() -> None:
+    text = "Say `--comm-hook bf16` or `ddp run --nodes 2`.\n\n```sh\ntool --of-another\n```\n"
+    assert flags_in_prose(text) - own_flags() == {"--comm-hook"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)

@@ -95,7 +95,7 @@ def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None
 @pytest.mark.parametrize(
     ("code", "kind", "message", "remedy"),
     [
-        (1, "ValueError", "boom", "look at the traceback"),
+        (1, "ValueError", "boom", "fix the line of the script"),
         (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "backend gloo"),
         (1, "RuntimeError", "CUDA error: invalid device ordinal", "LOCAL_RANK"),
         (1, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "the GPU's memory is full"),
@@ -124,7 +124,7 @@ def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None
             "LOCAL_RANK",
         ),
         (3, "SystemExit", "3", "its last lines in the log"),
-        (3, "SystemExit", "KeyError: 'lr'", "look at the traceback"),
+        (3, "SystemExit", "KeyError: 'lr'", "fix the line of the script"),
         (4, "", "", "its last lines in the log"),
         (-11, "", "", "native code"),
         (-9, "", "", "by the kernel for memory"),
