@@ -135,6 +135,7 @@ CATEGORY_USER_ERROR: Final = "UserError"
 CATEGORY_OOM: Final = "OOM"
 CATEGORY_CUDA: Final = "CUDAError"
 CATEGORY_NCCL: Final = "NCCL"
+CATEGORY_NETWORK: Final = "Network"  # communication without NCCL: gloo, the rendezvous, DNS
 CATEGORY_HANG: Final = "Hang"
 CATEGORY_PREEMPTED: Final = "Preempted"
 CATEGORY_NODE_LOST: Final = "NodeLost"
@@ -145,6 +146,7 @@ CATEGORIES: Final = (
     CATEGORY_OOM,
     CATEGORY_CUDA,
     CATEGORY_NCCL,
+    CATEGORY_NETWORK,
     CATEGORY_HANG,
     CATEGORY_PREEMPTED,
     CATEGORY_NODE_LOST,

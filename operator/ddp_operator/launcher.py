@@ -74,9 +74,9 @@ CATEGORY_USER_ERROR = "UserError"
 CATEGORY_OOM = "OOM"
 CATEGORY_CUDA = "CUDAError"
 CATEGORY_NCCL = "NCCL"
+CATEGORY_NETWORK = "Network"
 CATEGORY_HANG = "Hang"
 CATEGORY_PREEMPTED = "Preempted"
-CATEGORY_NODE_LOST = "NodeLost"
 CATEGORY_UNKNOWN = "Unknown"
 
 DEFAULT_RENDEZVOUS_PORT = 29400
@@ -489,6 +489,8 @@ def _record_exception(error: BaseException, path: str, about: dict[str, Any]) ->
     shown = error
     if isinstance(error, SystemExit) and not isinstance(error.code, str):
         message, shown = _explain_exit(error)
+    if isinstance(shown, PermissionError):
+        message += explain_permission(shown)
     trace = traceback.format_exception(type(shown), shown, _own_frames_removed(shown, shown.__traceback__))
     text = fold_libraries("".join(trace))[-16384:]
     record = {"type": kind, "message": message, "traceback": text, "exitCode": code & 255}
@@ -564,6 +566,22 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
     if isinstance(caught, Exception):
         return ": ".join(filter(None, _name_exception(caught))), caught
     return str(error), error
+
+
+def explain_permission(error: PermissionError) -> str:
+    """Return who was denied what: the process's user and groups, and the owner and mode of the path."""
+    groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
+    words = f"process of uid {os.geteuid()}, groups {groups}"
+    place = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"
+    while place != "/":
+        try:
+            found = os.stat(place)
+        except OSError:
+            place = os.path.dirname(place)  # what was to be made is not there; its folder is
+            continue
+        mode = f"mode {found.st_mode & 0o7777:04o}"
+        return f" ({words}; {place} is owned by uid {found.st_uid}, group {found.st_gid}, {mode})"
+    return f" ({words})"
 
 
 def write_json(path: str, value: Any) -> None:
@@ -1284,6 +1302,11 @@ _NO_GPU = re.compile(
     re.I,
 )
 _NO_DEVICES = re.compile(r"No CUDA GPUs are available")
+# Ranks are in different collectives: TORCH_DISTRIBUTED_DEBUG=DETAIL says which, gloo notices no more than the sizes.
+_MISMATCH = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
+_CALL = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
+)
 _AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 _OWN_WORDS = {
     EXIT_USER_ERROR: Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR),
@@ -1291,17 +1314,18 @@ _OWN_WORDS = {
     EXIT_HANG: Verdict(CATEGORY_HANG, EXIT_HANG),
     EXIT_OOM: Verdict(CATEGORY_OOM, EXIT_OOM),
     EXIT_PREEMPTED: Verdict(CATEGORY_PREEMPTED, EXIT_PREEMPTED),
-    EXIT_PEER_LOST: Verdict(CATEGORY_NCCL, EXIT_PEER_LOST, True),
+    EXIT_PEER_LOST: Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True),
 }
 _STORE_LOST = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
+_PEER_HINT = "another rank went away first, or the network did; look for the earliest failure of the other pods"
 _HINTS = {
     CATEGORY_USER_ERROR: "fix the line of the script that the traceback points to",
     CATEGORY_OOM: "lower the batch size, or raise the memory limit of the trainer container",
     CATEGORY_CUDA: "look at the node's GPU (nvidia-smi, dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
     CATEGORY_HANG: "the log has the stacks of all ranks; a phase that is long by nature needs a longer budget in "
     "spec.watchdog, or calls of exporter.heartbeat()",
-    CATEGORY_NCCL: "another rank went away first, or the network did; look for the earliest failure of the other pods",
-    CATEGORY_NODE_LOST: "check that all pods of the job run, that pod 0 is reachable by name, and any NetworkPolicy",
+    CATEGORY_NCCL: _PEER_HINT,
+    CATEGORY_NETWORK: _PEER_HINT,
     CATEGORY_PREEMPTED: "",
 }
 # What a message says of the remedy better than its category does.
@@ -1335,6 +1359,17 @@ _ADVICE = (
     (
         re.compile("EADDRINUSE|address already in use", re.I),
         "another process has that port: let the script use MASTER_ADDR and MASTER_PORT as they are, and no fixed port",
+    ),
+    (
+        _MISMATCH,
+        "all ranks must call the same collectives, in the same order and with tensors of the same shape: look for a "
+        "call under a condition such as `if rank == 0`, and for data of unequal length; TORCH_DISTRIBUTED_DEBUG=DETAIL "
+        "names the calls of two ranks that differ",
+    ),
+    (
+        re.compile(r"PermissionError: \[Errno 13\]"),
+        "let the process's user or one of its groups use that path: for a volume set "
+        "template.spec.securityContext.fsGroup, for files of the image runAsUser to their owner",
     ),
 )
 _EXITED = re.compile(r"worker exited with code \d+$")
@@ -1384,9 +1419,12 @@ def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retrya
         return Verdict(CATEGORY_OOM, EXIT_OOM)
     if kind and (_NO_GPU.search(text) or (_NO_DEVICES.search(text) and not has_gpu())):
         return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)  # the next pod has none either
+    if kind and _MISMATCH.search(text):
+        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
     if kind and _PEERS.search(text) and _FAULT.match(text):
+        category = CATEGORY_NCCL if "nccl" in text.lower() else CATEGORY_NETWORK
         lost = bool(_LOST.search(text)) and "in use" not in text and "EADDRINUSE" not in text
-        return Verdict(CATEGORY_NCCL, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
+        return Verdict(category, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
     if kind and _CUDA.search(text) and _FAULT.match(text):
         return Verdict(CATEGORY_CUDA, EXIT_RETRYABLE)
     if kind in _AT_START or (kind == "SystemExit" and "No module named" in message):
@@ -1416,6 +1454,15 @@ def unwrap(kind: str, message: str) -> tuple[str, str]:
     return kind, f"{message} (in {found['helper'] or found['process']})".lstrip()
 
 
+def name_mismatch(message: str) -> str:
+    """Return a message of torch about ranks in different collectives with just those; any other message as it is."""
+    calls = _CALL.findall(message)
+    if not _MISMATCH.search(message) or len(calls) < 2:
+        return message
+    named = [f"rank {rank} is in {call}" + (f" of shape {shape}" if shape else "") for rank, call, shape in calls]
+    return f"mismatch between collectives: {', '.join(named)}"
+
+
 def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
     """Return the failure with what the rank's own error file says, and the verdict."""
     error = read_json(os.path.join(pod.runtime, "errors", f"{failure['localRank']}.json"))
@@ -1431,6 +1478,7 @@ def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
         merged["message"] = ": ".join(filter(None, unwrap("", merged["message"])))
     else:
         merged["type"], merged["message"] = unwrap(merged["type"], merged["message"])
+    merged["message"] = name_mismatch(merged["message"])
     code, kind, text = merged["exitCode"], merged["type"], merged["message"]
     oom_killed = count_oom_kills() > pod.oom_kills
     verdict = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable)
@@ -2459,6 +2507,10 @@ def count_cpu_seconds(pids: Iterable[int]) -> float:
 # ---- waiting for pod 0 ----------------------------------------------------------------------------------------------
 
 
+_UNRESOLVED = "name does not resolve yet"
+_REFUSED = "nothing listens there yet"
+
+
 def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
     """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits."""
     start = time.monotonic()
@@ -2480,11 +2532,28 @@ def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
         pause = min(pause * 1.2, 0.25)
 
 
+def describe_absence(pod: Pod, problem: str) -> str:
+    """Return in words that pod 0 was not found, and what to check for this problem."""
+    master, after = f"{pod.master}:{pod.port}", f"{pod.join_timeout:g} s"
+    if problem == _UNRESOLVED:
+        return (
+            f"DNS has not resolved the name of pod 0, {pod.master}, within {after}. Check the cluster's DNS "
+            "(kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in spec.template, that the "
+            "job's headless Service is there, and that no NetworkPolicy keeps the pods from DNS"
+        )
+    if problem == _REFUSED:
+        return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}. Its log says what it does"
+    return (
+        f"pod 0 was not reached at {master} within {after}: {problem}. Check that it runs, and that no NetworkPolicy, "
+        "firewall or service mesh closes the port"
+    )
+
+
 def _probe(host: str, port: int | None) -> str | None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
-        return "name does not resolve yet"
+        return _UNRESOLVED
     if port is None:
         return None
     problem = ""
@@ -2495,7 +2564,7 @@ def _probe(host: str, port: int | None) -> str | None:
                 connection.connect(address)
             except OSError as error:
                 refused = error.errno == errno.ECONNREFUSED
-                problem = "nothing listens there yet" if refused else f"no connection: {error.strerror or error}"
+                problem = _REFUSED if refused else f"no connection: {error.strerror or error}"
             else:
                 return None
     return problem
@@ -3193,7 +3262,9 @@ class Launcher:
         verdict, message = self._judge_agent()
         if self._cause:
             message += f"; the last restart was because of: {self._cause}"
-        return finish(verdict, self._report(failure, message, exit_code=self._agent_status or 1))
+        # An agent that the launcher itself has ended says nothing by how it ended.
+        code = verdict.exit_code if self._result.get("type") == "MasterNotFound" else self._agent_status or 1
+        return finish(verdict, self._report(failure, message, exit_code=code))
 
     def _read_errors(self) -> list[dict[str, Any]]:
         folder = os.path.join(self.pod.runtime, "errors")
@@ -3226,21 +3297,18 @@ class Launcher:
         kind, text = self._result.get("type", ""), self._result.get("message", "")
         whole, master = f"{kind}: {text}", f"{self.pod.master}:{self.pod.port}"
         if kind == "MasterNotFound":
-            return (
-                Verdict(CATEGORY_NODE_LOST, EXIT_PEER_LOST, True),
-                f"gave up waiting for master {master} after {self.pod.join_timeout:g} s: {text}. Check that pod 0 is "
-                "scheduled and running, that its Service resolves, and that no NetworkPolicy closes the port",
-            )
+            return Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True), describe_absence(self.pod, text)
         if kind == "RendezvousTimeoutError":
             return (
-                Verdict(CATEGORY_NODE_LOST, EXIT_PEER_LOST, True),
+                Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True),
                 f"not all {self.pod.nodes} pods joined the rendezvous at {master} within {self.pod.join_timeout:g} s. "
                 "Check that all pods of the job are scheduled and running",
             )
         if kind.startswith("Rendezvous") or (_PEERS.search(whole) and _LOST.search(whole)):
-            return Verdict(CATEGORY_NODE_LOST, EXIT_PEER_LOST, True), f"lost the rendezvous at {master}: {whole}"
+            return Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True), f"lost the rendezvous at {master}: {whole}"
         if kind == PreflightError.__name__:
-            return Verdict(CATEGORY_NCCL, EXIT_RETRYABLE), f"the preflight failed: {text}"
+            category = CATEGORY_NCCL if "nccl" in text.lower() else CATEGORY_NETWORK
+            return Verdict(category, EXIT_RETRYABLE), f"the preflight failed: {text}"
         if kind == "ModuleNotFoundError":
             return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{sys.executable} cannot run torchrun: {text}"
         if kind == "ArgumentError":

@@ -68,7 +68,8 @@ REMEDIES: Final = {
     "WaitingForRanks": "Training starts when all pods run; look at those that do not: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
     "WaitingForWorkers": "Loading PyTorch and connecting takes up to a minute; if it lasts: ddp logs {name}.",
-    "NoMetricsPage": "Allow the operator's namespace to reach the pods' metrics port in the namespace's NetworkPolicy.",
+    "NoMetricsPage": "Its log says what it does: ddp logs {name} --node 0. Is that well, let the operator's namespace "
+    "reach the pods' metrics port, which a NetworkPolicy may forbid.",
     "EnoughRanksJoined": "Training goes on meanwhile; the pods that are missing: kubectl get pods -l "
     "ddp-operator.dev/job-name={name}.",
     # Progressing

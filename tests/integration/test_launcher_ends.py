@@ -231,8 +231,10 @@ def test_a_master_that_never_resolves_ends_the_wait(pods: PodsFactory) -> None:
     ended = job.wait(1)
     assert ended.code == 86
     assert ended.message["victim"] is True
-    assert "gave up waiting for master job-1-0.job.invalid" in ended.message["message"]
-    assert "name does not resolve yet" in ended.message["message"]
+    assert ended.message["message"].startswith(
+        "DNS has not resolved the name of pod 0, job-1-0.job.invalid, within 1 s"
+    )
+    assert (ended.message["category"], ended.message["exitCode"]) == ("Network", 86)
 
 
 def test_a_taken_rendezvous_port_is_named(pods: PodsFactory) -> None:

@@ -91,7 +91,7 @@ def test_the_pod_that_fails_says_why_and_the_other_is_a_victim(pods: PodsFactory
     assert "ValueError: the data is ä mess" in culprit.log.rpartition("---- UserError")[2]
     assert victim.code == 86
     assert victim.message["victim"] is True
-    assert victim.message["category"] == "NCCL"
+    assert victim.message["category"] == "Network"
 
 
 def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> None:

@@ -129,6 +129,7 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
     rank: Annotated[int | None, Meta(description="Global rank of the worker, where one is to blame.")] = None
     node: Annotated[int | None, Meta(description="Completion index of the pod.")] = None
     pod: str = ""
+    container: Annotated[str, Meta(description="The init container that failed. Unset: the training container.")] = ""
     node_name: Annotated[str, Meta(description="Kubernetes node on which the pod ran.")] = ""
     exit_code: int | None = None
     category: str

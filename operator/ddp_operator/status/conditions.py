@@ -170,9 +170,11 @@ def describe_rendezvous(
     elif not page.launcher_phase and before is not None and before.status == "True":
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
     if page is None and observation.asked and all(_is_old(pod, now) for pod in newest.values()):
-        words = "the metrics page of pod 0 does not answer; a NetworkPolicy may keep the operator from it"
+        words = "the metrics page of pod 0 does not answer the operator, which so cannot see whether training has begun"
         return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, words)
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
+    if page and page.launcher_phase == "WaitingForMaster":  # pod 0 waits for nothing but its own name
+        phase = " (pod 0: WaitingForMaster, until DNS resolves its own name)"
     restarts = page.in_place_restarts if page else 0
     workers = f"workers start again in place, restart {restarts}" if restarts else "workers have not started yet"
     words = f"all {nodes} pods run; {workers}{phase}"

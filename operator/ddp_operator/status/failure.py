@@ -21,7 +21,7 @@ _NODE_WAIT = timedelta(seconds=60)
 # A pod that was killed longer before the first victim spoke has long been replaced: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
 # What a rank says whose peer went away without a word: true, but not the cause.
-_SYMPTOMS = (constants.CATEGORY_NCCL, constants.CATEGORY_HANG)
+_SYMPTOMS = (constants.CATEGORY_NCCL, constants.CATEGORY_NETWORK, constants.CATEGORY_HANG)
 _LOST_NODE = "look at the node; status.failedNodes lists the nodes that the next attempts avoid"
 _NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", constants.CATEGORY_NODE_LOST)
 
@@ -82,8 +82,8 @@ def judge(
                 return Verdict(blame_node(attempt, pod, problem, now), disruption=True)
     if culprits:
         pod, end = min(culprits, key=_order)
-        permanent = end.container_exit_code == constants.EXIT_USER_ERROR
-        return Verdict(_last_failure(attempt, pod, end), permanent=permanent, repeated=permanent and end.repeated)
+        repeated = end.permanent and end.repeated
+        return Verdict(_last_failure(attempt, pod, end), permanent=end.permanent, repeated=repeated)
     if (wait := _wait_for_peers(pods, fatal, first, now)) is not None:
         return wait
     # No root cause was reported: a signal-killed pod is a likelier one than those that lost their peer.
@@ -91,7 +91,7 @@ def judge(
     if killed:
         pod, end = min(killed, key=lambda item: (item[1].victim, _order(item)))
         # Where all ranks of all pods wait for each other, a hang has only victims; watchdog.action may still say Fail.
-        permanent = any(one.container_exit_code == constants.EXIT_USER_ERROR for _, one in fatal)
+        permanent = any(one.permanent for _, one in fatal)
         return Verdict(_last_failure(attempt, pod, end), permanent=permanent, hearsay=True)
     message = (job.failed_message if job else "") or "the Job failed"
     unknown = constants.CATEGORY_UNKNOWN
@@ -256,6 +256,7 @@ def _last_failure(attempt: int, pod: PodView, termination: Termination) -> LastF
         node=pod.index,
         pod=pod.name,
         node_name=pod.node_name,
+        container=termination.container,
         exit_code=termination.exit_code,
         category=termination.category,
         message=termination.message,

@@ -26,6 +26,8 @@ from ddp_operator.status.termination import format_time, parse_time
 # An attempt that ran so long has done something, also where its script reports no steps.
 _LASTED = timedelta(minutes=5)
 _BELIEVED = timedelta(minutes=10)
+# The Job controller's back-off after a failed pod.
+_FIRST_DELAY, _LONGEST_DELAY = timedelta(seconds=10), timedelta(minutes=6)
 
 
 def start(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
@@ -69,8 +71,19 @@ def restart(
     charged = charge(job, cause, observation.pods_of(job.status.attempt), now)
     before = replace(charged, used=charged.used + 1, counted=charged.counted + 1)
     status = _next_attempt(job, before, observation, now, failure=cause)
-    words = f"attempt {status.attempt} after: {say(cause)}"
+    delay = start_delay(status)
+    when = f" in {delay.total_seconds():.0f} s," if delay else ""
+    words = f"attempt {status.attempt}{when} after: {say(cause)}"
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
+
+
+def start_delay(status: Status) -> timedelta:
+    """Return how long the pods of the current attempt are held back, as what their init container needs may come."""
+    failure = status.last_failure
+    if failure is None or not failure.container or failure.attempt != status.attempt - 1:
+        return timedelta(0)
+    doublings = min(max(0, status.restarts.without_progress - 1), 10)
+    return min(_FIRST_DELAY * (1 << doublings), _LONGEST_DELAY)
 
 
 def restart_free(

@@ -180,7 +180,7 @@ def _answer_failure(
         often = f"failed {budget.used + 1} times{since}, " if budget.used else "not started again, as "
         words = f"{often}recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
         return ledger.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
-    if budget.without_progress >= _CRASH_LOOP:
+    if budget.without_progress >= _CRASH_LOOP and not cause.container:
         at = f"beyond step {budget.step}" if budget.step else "before the first step"
         words = f"failed {budget.without_progress} times in a row without progress {at}; last: {ledger.say(cause)}"
         return ledger.fail(job, pods, cause, c.CRASH_LOOP, words, now)
@@ -278,6 +278,8 @@ def _follow(
             waits.append(LATER)
         elif refusal is not None:
             waits.append(_RECHECK_REFUSAL)
+        elif (left := _held_back(job.status, now)) > 0:
+            waits.append(left)
         elif not job.spec.suspend:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
             waits.append(LATER)  # a Job that gets no pods sends no event
@@ -309,6 +311,12 @@ def _follow(
         waits.append(question)
     actions += lost.free_lost_pods(job, observation, now, waits)
     return Decision(described, tuple(actions), min(waits, default=None))
+
+
+def _held_back(status: Status, now: datetime) -> float:
+    """Return in how many seconds the current attempt may get its pods."""
+    began = parse_time(status.attempt_time)
+    return (began + ledger.start_delay(status) - now).total_seconds() if began else 0.0
 
 
 def _blocked_by_avoidance(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> tuple[datetime, str] | None:

@@ -386,6 +386,8 @@ def _other_end(raw: Mapping[str, Any]) -> Termination | None:
             return msgspec.structs.replace(
                 end,
                 message=f"init container {name}: {end.message}",
+                container=str(name),
+                permanent=end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR,
                 hint=f"its own words: kubectl logs {pod} -c {name}",
             )
     # Evicted or lost with its node: the kubelet reports no container.

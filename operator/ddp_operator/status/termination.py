@@ -20,8 +20,16 @@ _CATEGORY_OF_EXIT_CODE = {
     constants.EXIT_HANG: constants.CATEGORY_HANG,
     constants.EXIT_OOM: constants.CATEGORY_OOM,
     constants.EXIT_PREEMPTED: constants.CATEGORY_PREEMPTED,
-    constants.EXIT_PEER_LOST: constants.CATEGORY_NCCL,
+    constants.EXIT_PEER_LOST: constants.CATEGORY_NETWORK,
 }
+_OOM_HINT = "raise resources.limits.memory, or use a smaller batch or fewer DataLoader workers"
+# The kubelet's reasons for a container that its runtime could not start, and what the runtime says of the image.
+_START_ERRORS = ("StartError", "ContainerCannotRun")
+_NO_PROGRAM = re.compile(r'exec: \\?"([^"\\]+)\\?": [^"]*(?:not found|no such file or directory|permission denied)')
+_NO_PROGRAM_HINT = (
+    "{program} is not in the image, or is not executable: use an image with Python and PyTorch, or correct command in "
+    "spec.template"
+)
 _MAX_TEXT = 2048
 _MAX_SIGNATURE = 200
 _MAX_STEP = 2**53
@@ -58,6 +66,10 @@ class Termination(_Message, frozen=True, kw_only=True, rename="camel"):
     ``repeated``: the pod had failed like this before, and made no progress in between."""
 
     container_exit_code: int
+    container: str = ""
+    """The init container that failed; empty where it was the training container."""
+    permanent: bool = False
+    """Whether another attempt would fail as well."""
 
 
 def parse_termination(
@@ -67,16 +79,27 @@ def parse_termination(
     finished = finished_at.timestamp() if finished_at else None
     if finished is not None and not 0 < finished < _MAX_TIME:
         finished = None
-    if reason == "OOMKilled":
+    message = _decode(text)
+    if reason == "OOMKilled" and message is None:
         return Termination(
             container_exit_code=exit_code,
             category=constants.CATEGORY_OOM,
             exit_code=exit_code,
             message="the container was killed because it used more memory than its limit",
-            hint="raise resources.limits.memory, or use a smaller batch or fewer DataLoader workers",
+            hint=_OOM_HINT,
             time=finished,
         )
-    message = _decode(text)
+    missing = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
+    if missing:
+        return Termination(
+            container_exit_code=exit_code,
+            category=constants.CATEGORY_USER_ERROR,
+            exit_code=exit_code,
+            message=_describe(exit_code, reason, text),
+            hint=_NO_PROGRAM_HINT.format(program=missing[1]),
+            time=finished,
+            permanent=True,
+        )
     if message is None:
         return Termination(
             container_exit_code=exit_code,
@@ -85,7 +108,12 @@ def parse_termination(
             message=_describe(exit_code, reason, text),
             time=finished,
             victim=exit_code == constants.EXIT_PEER_LOST,
+            permanent=exit_code == constants.EXIT_USER_ERROR,
         )
+    # The kernel has killed one of its processes, and the launcher knows which rank that has ended, and how.
+    of_memory = reason == "OOMKilled" and not message.victim and exit_code != constants.EXIT_PREEMPTED
+    if of_memory and message.category != constants.CATEGORY_OOM:
+        message = msgspec.structs.replace(message, category=constants.CATEGORY_OOM, hint=_OOM_HINT)
     return Termination(
         container_exit_code=exit_code,
         category=message.category if message.category in constants.CATEGORIES else _category(exit_code),
@@ -101,6 +129,7 @@ def parse_termination(
         signature=_clean(message.signature[:_MAX_SIGNATURE]),
         step=message.step if message.step is not None and 0 <= message.step <= _MAX_STEP else None,
         repeated=message.repeated,
+        permanent=exit_code == constants.EXIT_USER_ERROR,
         progress={k: v for k, v in message.progress.items() if math.isfinite(v)},
     )
 

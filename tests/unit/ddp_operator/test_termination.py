@@ -45,7 +45,7 @@ def test_a_terminal_is_told_nothing_by_a_pod(said: str, kept: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "category"),
-    [(81, "UserError"), (83, "Hang"), (84, "OOM"), (85, "Preempted"), (86, "NCCL"), (82, "Unknown"), (1, "Unknown")],
+    [(81, "UserError"), (83, "Hang"), (84, "OOM"), (85, "Preempted"), (86, "Network"), (82, "Unknown"), (1, "Unknown")],
 )
 @pytest.mark.parametrize("words", ["", "plain text", {"category": "NoSuchCategory"}, {"category": ""}])
 def test_code_says_the_category_where_the_words_do_not(code: int, category: str, words: Any) -> None:
@@ -71,6 +71,32 @@ def test_kubelets_kill_for_memory_wins_over_any_words() -> None:
     end = parse(last_words("UserError"), 137, "OOMKilled")
     assert (end.category, end.victim) == ("OOM", False)
     assert "resources.limits.memory" in end.hint
+
+
+@pytest.mark.parametrize("category", ["OOM", "UserError"])
+def test_out_of_memory_keeps_the_rank_that_the_launcher_has_reported(category: str) -> None:
+    """The kernel has killed a process of the container, not its first one."""
+    end = parse(last_words(category, rank=3, exitCode=137, traceback="t"), 84, "OOMKilled")
+    assert (end.category, end.rank, end.exit_code, end.traceback) == ("OOM", 3, 137, "t")
+    secondary = parse(last_words("Network", rank=1, victim=True), constants.EXIT_PEER_LOST, "OOMKilled")
+    assert (secondary.category, secondary.victim) == ("Network", True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "permanent"),
+    [
+        ("StartError", 'runc create failed: exec: "python3": executable file not found in $PATH: unknown', True),
+        ("ContainerCannotRun", 'OCI runtime: exec: \\"/app/run\\": stat /app/run: no such file or directory', True),
+        ("StartError", "nvidia-container-cli: initialization error: driver not loaded: unknown", False),
+        ("Error", 'exec: "python3": executable file not found in $PATH', False),
+    ],
+)
+def test_image_without_the_program_is_a_users_error_that_no_retry_helps(
+    reason: str, text: str, permanent: bool
+) -> None:
+    end = parse(text, 128, reason)
+    assert (end.category, end.permanent) == (("UserError", True) if permanent else ("Unknown", False))
+    assert ("is not in the image" in end.hint) is permanent
 
 
 def test_peer_lost_is_a_victim_whatever_it_says() -> None:
