@@ -369,7 +369,8 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     divert_output(os.path.join(runtime, "output", local_rank))
     error_file = os.path.join(runtime, "errors", f"{local_rank}.json")
     metrics = os.path.join(runtime, "metrics", local_rank)
-    for stale in (error_file, f"{metrics}.port", f"{metrics}.prom", f"{metrics}.log"):
+    group_file = os.path.join(runtime, "groups", f"{local_rank}.json")
+    for stale in (error_file, group_file, f"{metrics}.port", f"{metrics}.prom", f"{metrics}.log"):
         try:
             os.unlink(stale)
         except OSError:
@@ -400,14 +401,96 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     if sys.stderr is not None:
         faulthandler.enable()  # a crash in native code says at least where the script was
     pid = os.getpid()
+    groups = GroupRecorder(group_file)
+    sys.meta_path.insert(0, groups)
     try:
         _run_python(kind, target, args)
     except BaseException as error:
         if os.getpid() == pid:
+            if isinstance(error, SystemExit) and not error.code:
+                groups.close()
             _record_exception(error, error_file, about)
         _hide_own_frames()
         raise
+    if os.getpid() == pid:
+        groups.close()
     raise SystemExit(0)
+
+
+class GroupRecorder:
+    """Records the size of the default process group that a rank's program initializes, without importing torch.
+
+    A finder of modules, it steps aside when torch.distributed is loaded. Forked children of the rank record as well.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._blind = False  # this torch is another one
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Let the others find the module of torch's process groups, and watch it once it is loaded."""
+        if name != _GROUPS_MODULE:
+            return None
+        sys.meta_path.remove(self)
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec: Any = next((one for one in found if one is not None), None)
+        try:
+            execute = spec.loader.exec_module
+
+            def execute_and_watch(module: Any) -> None:
+                execute(module)
+                self._watch(module)
+
+            spec.loader.exec_module = execute_and_watch
+        except AttributeError:
+            self._blind = True
+        return spec
+
+    def _watch(self, module: Any) -> None:
+        update = getattr(module, "_update_default_pg", None)
+        if update is None:
+            self._blind = True
+            return
+
+        def update_and_record(group: Any) -> Any:
+            result = update(group)
+            try:
+                self._record(int(group.size()))
+            except (AttributeError, TypeError, ValueError, OSError):
+                pass  # no group any more, or none of this rank's
+            return result
+
+        module._update_default_pg = update_and_record
+
+    def _record(self, size: int) -> None:
+        if size > read_json(self._path).get("size", 0):
+            write_json(self._path, {"size": size})
+
+    def close(self) -> None:
+        """Record that there was no group, where that is certain: of a program that has ended well by itself."""
+        if self._blind or os.path.exists(self._path) or any(name in sys.modules for name in _OTHER_WAYS):
+            return
+        import resource
+
+        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        if children.ru_utime + children.ru_stime > own.ru_utime + own.ru_stime:
+            return  # other programs have done the work
+        try:
+            write_json(self._path, {"size": 0})
+        except OSError:
+            pass
+
+
+_GROUPS_MODULE = "torch.distributed.distributed_c10d"
+# Interpreters that are started anew, and frameworks with communication of their own: what they do is not seen.
+_OTHER_WAYS = (
+    "multiprocessing.popen_spawn_posix",
+    "multiprocessing.popen_forkserver",
+    "jax",
+    "mpi4py",
+    "horovod",
+    "ray",
+)
 
 
 def _run_python(kind: str, target: str, args: list[str]) -> None:
@@ -3242,7 +3325,8 @@ class Launcher:
             log("training has ended without this pod")
             result = "ok"
         if result == "ok":
-            return finish(Verdict("", EXIT_OK), self._report(failure, "", exit_code=0))
+            report = {**self._report(failure, "", exit_code=0), **self._describe_groups()}
+            return finish(Verdict("", EXIT_OK), report)
         if self._stop_deadline is not None and not self._final:
             verdict = _OWN_WORDS[EXIT_PREEMPTED]
             return finish(verdict, self._report(failure, "asked to stop by a signal", exit_code=EXIT_PREEMPTED))
@@ -3265,6 +3349,16 @@ class Launcher:
         # An agent that the launcher itself has ended says nothing by how it ended.
         code = verdict.exit_code if self._result.get("type") == "MasterNotFound" else self._agent_status or 1
         return finish(verdict, self._report(failure, message, exit_code=code))
+
+    def _describe_groups(self) -> dict[str, int]:
+        """Return the ranks of the job and the size of the smallest process group of this pod's; nothing if unknown."""
+        workers = self._workers()
+        groups = [read_json(self._runtime("groups", f"{one['localRank']}.json")) for one in workers]
+        sizes = [one["size"] for one in groups if isinstance(one.get("size"), int)]
+        worlds = [one["worldSize"] for one in workers if isinstance(one.get("worldSize"), int)]
+        if not workers or len(sizes) < len(workers) or len(worlds) < len(workers):
+            return {}
+        return {"worldSize": max(worlds), "groupSize": min(sizes)}
 
     def _read_errors(self) -> list[dict[str, Any]]:
         folder = os.path.join(self.pod.runtime, "errors")
@@ -3453,7 +3547,7 @@ def make_runtime_dir() -> tuple[str, bool]:
     for place in filter(None, places):
         path = place if given else os.path.join(place, f"ddp-{os.getpid()}-{os.urandom(6).hex()}")
         try:
-            for name in ("metrics", "workers", "errors", "stacks", "output"):
+            for name in ("metrics", "workers", "errors", "groups", "stacks", "output"):
                 folder = os.path.join(path, name)
                 os.makedirs(folder, mode=0o700, exist_ok=True)
                 for stale in os.listdir(folder):

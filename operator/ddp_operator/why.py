@@ -88,7 +88,9 @@ REMEDIES: Final = {
     "Resumed": "It goes on from its last checkpoint by itself; nothing is to be done.",
     "NodesReadmitted": "No other node could take a pod, so the nodes that failed are used again; look at them.",
     "Resized": "It goes on with the new number of nodes by itself; nothing is to be done.",
-    # Failed
+    # Distributed and Failed
+    "NoProcessGroup": "Let the script initialize torch.distributed and wrap its model in DistributedDataParallel; "
+    "where ranks are meant to work apart, set spec.processGroupPolicy: Ignore.",
     "RestartBudgetExhausted": "Mend the cause and submit the job anew, or raise spec.recovery.maxRestarts if the cause "
     "is gone by now.",
     "CrashLoop": "Every attempt died without getting further, so another would too: mend the cause and submit the job "
@@ -171,6 +173,10 @@ def explain_why(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
     if "deletionTimestamp" in metadata:
         return Why(name, phase, "Deleting", f"{name} is being deleted.", "Its pods end within their grace time.")
     if phase == "Succeeded":
+        apart = next((c for c in status.conditions if (c.type, c.status) == ("Distributed", "False")), None)
+        if apart is not None:
+            what = f"{_describe_success(name, status)} But {_sentence(apart.message)}"
+            return Why(name, phase, apart.reason, what, REMEDIES[apart.reason])
         return Why(name, phase, "", _describe_success(name, status))
     if phase == "Failed":
         return _explain_failure(name, status)

@@ -76,6 +76,13 @@ def test_two_pods_train_a_foreign_script(pods: PodsFactory) -> None:
     assert "rank 0 is done: [0, 1, 4, 9]" in first.log
     assert first.message["category"] == ""
     assert first.message["version"] == 1
+    assert (second.message["worldSize"], second.message["groupSize"]) == (2, 2)
+
+
+def test_script_that_never_meets_the_other_ranks_says_so_at_its_end(pods: PodsFactory) -> None:
+    job = pods("python", "train.py", script="import torch.distributed; print('no GPU'); raise SystemExit(0)")
+    for end in job.run():
+        assert (end.code, end.message["worldSize"], end.message["groupSize"]) == (0, 2, 0), end.log
 
 
 def test_the_pod_that_fails_says_why_and_the_other_is_a_victim(pods: PodsFactory) -> None:

@@ -288,6 +288,15 @@ class Spec(_Fields, frozen=True, kw_only=True):
         Literal["AllNodes", "RankZero"],
         Meta(description="Who must succeed: every pod, or pod 0, where rank 0 is; the others are then stopped."),
     ] = "AllNodes"
+    process_group_policy: Annotated[
+        Literal["Warn", "Fail", "Ignore"] | None,
+        Meta(
+            description="What follows when all pods succeed although no process group (torch.distributed) spanned all "
+            "ranks, so that they did not train together. Warn: the condition Distributed is False, and an Event says "
+            "so. Fail: the job fails. Ignore: nothing, and launchers inside the command (bash -c 'torchrun …') are let "
+            "through. Unset: Warn."
+        ),
+    ] = None
     clean_pod_policy: Annotated[
         Literal["All", "Running", "None"],
         Meta(

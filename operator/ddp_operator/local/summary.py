@@ -18,6 +18,7 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     attempts = f"{status.attempt} attempt{'s' if status.attempt != 1 else ''}"
     lines = [f"{name}: {outcome} after {format_duration(seconds)} ({attempts}, {_restarts(status)})"]
     lines += _results(status, folder)
+    lines += [f"  warning:    {c.message}" for c in status.conditions if (c.type, c.status) == ("Distributed", "False")]
     if status.phase != "Succeeded":
         lines += _explain(status, folder)
     where = _relative(folder.path)

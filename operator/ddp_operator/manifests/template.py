@@ -18,7 +18,7 @@ from ddp_operator.api.spec import Peer, Spec
 from ddp_operator.launcher import compile_log_pattern
 from ddp_operator.manifests.containers import check_containers
 from ddp_operator.manifests.quantities import count_gpus, cpu_limit
-from ddp_operator.manifests.torchrun import CommandError, UserCommand, split_user_command
+from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nested_launcher, split_user_command
 
 _POD = "spec.template.spec"
 _NATIVE_SIDECAR = "move it to initContainers with restartPolicy: Always (a native sidecar)"
@@ -66,6 +66,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
     except CommandError as error:
         errors.append(FieldError(f"{path}.command", str(error)))
+    errors += _check_launchers(spec, command, nproc, path)
     errors += _check_log_patterns(spec, command)
     errors += _check_scheduling(job, pod)
     if errors:
@@ -261,6 +262,22 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         if peer == Peer():
             words = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
             yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", words, {})
+
+
+def _check_launchers(
+    spec: Spec, command: UserCommand | None, nproc: int | FieldError, path: str
+) -> Iterator[FieldError]:
+    """Refuse a launcher inside the command whose ranks would never meet those that other ranks start."""
+    ranks = spec.nodes * nproc if isinstance(nproc, int) else spec.nodes
+    launcher = find_nested_launcher(command) if command is not None else None
+    if launcher is None or (ranks == 1 and spec.elastic is None) or spec.process_group_policy == "Ignore":
+        return
+    yield FieldError(
+        f"{path}.command",
+        f"{launcher} starts ranks of its own in each of the {ranks} that the operator starts, and they never meet: "
+        "write the script itself as the command, such as [python, train.py], and set spec.procPerNode; or, for "
+        "separate runs, spec.processGroupPolicy: Ignore",
+    )
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:

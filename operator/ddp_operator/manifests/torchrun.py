@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +27,19 @@ _FEW_NODES: Final = 64
 _LAST_CALL_SECONDS: Final = 3
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
+_SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash")
+# A launcher where a command of a shell begins, and what follows it until the command ends.
+_NESTED: Final = re.compile(
+    r"(?:^|[;&|(\n]|\b(?:exec|time|nohup|then|do|else)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+    r"(?P<launcher>torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec|horovodrun"
+    r"|python[\d.]*\s+(?:-\w+\s+)*-m\s+(?:torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch))"
+    r"(?P<flags>(?:\s[^;&|\n]*)?)(?=$|[;&|)\n])"
+)
+_ONE_NODE: Final = re.compile(r"--(?:nnodes|num[_-]machines|num_nodes)[= ]1(?=\s|$)")
+_MANY_NODES: Final = re.compile(
+    r"(?:^|\s)(?:--?(?:nnodes|num[_-]machines|machine[_-]rank|num_nodes|node[_-]rank|master[_-]addr|rdzv\S*|hostfile"
+    r"|machinefile|hosts?|H|f|config_file|config)(?=[= ]|$)|[\"']?\$)"
+)
 _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _COMMAND_LINE: Final = "write the script itself as the command: [python, train.py] or [-m, package.module]"
 # torchrun's flags that the operator sets itself, each with what the user should write instead.
@@ -128,6 +142,27 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
     if first.startswith("-"):
         raise CommandError(f"begins with the flag {first}, not with a program; {_COMMAND_LINE}")
     return UserCommand(DEFAULT_INTERPRETER, tuple(line), program=True)
+
+
+def find_nested_launcher(command: UserCommand) -> str | None:
+    """Return the launcher in a program's command line that starts ranks of its own in its pod alone; None: none does.
+
+    One that is told of other machines, or gets flags from a variable, may know what it does.
+    """
+    if not command.program:
+        return None
+    words = list(command.argv)
+    text = shlex.join(words)
+    if posixpath.basename(words[0]) in _SHELLS:
+        place = next((i for i, word in enumerate(words) if i and re.fullmatch(r"-[a-z]*c[a-z]*", word)), None)
+        if place is None or place + 1 >= len(words):
+            return None
+        text = words[place + 1]
+    for found in _NESTED.finditer(text.replace("\\\n", " ")):
+        flags = _ONE_NODE.sub(" ", found["flags"])
+        if not _MANY_NODES.search(flags):
+            return " ".join(found["launcher"].split())
+    return None
 
 
 def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:

@@ -17,9 +17,10 @@ SCHEDULED: Final = "Scheduled"
 RENDEZVOUSED: Final = "Rendezvoused"
 PROGRESSING: Final = "Progressing"
 RESTARTING: Final = "Restarting"
+DISTRIBUTED: Final = "Distributed"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
-TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, SUCCEEDED, FAILED)
+TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, DISTRIBUTED, SUCCEEDED, FAILED)
 
 # Accepted
 VALID: Final = "Valid"
@@ -80,6 +81,9 @@ DISRUPTED: Final = "Disrupted"
 RESUMED: Final = "Resumed"
 NODES_READMITTED: Final = "NodesReadmitted"
 NOT_RESTARTING: Final = "NotRestarting"
+# Distributed: only of a job whose pods have succeeded, and only where it is known
+PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"
+NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too
 # Succeeded and Failed
 RANK_ZERO_SUCCEEDED: Final = "RankZeroSucceeded"
 PENDING_DEADLINE_EXCEEDED: Final = "PendingDeadlineExceeded"
@@ -173,8 +177,6 @@ def describe_rendezvous(
         words = "the metrics page of pod 0 does not answer the operator, which so cannot see whether training has begun"
         return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, words)
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
-    if page and page.launcher_phase == "WaitingForMaster":  # pod 0 waits for nothing but its own name
-        phase = " (pod 0: WaitingForMaster, until DNS resolves its own name)"
     restarts = page.in_place_restarts if page else 0
     workers = f"workers start again in place, restart {restarts}" if restarts else "workers have not started yet"
     words = f"all {nodes} pods run; {workers}{phase}"
@@ -196,6 +198,32 @@ def newest_by_index(pods: tuple[PodView, ...]) -> Mapping[int, PodView]:
     for pod in sorted(pods, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name)):
         chosen[pod.index] = pod
     return chosen
+
+
+def describe_distribution(pods: tuple[PodView, ...]) -> Fact | None:
+    """Return Distributed of pods that have succeeded: whether a process group spanned all ranks; None: not known."""
+    ends = {index: pod.termination for index, pod in newest_by_index(pods).items() if pod.phase == "Succeeded"}
+    known = [
+        (index, end.world_size, end.group_size)
+        for index, end in ends.items()
+        if end is not None and end.world_size is not None and end.group_size is not None
+    ]
+    alone = [(index, size) for index, world, size in known if size < world]
+    if not known or (not alone and len(known) < len(ends)) or all(world <= 1 for _, world, _ in known):
+        return None
+    world = max(world for _, world, _ in known)
+    if not alone:
+        words = f"a process group of torch.distributed spanned all {world} ranks"
+        return Fact(DISTRIBUTED, "True", PROCESS_GROUP_OF_ALL_RANKS, words)
+    shown = ", ".join(str(index) for index, _ in alone[:10]) + (", …" if len(alone) > 10 else "")
+    most = max(size for _, size in alone)
+    what = f"had a process group of only {most} ranks" if most else "ended without a process group"
+    plural = "s" if len(alone) > 1 else ""
+    words = (
+        f"no process group spanned all {world} ranks: those of pod{plural} {shown} {what}, so each worked by itself; "
+        "the script has to call torch.distributed.init_process_group() in every rank"
+    )
+    return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, words)
 
 
 def count_pods(pods: tuple[PodView, ...]) -> tuple[int, int, int, int]:

@@ -41,11 +41,14 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
             yield Event("Normal", restarting.reason, restarting.message)
     yield from _stalls(old, new)
     yield from _silences(old, new)
-    for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.SUCCEEDED, c.FAILED):
+    for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.DISTRIBUTED, c.SUCCEEDED, c.FAILED):
         now, then = c.find(new.conditions, kind), c.find(old.conditions, kind)
         if now is None or (then is not None and (then.status, then.reason) == (now.status, now.reason)):
             continue
-        if now.status == "True":
+        if kind == c.DISTRIBUTED:
+            if now.status == "False":
+                yield Event("Warning", now.reason, now.message)
+        elif now.status == "True":
             yield Event("Warning" if kind == c.FAILED else "Normal", kind, now.message or now.reason)
         elif kind == c.SCHEDULED and now.reason in _WAITS:
             yield Event("Warning", now.reason, now.message)

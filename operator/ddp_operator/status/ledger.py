@@ -190,9 +190,14 @@ def resize_in_place(job: DDPTrainingJob, observation: Observation, now: datetime
 
 
 def succeed(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> Decision:
-    """End well."""
+    """End well, unless spec.processGroupPolicy wants more than pods that succeed."""
     nodes = job.status.attempt_nodes
+    policy = job.spec.process_group_policy or "Warn"
+    distributed = None if policy == "Ignore" else c.describe_distribution(pods)
+    if policy == "Fail" and distributed is not None and distributed.status == "False":
+        return fail(job, pods, None, c.NO_PROCESS_GROUP, distributed.message, now)
     facts = [
+        *([distributed] if distributed is not None else []),
         Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"all {nodes} pods have joined"),
         Fact(c.SUCCEEDED, "True", *_success(job, pods, nodes)),

@@ -58,6 +58,8 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     signature: str = ""
     step: float | None = None
     repeated: bool = False
+    world_size: int | None = None
+    group_size: int | None = None
     progress: dict[str, float] = {}
 
 
@@ -124,6 +126,8 @@ def parse_termination(
         traceback=_clean(message.traceback[-_MAX_TEXT:]),
         hint=_clean(message.hint[:_MAX_TEXT]),
         time=_sane_time(message.time, finished),
+        world_size=_sane_int(message.world_size),
+        group_size=_sane_int(message.group_size),
         restarts=min(max(0, message.restarts), _MAX_INT),
         victim=message.victim or exit_code == constants.EXIT_PEER_LOST,
         signature=_clean(message.signature[:_MAX_SIGNATURE]),

@@ -137,8 +137,7 @@ class TestRendezvoused:
     @pytest.mark.parametrize("phase", ["Starting", "WaitingForMaster", "Rendezvous"])
     def test_and_what_it_waits_for(self, phase: str) -> None:
         said = self.describe(child_pod(0), text=page(phase=phase))
-        what = f"{phase}, until DNS resolves its own name" if phase == "WaitingForMaster" else phase
-        assert said[1:] == ("WaitingForWorkers", f"all 1 pods run; workers have not started yet (pod 0: {what})")
+        assert said[1:] == ("WaitingForWorkers", f"all 1 pods run; workers have not started yet (pod 0: {phase})")
 
     def test_step_is_proof_enough(self) -> None:
         assert self.describe(child_pod(0), text=page(ddp_step=1))[0] == "True"

@@ -12,6 +12,7 @@ from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Decision
+from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
 from ddp_operator.status.termination import format_time
@@ -121,6 +122,73 @@ class TestActiveDeadline:
         """Kubernetes renews the start only after the Job was let run again."""
         resumed = queued(conditions={"Suspended": ""}, status={"startTime": format_time(NOW - timedelta(hours=1))})
         assert run(jobs=[resumed], status=self.HOUR, activeDeadlineSeconds=50).status.phase == "Pending"
+
+
+class TestInitContainer:
+    async def test_that_fails_costs_restarts_with_a_back_off(self) -> None:
+        world = await World(recovery={"maxRestarts": 3}).settle()
+        init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
+        for attempt, delay in ((1, 10), (2, 20), (3, 40)):
+            pod = world.pods(attempt)[1]
+            world.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
+            await world.settle()
+            assert world.status.attempt == attempt + 1
+            assert f"attempt {attempt + 1} in {delay} s, after: " in world.condition("Restarting").message
+            world.clock.advance(delay - 1)
+            await world.settle()
+            assert world.pods(attempt + 1) == []
+            world.clock.advance(1)
+            await world.settle()
+        pod = world.pods(4)[0]
+        world.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
+        await world.settle()
+        assert world.state("Failed") == ("True", "RestartBudgetExhausted")
+        assert world.status.last_failure is not None
+        assert world.status.last_failure.container == "fetch"
+
+
+def succeeded(index: int, **known: int) -> Any:
+    return child_pod(index, "Succeeded", message=last_words(**known))
+
+
+class TestProcessGroup:
+    """Of pods that have all succeeded: did their ranks train together?"""
+
+    COMPLETE = child_job(conditions={"Complete": ""})
+    TOGETHER, ALONE = {"worldSize": 2, "groupSize": 2}, {"worldSize": 2, "groupSize": 0}
+
+    @pytest.mark.parametrize(
+        ("ends", "found"),
+        [
+            ((TOGETHER, TOGETHER), "True"),
+            ((ALONE, ALONE), "False"),
+            (({"worldSize": 4, "groupSize": 2}, {"worldSize": 4, "groupSize": 2}), "False"),
+            ((ALONE, {}), "False"),
+            ((TOGETHER, {}), None),
+            (({}, {}), None),
+            (({"worldSize": 1, "groupSize": 0}, {"worldSize": 1, "groupSize": 0}), None),
+        ],
+        ids=["together", "apart", "a group in each pod", "one known to be apart", "one not known", "unknown", "lone"],
+    )  # fmt: skip
+    def test_that_spans_all_ranks_is_a_condition_where_it_is_known(self, ends: Any, found: str | None) -> None:
+        decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
+        assert decision.status.phase == "Succeeded"
+        distributed = c.find(decision.status.conditions, "Distributed")
+        assert (distributed.status if distributed else None) == found
+        events = [event.reason for event in transition_events(STARTED, decision.status)]
+        assert ("NoProcessGroup" in events) is (found == "False")
+
+    def test_is_asked_for_or_ignored_by_the_policy(self) -> None:
+        pods = succeeded(0, **self.ALONE), succeeded(1, **self.ALONE)
+        failed = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Fail")
+        assert failed.status.phase == "Failed"
+        status, reason, message = condition(failed, "Failed")
+        assert (status, reason) == ("True", "NoProcessGroup")
+        assert message.startswith(
+            "no process group spanned all 2 ranks: those of pods 0, 1 ended without a process group"
+        )
+        ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
+        assert (ignored.status.phase, c.find(ignored.status.conditions, "Distributed")) == ("Succeeded", None)
 
 
 class TestSuccessPolicy:

@@ -155,6 +155,12 @@ def test_success_is_summed_up_with_its_results_and_where_they_lie(folder: RunFol
     assert "metrics.csv, logs/" in text
 
 
+def test_a_success_without_a_process_group_is_summed_up_with_a_warning(folder: RunFolder) -> None:
+    apart = condition("Distributed", "False", "NoProcessGroup", "no process group spanned all 2 ranks")
+    text = describe_run("x", Status(phase="Succeeded", conditions=(apart,)), folder, seconds=5, interrupted=False)
+    assert "  warning:    no process group spanned all 2 ranks\n" in text
+
+
 def test_a_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: RunFolder) -> None:
     (folder.logs / "attempt-2-pod-1.log").touch()
     text = describe_run("x", FAILED, folder, seconds=5, interrupted=False)

@@ -221,27 +221,6 @@ class TestFailure:
         assert world.status.last_failure.message == "init container fetch: no route to data"
         assert (world.jobs(), world.pods(1)) == (["train-1"], [])
 
-    async def test_init_container_that_fails_costs_restarts_with_a_back_off(self) -> None:
-        world = await World(recovery={"maxRestarts": 3}).settle()
-        init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
-        for attempt, delay in ((1, 10), (2, 20), (3, 40)):
-            pod = world.pods(attempt)[1]
-            world.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
-            await world.settle()
-            assert world.status.attempt == attempt + 1
-            assert f"attempt {attempt + 1} in {delay} s, after: " in world.condition("Restarting").message
-            world.clock.advance(delay - 1)
-            await world.settle()
-            assert world.pods(attempt + 1) == []
-            world.clock.advance(1)
-            await world.settle()
-        pod = world.pods(4)[0]
-        world.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
-        await world.settle()
-        assert world.state("Failed") == ("True", "RestartBudgetExhausted")
-        assert world.status.last_failure is not None
-        assert world.status.last_failure.container == "fetch"
-
     async def test_hostile_last_words_do_not_stop_the_job_from_being_decided(self) -> None:
         world = await World().train(TRAINING)
         words = (

@@ -199,6 +199,7 @@ MUTABLE = {
     "spec.ttlSecondsAfterFinished": 5,
     "spec.pendingDeadlineSeconds": 5,
     "spec.cleanPodPolicy": "All",
+    "spec.processGroupPolicy": "Fail",
     "spec.recovery.maxRestarts": 9,
     "metadata.labels": {"a": "b"},
 }

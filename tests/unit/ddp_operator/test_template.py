@@ -21,6 +21,20 @@ def refusal(made: Any, **spec: Any) -> list[str]:
     return [str(error) for error in refused.value.errors]
 
 
+class TestNestedLauncher:
+    MADE = template(trainer(command=["bash", "-c", "torchrun --nproc_per_node=2 train.py"]))
+
+    def test_is_refused_where_its_ranks_would_not_meet(self) -> None:
+        for size in ({"nodes": 2}, {"procPerNode": 2}, {"elastic": {"minNodes": 1, "maxNodes": 2}}):
+            [said] = refusal(self.MADE, **size)
+            assert said.startswith("spec.template.spec.containers[0].command: torchrun starts ranks of its own in each")
+            assert "spec.procPerNode" in said
+
+    def test_may_have_a_lone_pod_to_itself_or_be_meant(self) -> None:
+        for spec in ({}, {"nodes": 2, "processGroupPolicy": "Ignore"}):
+            assert resolve_template(job(template=self.MADE, **spec)).command.program
+
+
 class TestLogPatterns:
     def test_bad_expression_is_refused_by_its_place(self) -> None:
         [said] = refusal(template(), metrics={"logPatterns": ["(?P<step>.)", "(?P<loss>"]})

@@ -202,6 +202,11 @@ class TestWhatIsTold:
         )
         assert str(found) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
 
+    def test_success_without_a_process_group_says_so_with_the_remedy(self) -> None:
+        said = why(condition("Distributed", "False", "NoProcessGroup", "no group spanned all"), phase="Succeeded")
+        assert "no group spanned all" in said.what
+        assert "spec.processGroupPolicy: Ignore" in said.todo
+
     def test_a_job_being_deleted_is_only_that(self) -> None:
         resource = job(FAILED, phase="Failed")
         resource["metadata"]["deletionTimestamp"] = format_time(NOW)
