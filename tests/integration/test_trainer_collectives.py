@@ -36,15 +36,16 @@ SYNC = (
     NETWORK
     + """
 from ddp_trainer.models.sync_batchnorm import convert
-network = convert(network.float(), torch.device("cpu"))
+kind = getattr(torch, arguments[1])
+network = convert(network.to(kind), torch.device("cpu"))
 share = slice(0, 5) if world.rank == 0 else slice(5, 8)
-batch = images[share].float().contiguous(memory_format=torch.channels_last).requires_grad_()
+batch = images[share].to(kind).contiguous(memory_format=torch.channels_last).requires_grad_()
 for _ in range(3):
     for parameter in network.parameters():
         parameter.grad = None
     batch.grad = None
     output = network(batch)
-    (output * weights[share].float()).sum().backward()
+    (output * weights[share].to(kind)).sum().backward()
 result = dict(network.state_dict(), output=output.detach(), input=batch.grad)
 result |= {f"grad.{name}": parameter.grad for name, parameter in network.named_parameters()}
 network.eval()
@@ -54,8 +55,9 @@ torch.save(result, f"{arguments[0]}/{world.rank}.pt")
 )
 
 
-def test_two_ranks_batch_norm_is_that_of_the_whole_batch(tmp_path: Path) -> None:
-    run_script(tmp_path, SYNC, 2)
+@pytest.mark.parametrize(("kind", "digits"), [("float32", 5e-5), ("float64", 1e-12)])
+def test_two_ranks_batch_norm_is_that_of_the_whole_batch(kind: str, digits: float, tmp_path: Path) -> None:
+    run_script(tmp_path, SYNC.replace("arguments[1]", repr(kind)), 2)
     first, second = loaded(tmp_path, 0), loaded(tmp_path, 1)
     names: dict[str, object] = {"torch": torch}
     exec(NETWORK, names)
@@ -68,7 +70,7 @@ def test_two_ranks_batch_norm_is_that_of_the_whole_batch(tmp_path: Path) -> None
         images.grad = None
         output = network(images)
         (output * weights).sum().backward()
-    close = {"atol": 5e-5, "rtol": 1e-4}
+    close = {"atol": digits, "rtol": 2 * digits}
     torch.testing.assert_close(torch.cat([first["output"], second["output"]]).double(), output.detach(), **close)
     torch.testing.assert_close(torch.cat([first["input"], second["input"]]).double(), images.grad, **close)
     for name, parameter in network.named_parameters():
@@ -115,6 +117,28 @@ def test_compressed_gradients_are_the_average_to_half_the_digits_and_equal_on_al
         assert torch.equal(ours, gradients(compression, 1))
         assert not torch.equal(ours, exact)
         torch.testing.assert_close(ours, exact, rtol=digits, atol=digits * float(exact.abs().max()))
+
+
+BUFFERS = """
+from ddp_trainer.replicas import replicate
+class Reading(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros(()))
+    def forward(self, x):
+        self.seen += world.rank + 1
+        return self.weight * self.seen * x
+for flag in (False, True):
+    replica = replicate(Reading(), DistributedConfig(device="cpu", broadcast_buffers=flag), world)
+    outputs = [float(replica(torch.ones(())).detach()) for _ in range(3)]
+    expected = [1.0, 2.0, 3.0] if world.rank == 0 else [2.0, 3.0, 4.0] if flag else [2.0, 4.0, 6.0]
+    assert outputs == expected, (flag, world.rank, outputs)
+"""
+
+
+def test_buffers_that_a_model_reads_in_training_are_rank_0s_where_asked(tmp_path: Path) -> None:
+    run_script(tmp_path, BUFFERS, 2)
 
 
 CONFUSION = """

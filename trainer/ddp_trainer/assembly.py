@@ -27,7 +27,7 @@ from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.options import to_dict
-from ddp_trainer.precision import Precision, check_graphs
+from ddp_trainer.precision import Precision, check_graphs, graph_warning
 from ddp_trainer.replicas import check
 from ddp_trainer.tasks import Task, build_task
 
@@ -93,6 +93,8 @@ def assemble(config: RunConfig, world: World) -> Parts:
     model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
     if config.model.sync_batchnorm and world.is_distributed:
         model = convert(model, world.device)
+    if world.is_main and (warning := graph_warning(config.precision, model, world.size, world.device)):
+        print(f"ddp_trainer: warning: {warning}", file=sys.stderr, flush=True)
     optimizer = build_optimizer(config.optim, model.parameters())
     engine = Engine(
         model,
@@ -104,6 +106,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
         config.distributed,
         config.seed,
         compile_mode=config.precision.compile_mode if config.precision.compile else None,
+        batch_size=config.data.batch_size,
         count_correct=config.train_accuracy,
     )
     return Parts(loader, validation, task, engine, checkpointer)

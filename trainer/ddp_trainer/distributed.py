@@ -92,6 +92,11 @@ class DistributedConfig:
         False,
         "let DDP look in every step for parameters that the outputs don't depend on: slower, for models that have some",
     )
+    broadcast_buffers: bool = option(
+        False,
+        "send rank 0's buffers to all ranks before every forward pass, as DDP does by itself: for models that read "
+        "them in training",
+    )
     compression: str = option(
         "none",
         "send gradients as bf16 or fp16, half the bytes, or as low-rank factors (powersgd, nccl only)",

@@ -38,7 +38,8 @@ class StepResult:
 class Engine:
     """The model with everything that changes it. Its state dict holds all that a resumed run needs to go on.
 
-    ``compile_mode`` is torch.compile's mode for the training step; None: the step is not compiled.
+    ``compile_mode`` is torch.compile's mode for the forward pass; None: it is not compiled. It is compiled for
+    ``batch_size`` images; of another size is an epoch's last batch only, for which compiling again would not pay.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Engine:
         seed: int,
         *,
         compile_mode: str | None = None,
+        batch_size: int | None = None,
         count_correct: bool = False,
     ) -> None:
         self.model, self.task, self.optimizer, self.precision, self.world = model, task, optimizer, precision, world
@@ -63,6 +65,7 @@ class Engine:
         self.replica = replicate(model, distributed, world)
         self._needs_all_gradients = needs_all_gradients(self.replica, distributed)
         self._forward: Callable[[Tensor], Tensor] = self.replica
+        self._batch_size = batch_size
         if compile_mode is not None:
             # Apart from the module, so that validation, with other batch sizes, stays as it is.
             self._forward = torch.compile(self.replica, mode=compile_mode, dynamic=False)
@@ -99,7 +102,8 @@ class Engine:
 
     def _backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         with self.precision.autocast():
-            outputs = self._forward(images)
+            whole = self._batch_size is None or len(images) == self._batch_size
+            outputs = (self._forward if whole else self.replica)(images)
             self.task.check(outputs, labels)
             loss = self.task.loss(outputs, labels)
             if weight != 1.0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ class PrecisionConfig:
     )
     grad_scaler: bool | None = option(None, "scale the loss against underflow; none: with fp16, which needs it")
     channels_last: bool = option(False, "keep images as (N, H, W, C) in memory")
-    deterministic: bool = option(False, "only kernels that give the same result every time (cuda: slower convolutions)")
+    deterministic: bool = option(
+        False, "kernels that give the same result every time (slower on cuda); one that has none is named in a warning"
+    )
     compile: bool = option(
         False, "compile the training step with torch.compile: minutes of warm-up, then faster on cuda"
     )
@@ -55,12 +58,41 @@ class PrecisionConfig:
         )
 
 
+def make_deterministic(cuda: bool) -> None:
+    """Let torch choose kernels that give the same result every time; where it has none for an operation it warns."""
+    import torch
+
+    if cuda:
+        # cuBLAS looks for it when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # It is about reading memory that was never written, which no step does, and costs a pass over each new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+def graph_warning(config: PrecisionConfig, model: torch.nn.Module, ranks: int, device: torch.device) -> str:
+    """What to say where torch leaves out the CUDA graphs that were asked for; empty where it does not."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    if not (config.compile and config.compile_mode in _GRAPH_MODES and ranks > 1 and device.type == "cuda"):
+        return ""
+    if not any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
+        return ""
+    return (
+        f"--compile-mode {config.compile_mode} replays no CUDA graphs for batch norm under DDP (pytorch#139207): "
+        "--compile-mode default is as fast and compiles sooner"
+    )
+
+
 def check_graphs(config: PrecisionConfig, accumulate: int, device: torch.device) -> None:
     """Raise :class:`UserError` where CUDA graphs would spoil gradients of several batches that are added up.
 
     Each replay writes its gradients to where those of the one before are. torch says so, or does not notice.
     """
-    graphs = config.compile and config.compile_mode in ("reduce-overhead", "max-autotune")
+    graphs = config.compile and config.compile_mode in _GRAPH_MODES
     require(
         not (graphs and accumulate > 1 and device.type == "cuda"),
         "precision.compile_mode",
@@ -102,6 +134,8 @@ class Precision:
         self.device = device
         self.memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
+        if config.deterministic:
+            make_deterministic(cuda)
         if cuda:
             torch.backends.cuda.matmul.allow_tf32 = self.name != "fp32"
             torch.backends.cudnn.allow_tf32 = self.name != "fp32"

@@ -41,7 +41,7 @@ def replicate(model: nn.Module, config: DistributedConfig, world: World) -> nn.M
     replica = DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
-        **_no_buffer_sync(),
+        **_buffer_sync(config),
         gradient_as_bucket_view=config.bucket_view,
         **_bucket_size(config),
         static_graph=config.static_graph,
@@ -119,10 +119,13 @@ def _cast_and_average(dtype, bucket):  # type: ignore[no-untyped-def]
     return averaged
 
 
-def _no_buffer_sync() -> dict[str, Any]:
-    """Rank 0's statistics are sent before they are used (World.broadcast_buffers), so not before every forward.
+def _buffer_sync(config: DistributedConfig) -> dict[str, Any]:
+    """DDP's argument for sending rank 0's buffers before every forward pass.
 
-    torch 2.13 has a new name for this and warns at the old one.
+    Batch norm does not read its statistics in training, and they are sent before they are used
+    (World.broadcast_buffers). torch 2.13 has a new name for this and warns at the old one.
     """
     known = inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+    return {
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": config.broadcast_buffers
+    }

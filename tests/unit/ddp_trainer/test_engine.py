@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -52,6 +52,28 @@ def test_accumulated_parts_are_as_good_as_the_whole_batch(accumulate: int) -> No
         expected = whole.step(batch(), step, 0.1).loss
         torch.testing.assert_close(parts.step(batch(), step, 0.1).loss, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights(parts), weights(whole), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_only_whole_batches_are_compiled_for(accumulate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[int] = []
+
+    def compile_it(module: nn.Module, **_: object) -> Callable[[torch.Tensor], torch.Tensor]:
+        def call(images: torch.Tensor) -> torch.Tensor:
+            compiled.append(len(images))
+            outputs: torch.Tensor = module(images)
+            return outputs
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_it)
+    optim = OptimConfig(accumulate=accumulate)
+    plain = engine(optim)
+    parts = plain.model, plain.task, plain.optimizer, plain.precision
+    one = Engine(*parts, WORLD, optim, DistributedConfig(), 0, compile_mode="default", batch_size=6)
+    for step, size in enumerate((6 * accumulate, 5 * accumulate, 6 * accumulate)):
+        one.step(batch(size), step, 0.1)
+    assert compiled == [6] * accumulate * 2
 
 
 def test_accumulated_gradients_travel_once_a_step() -> None:

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.errors import UserError
-from ddp_trainer.precision import Precision, PrecisionConfig, check_graphs, cpu_has_bf16
+from ddp_trainer.precision import Precision, PrecisionConfig, check_graphs, cpu_has_bf16, graph_warning
 from ddp_trainer.replicas import check, uses_gloo
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put torch's global switches back."""
+    cudnn, matmul, utils = torch.backends.cudnn, torch.backends.cuda.matmul, cast("Any", torch.utils.deterministic)
+    kept = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark, utils.fill_uninitialized_memory)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is what it was afterwards
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    torch.use_deterministic_algorithms(False)
+    (
+        matmul.allow_tf32,
+        cudnn.allow_tf32,
+        cudnn.deterministic,
+        cudnn.benchmark,
+        utils.fill_uninitialized_memory,
+    ) = kept
 
 
 @pytest.mark.parametrize(
@@ -123,13 +144,9 @@ def test_on_a_gpu_the_format_sets_the_backends_switches(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    kept = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-    try:
-        one = Precision(PrecisionConfig(name=name, deterministic=name == "fp32"), torch.device("cuda", 0))
-        assert (matmul.allow_tf32, cudnn.allow_tf32) == (products, products)
-        assert (cudnn.deterministic, cudnn.benchmark) == (name == "fp32", name != "fp32")
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = kept
+    one = Precision(PrecisionConfig(name=name, deterministic=name == "fp32"), torch.device("cuda", 0))
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (products, products)
+    assert (cudnn.deterministic, cudnn.benchmark) == (name == "fp32", name != "fp32")
     assert one.dtype == dtype
     assert one.scaler is None
 
@@ -149,6 +166,31 @@ def test_gradients_are_not_accumulated_from_cuda_graphs(mode: str) -> None:
     check_graphs(config, 2, CPU)
     check_graphs(PrecisionConfig(compile_mode=mode), 2, gpu)
     check_graphs(PrecisionConfig(compile=True), 2, gpu)
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_cuda_graphs_that_ddp_and_batch_norm_prevent_are_warned_of(mode: str) -> None:
+    config, gpu = PrecisionConfig(compile=True, compile_mode=mode), torch.device("cuda", 0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert f"--compile-mode {mode} replays no CUDA graphs for batch norm" in graph_warning(config, model, 2, gpu)
+    assert graph_warning(config, nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)), 2, gpu) == ""
+    assert graph_warning(config, model, 1, gpu) == ""
+    assert graph_warning(config, model, 2, CPU) == ""
+    assert graph_warning(PrecisionConfig(compile=True), model, 2, gpu) == ""
+    assert graph_warning(PrecisionConfig(compile_mode=mode), model, 2, gpu) == ""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_deterministic_asks_torch_for_it_and_names_what_is_left(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    Precision(PrecisionConfig(), torch.device(device, 0))
+    assert not torch.are_deterministic_algorithms_enabled()
+    Precision(PrecisionConfig(deterministic=True), torch.device(device, 0))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
+    assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == (device == "cuda")
+    with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
+        torch.ones(4).put_(torch.tensor([0, 0]), torch.ones(2))
 
 
 def test_powersgd_on_gloo_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import weakref
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,33 @@ def test_readers_go_on_when_the_keyboard_interrupts_the_run() -> None:
         assert reader.pid is not None
         os.kill(reader.pid, signal.SIGINT)
     assert number + sum(len(batch) for batch in batches) == len(datasets.train)
+
+
+class Watched(ArraysAsFiles):
+    """Notes how many of its images are held at once."""
+
+    def __init__(self, data: ImageData) -> None:
+        super().__init__(data)
+        self.held: list[weakref.ref[Tensor]] = []
+        self.most = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image, label = super().__getitem__(index)
+        self.held = [reference for reference in self.held if reference() is not None]
+        self.held.append(weakref.ref(image))
+        self.most = max(self.most, len(self.held))
+        return image, label
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_reading_many_files_holds_no_second_copy_of_them(threads: int) -> None:
+    data = load_datasets(DataConfig()).train
+    assert isinstance(data, ImageData)
+    reader = Watched(data)
+    read = FileData(reader, data.image_shape, data.masks).read_all(threads)
+    assert torch.equal(read.images, data.images)
+    assert torch.equal(read.labels, data.labels)
+    assert reader.most <= 2 * threads
 
 
 def test_files_are_decoded_into_memory_where_they_fit(tmp_path: Path) -> None:

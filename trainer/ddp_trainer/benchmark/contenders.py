@@ -42,11 +42,13 @@ class Switches:
     def __init__(self) -> None:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         self._values = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+        self._deterministic = torch.are_deterministic_algorithms_enabled()
 
     def set(self) -> None:
         """Put them as they were when this was made."""
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = self._values
+        torch.use_deterministic_algorithms(self._deterministic, warn_only=True)
 
 
 class Contender(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -92,18 +91,18 @@ class FileData:
         return len(self) * (height * width * (channels + 1) if self.masks else channels * height * width + 8)
 
     def read_all(self, threads: int) -> ImageData:
-        """Everything, read by ``threads`` threads at a time: decoders let go of the interpreter's lock."""
+        """Everything, read by ``threads`` threads at a time: decoders let go of the interpreter's lock.
 
-        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            with ThreadPoolExecutor(threads) as pool:
-                yield from pool.map(self.reader.__getitem__, range(len(self)))
-
+        Each thread puts what it has read into its place, so that no more than one sample a thread is held beside it.
+        """
         channels, height, width = self.image_shape
         images = torch.empty((len(self), channels, height, width), dtype=torch.uint8)
         labels = torch.empty((len(self), height, width), dtype=torch.uint8)
         if not self.masks:
             labels = torch.empty(len(self), dtype=torch.int64)
-        for index, (image, label) in enumerate(pairs()):
+
+        def read(index: int) -> None:
+            image, label = self.reader[index]
             require(
                 image.shape == self.image_shape and label.shape == labels.shape[1:],
                 "data",
@@ -111,6 +110,10 @@ class FileData:
                 f"give every image the shape {self.image_shape}",
             )
             images[index], labels[index] = image, label
+
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(read, range(len(self))):
+                pass
         return ImageData(images, labels)
 
 

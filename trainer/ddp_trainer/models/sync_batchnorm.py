@@ -53,8 +53,9 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not (self.training and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(input)
         self._check_input_dim(input)
-        weight = self.weight if self.affine else torch.ones(self.num_features)
-        bias = self.bias if self.affine else torch.zeros(self.num_features)
+        kind = _statistics_type(input)
+        weight = self.weight if self.affine else torch.ones(self.num_features, dtype=kind)
+        bias = self.bias if self.affine else torch.zeros(self.num_features, dtype=kind)
         output, mean, var, count = _Normalise.apply(input, weight, bias, self.eps)  # type: ignore[no-untyped-call]
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
@@ -68,6 +69,11 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         return normalised
 
 
+def _statistics_type(x: Tensor) -> torch.dtype:
+    """The type of mean and variance: of more digits than half a number has, and of no fewer than ``x``."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 class _Normalise(torch.autograd.Function):
     """Ioffe and Szegedy, "Batch Normalization" (2015): forward and gradient, with the sums taken over all ranks."""
 
@@ -76,8 +82,8 @@ class _Normalise(torch.autograd.Function):
         context: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         # What BatchNorm2d's own kernel takes; torch.var_mean needs up to thirty times as long with channels last.
-        own_mean, own_var = torch.batch_norm_update_stats(x.float(), None, None, 0.0)
-        own_count = torch.full((1,), float(x.numel() // x.shape[1]))
+        own_mean, own_var = torch.batch_norm_update_stats(x.to(_statistics_type(x)), None, None, 0.0)
+        own_count = own_mean.new_full((1,), float(x.numel() // x.shape[1]))
         mine = torch.cat([own_mean, own_var, own_count])
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, mine)
@@ -108,12 +114,12 @@ class _Normalise(torch.autograd.Function):
         _, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
             gradients[0], x, weight, mean, var, None, None, False, context.eps, [False, True, True]
         )
-        sums = torch.cat([dbias.float(), dweight.float()])
+        sums = torch.cat([dbias, dweight]).to(mean.dtype)
         dist.all_reduce(sums)
         sum_dy, sum_dy_xhat = sums.div_(count).view(2, -1).unbind(0)
         inverse = torch.rsqrt(var + context.eps)
         # dx is linear in x and in dy: slope * x + offset + scale * dy.
-        scale = weight.float() * inverse
+        scale = weight.to(mean.dtype) * inverse
         slope = -scale * inverse * sum_dy_xhat
         offset = -scale * sum_dy - slope * mean
         shape = [1, -1] + [1] * (x.dim() - 2)
