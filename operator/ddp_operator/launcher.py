@@ -2707,7 +2707,8 @@ class Launcher:
         self._stalled: list[tuple[dict[str, Any], StalledRank]] = []  # its workers, and what they do
         self._board: dict[str, Any] = {}  # what all pods know of it
         self._gives_way_to: dict[str, Any] = {}  # a root cause in another pod, which ends its own workers first
-        self._has_ended = self._has_news = False
+        self._has_ended = False
+        self._has_news = False  # whether some pod has seen steps, so that what the ranks do now counts
         self._end_hung_at = self._give_up_at = math.inf
         dog = pod.watchdog
         self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
@@ -3124,11 +3125,11 @@ class Launcher:
             self._end_stall()
             return
         if self._stall is None or stall[2:] != self._stall[2:]:
+            self._has_news = stall.known or bool(stopped & stall.idle)
             self._begin_stall(stall, workers, now)
-            self._has_news = False
-        elif self._board.get("known") and not (stall.known or self._has_news):
-            self._begin_stall(stall, workers, now)  # what idle ranks did before the job had stalled says nothing
+        elif self._board.get("known") and not self._has_news:
             self._has_news = True
+            self._begin_stall(stall, workers, now)  # what idle ranks did before the job had stalled says nothing
         self._stall = stall
         if not self._is_to_end(stall, now) or plan.action == "Report" or self._has_ended:
             return
@@ -3173,8 +3174,9 @@ class Launcher:
         log("\n".join(one.what for one in ranks))
         self._board, self._gives_way_to, self._has_ended = {}, {}, False
         self._end_hung_at, self._give_up_at = math.inf, now + bear_stall(self.pod.nodes, self._look_every, blames=False)
+        report = report_stall(stall, ranks) if self._has_news else StallReport(False, False, False, None)
         try:
-            write_json(self._runtime(_STALL_REPORT), report_stall(stall, ranks)._asdict())
+            write_json(self._runtime(_STALL_REPORT), report._asdict())
         except OSError as error:
             log(f"cannot write {self._runtime(_STALL_REPORT)}: {error.strerror}")
 
@@ -3201,10 +3203,10 @@ class Launcher:
         if self._end_hung_at == math.inf and agree_to_end(report, board, certain=stall.certain):
             self._end_hung_at = now + bear_stall(self.pod.nodes, self._look_every, blames=True)
         cause = {} if report.cause else board.get("cause") or {}
-        if cause and cause != self._gives_way_to:
+        if cause != self._gives_way_to:
             self._gives_way_to = cause
             self._give_up_at = now + bear_stall(self.pod.nodes, self._look_every, blames=False)
-            log(f"hang: in another pod, {cause['what']}")
+            log(f"hang: in another pod, {cause['what'] if cause else 'no rank is waited for any more'}")
         given_up = stall.certain or (bool(cause) and report.stuck and are_all_stuck(board))
         return now >= self._end_hung_at or (given_up and now >= self._give_up_at)
 
