@@ -24,10 +24,11 @@ class PrecisionConfig:
 
     name: str = option(
         "fp32",
-        "fp32, tf32 (fp32 with faster products, cuda), bf16, fp16 with a gradient scaler (cuda), "
+        "fp32, torch (as torch comes: fp32, on cuda with TF32 in convolutions alone), tf32 (fp32 with faster products, "
+        "cuda), bf16, fp16 with a gradient scaler (cuda), "
         "or auto (bf16 where the hardware computes in it, else fp32)",
         flag="--precision",
-        choices=("auto", "fp32", "tf32", "bf16", "fp16"),
+        choices=("auto", "fp32", "torch", "tf32", "bf16", "fp16"),
     )
     grad_scaler: bool | None = option(None, "scale the loss against underflow; none: with fp16, which needs it")
     channels_last: bool = option(False, "keep images as (N, H, W, C) in memory")
@@ -137,7 +138,7 @@ class Precision:
         if config.deterministic:
             make_deterministic(cuda)
         if cuda:
-            torch.backends.cuda.matmul.allow_tf32 = self.name != "fp32"
+            torch.backends.cuda.matmul.allow_tf32 = self.name not in ("fp32", "torch")
             torch.backends.cudnn.allow_tf32 = self.name != "fp32"
             torch.backends.cudnn.deterministic = config.deterministic
             torch.backends.cudnn.benchmark = not config.deterministic

@@ -136,16 +136,22 @@ def test_a_scaled_step_that_is_not_finite_is_left_out_and_the_scale_survives_a_s
 
 
 @pytest.mark.parametrize(
-    ("name", "products", "dtype"),
-    [("fp32", False, None), ("tf32", True, None), ("bf16", True, torch.bfloat16), ("auto", True, torch.bfloat16)],
+    ("name", "products", "convolutions", "dtype"),
+    [
+        ("fp32", False, False, None),
+        ("torch", False, True, None),
+        ("tf32", True, True, None),
+        ("bf16", True, True, torch.bfloat16),
+        ("auto", True, True, torch.bfloat16),
+    ],
 )
 def test_on_a_gpu_the_format_sets_the_backends_switches(
-    name: str, products: bool, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+    name: str, products: bool, convolutions: bool, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     one = Precision(PrecisionConfig(name=name, deterministic=name == "fp32"), torch.device("cuda", 0))
-    assert (matmul.allow_tf32, cudnn.allow_tf32) == (products, products)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (products, convolutions)
     assert (cudnn.deterministic, cudnn.benchmark) == (name == "fp32", name != "fp32")
     assert one.dtype == dtype
     assert one.scaler is None

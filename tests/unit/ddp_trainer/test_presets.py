@@ -91,6 +91,12 @@ def test_novograd_averages_gradients_and_forgets_squares_only_as_published() -> 
         assert written(name).optim.betas == (0.95, 0.0)
 
 
+def test_the_documents_loaders_drop_what_they_say_and_nothing_else() -> None:
+    dropping = {name for name in PRESETS if written(name).data.drop_last}
+    assert dropping == {name for name in PRESETS if "wideresnet" in name}
+    assert meant("voc2012-deeplabv3-resnet101").data.drop_last
+
+
 def test_the_assessment_has_all_its_augmentation() -> None:
     config = meant("cifar10-wideresnet")
     data = config.data
@@ -101,7 +107,7 @@ def test_the_assessment_has_all_its_augmentation() -> None:
     assert (config.model.pool, written("cifar10-wideresnet").model.pool) == (None, 7)
 
 
-def test_documents_use_fp32_and_plain_convolutions() -> None:
-    assert {written(name).precision.name for name in PRESETS} == {"fp32"}
+def test_documents_compute_as_torch_comes_and_use_plain_convolutions() -> None:
+    assert {written(name).precision.name for name in set(PRESETS) - {"digits-resnet"}} == {"torch"}
     for name in ("cifar10-resnet50", "cifar10-resnet18"):
         assert (meant(name).model.small_maps, written(name).model.small_maps) == (True, False)

@@ -19,7 +19,7 @@ CIFAR10_RESNET50 = Preset(
         # A crop as large as the image, ImageNet's thousand outputs, and the test images augmented like the others.
         "data": {"crop_padding": 0, "validation_augment": True},
         "model": {"num_outputs": 1000, "small_maps": False},
-        "precision": {"name": "fp32", "channels_last": False},
+        "precision": {"name": "torch", "channels_last": False},
     },
 )
 
@@ -34,5 +34,5 @@ CIFAR10_RESNET18 = Preset(
         "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
         "precision": {"name": "auto", "channels_last": True},
     },
-    {"model": {"small_maps": False}, "precision": {"name": "fp32", "channels_last": False}},
+    {"model": {"small_maps": False}, "precision": {"name": "torch", "channels_last": False}},
 )

@@ -27,8 +27,8 @@ VOC2012_DEEPLABV3_RESNET101 = Preset(
         "precision": {"name": "auto", "channels_last": True, "deterministic": True},
     },
     {
-        "data": {"augment": []},
+        "data": {"augment": [], "drop_last": False},
         "model": {"sync_batchnorm": False},
-        "precision": {"name": "fp32", "channels_last": False},
+        "precision": {"name": "torch", "channels_last": False},
     },
 )

@@ -9,7 +9,7 @@ from ddp_trainer.presets.preset import Preset
 
 _STOP = {"target_accuracy": 0.85, "patience": 2}
 _FAST = {"name": "auto", "channels_last": True}
-_PLAIN = {"name": "fp32", "channels_last": False}
+_PLAIN = {"name": "torch", "channels_last": False}
 # The document's validation: a sampler that pads, a loader that drops the last batch, means over both.
 _PUBLISHED_VALIDATION = {"validation_as_training": True}
 # Its learning rate is not scaled, and rises once an epoch from 1 / the GPUs of one node, whatever the world size is.
