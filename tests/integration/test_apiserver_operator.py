@@ -221,7 +221,7 @@ async def test_progress_is_shown_by_kubectl_get(
         await world.create(job_manifest(metrics={"port": port}))
         for index in (0, 1):
             await world.run_pod("digits-1", index)
-        resource = await world.resource("digits", lambda found: found.get("status", {}).get("progress"))
+        resource = await world.resource("digits", lambda found: found.get("status", {}).get("progress", {}).get("eta"))
     assert resource["status"]["progress"]["epoch"] == 3
     table = plane.kubectl("get", "ddp", "-n", namespace, "-o", "wide").stdout
     head, row = table.strip().splitlines()
