@@ -52,7 +52,7 @@ def named(name: Any) -> Any:
 
 
 ROWS = [
-    Row("misspelt field", "crd", job(verbose=3), 'unknown field "spec.verbose"; known here: nodes, procPerNode, elastic, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
+    Row("misspelt field", "crd", job(verbose=3), 'unknown field "spec.verbose"; known here: nodes, procPerNode, elastic, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, processGroupPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
     Row("field of another operator", "crd", job(replicas=3), 'unknown field "spec.replicas"; write nodes: the number of pods'),
     Row("field of the recovery", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; write recovery.maxRestarts'),
     Row("GPUs as a field", "crd", job(gpus=3), 'unknown field "spec.gpus"; GPUs are asked for by resources.limits of the container, as nvidia.com/gpu, in spec.template.spec.containers'),

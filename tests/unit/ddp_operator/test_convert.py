@@ -216,7 +216,7 @@ class TestDetails:
         assert "resources" not in trainer(spec)
 
     @pytest.mark.parametrize(
-        "script", ["cd /work && torchrun t.py", "for i in 1; do torchrun t.py; done", "torchrun t.py $ARGS"]
+        "script", ["cd /work && python t.py", "for i in 1; do python t.py; done", "torchrun t.py $ARGS"]
     )
     def test_a_real_shell_script_is_kept_with_a_note(self, script: str) -> None:
         def edit(document: Object) -> None:
