@@ -436,9 +436,12 @@ def test_a_stopped_worker_is_continued_where_it_may_save_and_killed_where_not(sa
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         launcher.release_stopped([process.pid, other.pid], saves=saves)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -number
-        assert other.poll() is None
-        other.kill()
+        try:
+            assert process.wait(60) == -number
+            assert other.poll() is None
+        finally:
+            process.kill()
+            other.kill()
 
 
 def test_processes_are_looked_at_by_their_state() -> None:

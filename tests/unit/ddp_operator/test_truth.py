@@ -104,6 +104,9 @@ class TestStall:
         third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, seconds=490)
         assert transition_events(second.status, third.status) == ()
 
+    def test_a_launcher_that_has_found_one_is_enough(self) -> None:
+        assert progressing(run(page(phase="Running", ddp_step=57) + hung(30)))[1] == "Stalled"
+
     def test_of_ranks_that_all_wait_each_place_is_named(self) -> None:
         places = (StalledRank(3, 0, "rank 0 waits in a"), StalledRank(3, 1, "rank 1 waits in b"))
         assert progressing(run(stall(300) + hung(300), stalled=places))[2].endswith(
