@@ -1440,6 +1440,16 @@ _ADVICE = (
         "a DataLoader worker was killed, mostly for memory: raise the memory limit, or use fewer or leaner workers",
     ),
     (
+        re.compile("cannot serve the rendezvous on port"),
+        "another process of that node has the port, as with hostNetwork: delete the job and create it again with "
+        "another spec.rendezvous.port",
+    ),
+    (
+        re.compile(r"No module named|cannot open shared object file"),
+        "the Python that runs the script lacks it: install it in the image (under ddp run in the active environment), "
+        "or mend the name or PYTHONPATH",
+    ),
+    (
         re.compile("EADDRINUSE|address already in use", re.I),
         "another process has that port: let the script use MASTER_ADDR and MASTER_PORT as they are, and no fixed port",
     ),

@@ -55,7 +55,8 @@ REMEDIES: Final = {
     "named to true: kubectl edit workload.",
     "WorkloadMissing": "Kueue tries again within some minutes once what it needs is there. To use another priority "
     "class, set the job's label kueue.x-k8s.io/priority-class, then run ddp suspend {name} and ddp resume {name}.",
-    "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private.",
+    "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private. As long as no pod "
+    "has run, a corrected file can be applied to the same job.",
     "PodsForbidden": "A quota, a policy or a missing service account keeps the pods from being made: change the job or "
     "ask whoever owns the namespace.",
     "VolumeNotReady": "Check the claim: kubectl get pvc. One that several nodes use must be ReadWriteMany.",
@@ -82,17 +83,18 @@ REMEDIES: Final = {
     "other nodes by itself, without using up spec.recovery.maxRestarts.",
     "Stalled": "A rank hangs: its stacks are in the log (ddp logs {name}).",
     # Restarting
-    "GroupRestart": "Training goes on from the last checkpoint by itself; nothing is to be done.",
+    "GroupRestart": "Training starts again by itself, {onward}; no action is needed.",
     "PodReplacement": "The pod is replaced under the same index and training goes on; nothing is to be done.",
-    "Disrupted": "Evictions and lost nodes are free: it starts again by itself; nothing is to be done.",
-    "Resumed": "It goes on from its last checkpoint by itself; nothing is to be done.",
+    "Disrupted": "Evictions and lost nodes are free: it starts again by itself, {onward}; no action is needed.",
+    "Resumed": "It starts again by itself, {onward}; no action is needed.",
     "NodesReadmitted": "No other node could take a pod, so the nodes that failed are used again; look at them.",
     "Resized": "It goes on with the new number of nodes by itself; nothing is to be done.",
     # Distributed and Failed
     "NoProcessGroup": "Let the script initialize torch.distributed and wrap its model in DistributedDataParallel; "
     "where ranks are meant to work apart, set spec.processGroupPolicy: Ignore.",
-    "RestartBudgetExhausted": "Mend the cause and submit the job anew, or raise spec.recovery.maxRestarts if the cause "
-    "is gone by now.",
+    "RestartBudgetExhausted": "A failed job is not started again: mend the cause, or set a larger "
+    "spec.recovery.maxRestarts in the file if the cause is gone by now; then ddp delete {name}, and submit the file.",
+    "RepeatedFailure": "Another attempt would end alike: mend the cause, then ddp delete {name}, and submit the file.",
     "CrashLoop": "Every attempt died without getting further, so another would too: mend the cause and submit the job "
     "anew.",
     "PendingDeadlineExceeded": "Free or add nodes, ask for less, or raise spec.pendingDeadlineSeconds, and submit the "
@@ -100,7 +102,8 @@ REMEDIES: Final = {
     "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job anew; it goes on "
     "from its checkpoint if it keeps one on a claim.",
     "Interrupted": "Run it again: it goes on from its checkpoint if it keeps one on a claim.",
-    "OperatorError": "Run it again: it goes on from its checkpoint. Please report the traceback.",
+    "OperatorError": "Run it again: it goes on from its checkpoint if it keeps one on a claim. Please report the "
+    "traceback.",
 }
 # What others say, as far as it is known: these remedies are better than those of the reason.
 _BETTER: Final = (
@@ -187,7 +190,7 @@ def explain_why(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
         condition = conditions.get(kind)
         if condition is not None and (condition.status == bad or condition.reason == "Stopping"):
             return _explain_condition(name, phase, condition, status, events, now)
-    return Why(name, phase, "", _describe_training(name, status))
+    return Why(name, phase, "", _describe_training(name, status), _advise_on_restarts(status))
 
 
 def _explain_condition(
@@ -218,12 +221,14 @@ def _explain_condition(
     if condition.type == "Restarting" and scheduled and scheduled.status == "False" and scheduled.reason in _BLOCKING:
         what += f" Its pods wait ({scheduled.reason}): {_sentence(scheduled.message)}"
         condition = scheduled
-    return Why(name, phase, condition.reason, what, _remedy(condition, name))
+    return Why(name, phase, condition.reason, what, _remedy(condition, name, status))
 
 
-def _remedy(condition: Condition, name: str) -> str:
+def _remedy(condition: Condition, name: str, status: Status) -> str:
     better = next((text for words, text in _BETTER if words.search(condition.message)), None)
-    return (better or REMEDIES.get(condition.reason, _DESCRIBE)).format(name=name)
+    saved = status.checkpoint
+    onward = f"from the checkpoint of step {saved.step}" if saved else "from the beginning: no checkpoint was reported"
+    return (better or REMEDIES.get(condition.reason, _DESCRIBE)).format(name=name, onward=onward)
 
 
 def _explain_failure(name: str, status: Status) -> Why:
@@ -283,13 +288,23 @@ def _describe_success(name: str, status: Status) -> str:
 
 
 def _describe_training(name: str, status: Status) -> str:
-    p = status.progress
+    p, restarts = status.progress, status.restarts.total + status.restarts.in_place
+    often = "once" if restarts == 1 else f"{restarts} times"
+    again = f" It was started again {often}" if restarts and status.last_failure else ""
+    if again and status.last_failure is not None:
+        again += f"; the last failure was {_describe_cause(status.last_failure)}"
     if p is None:
-        return f"{name} is running; it waits for nothing."
+        return f"{name} is running; it waits for nothing.{again}"
     parts = [f"step {p.step}" + (f" of {p.total_steps}" if p.total_steps else "")] if p.step is not None else []
     parts += [f"{p.percent} done"] if p.percent else []
     parts += [f"{p.eta} left"] if p.eta else []
-    return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + "; it waits for nothing."
+    return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + f"; it waits for nothing.{again}"
+
+
+def _advise_on_restarts(status: Status) -> str:
+    """Return the hint of a failure that training has survived so far."""
+    hint = status.last_failure.hint if status.last_failure and status.restarts.total + status.restarts.in_place else ""
+    return _sentence(hint[:1].upper() + hint[1:])
 
 
 def _describe_cause(failure: LastFailure) -> str:

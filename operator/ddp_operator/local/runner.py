@@ -274,7 +274,8 @@ class Run:
         """Say in the status why the run has ended; the reconcile cannot."""
         words = (
             f"an error in ddp itself ended the run, and the pods were stopped: {_name(error)}: {error}; its traceback "
-            f"is in {self._folder.errors.name}: please report it; run the job again, it goes on from its checkpoint"
+            f"is in {self._folder.errors.name}: please report it; run the job again: it goes on from its "
+            "checkpoint if it keeps one on a claim"
         )
         resource = self._hear_last_words()
         if resource is None or self._is_over():

@@ -104,6 +104,8 @@ def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None
         (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", "for memory"),
         (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
         (1, "torch.distributed.DistNetworkError", "port: 29500, EADDRINUSE", "no fixed port"),
+        (1, "OSError", "cannot serve the rendezvous on port 29400: EADDRINUSE", "another spec.rendezvous.port"),
+        (1, "ModuleNotFoundError", "No module named 'einops'", "install it in the image"),
         (1, "RuntimeError", GLOO, "another rank went away first"),
         (1, "RuntimeError", "Distributed package doesn't have NCCL built in", "backend gloo"),
         (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", "backend gloo"),

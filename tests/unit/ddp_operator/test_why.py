@@ -207,6 +207,32 @@ class TestWhatIsTold:
         assert "no group spanned all" in said.what
         assert "spec.processGroupPolicy: Ignore" in said.todo
 
+    @pytest.mark.parametrize(
+        ("saved", "words"),
+        [({"checkpoint": {"step": 40}}, "from the checkpoint of step 40"), ({}, "no checkpoint was reported")],
+    )
+    def test_a_restart_goes_on_from_a_checkpoint_only_where_one_is_known(
+        self, saved: dict[str, Any], words: str
+    ) -> None:
+        restarting = condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2")
+        assert words in why(restarting, phase="Restarting", **saved).todo
+
+    def test_a_job_that_trains_tells_the_failure_it_has_survived(self) -> None:
+        found = why(
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "True", c.TRAINING),
+            phase="Running",
+            restarts={"total": 0, "counted": 0, "free": 0, "inPlace": 2},
+            lastFailure=FAILURE,
+        )
+        assert "It was started again 2 times; the last failure was UserError (rank 3" in found.what
+        assert found.todo.startswith(FAILURE["hint"][:1].upper())
+
+    @pytest.mark.parametrize("reason", [c.RESTART_BUDGET_EXHAUSTED, c.REPEATED_FAILURE])
+    def test_the_remedy_of_a_failed_job_begins_with_its_deletion(self, reason: str) -> None:
+        found = why(condition("Failed", "True", reason, "gave up"), phase="Failed")
+        assert "ddp delete x, and submit the file" in found.todo
+
     def test_a_job_being_deleted_is_only_that(self) -> None:
         resource = job(FAILED, phase="Failed")
         resource["metadata"]["deletionTimestamp"] = format_time(NOW)
@@ -290,7 +316,7 @@ class TestEvents:
 class TestRemedies:
     @pytest.mark.parametrize("reason", sorted(REMEDIES))
     def test_every_remedy_takes_the_name_and_is_a_sentence(self, reason: str) -> None:
-        text = REMEDIES[reason].format(name="digits")
+        text = REMEDIES[reason].format(name="digits", onward="from step 3")
         assert "{" not in text
         assert text[0].isupper() or text.startswith("kubectl")
         assert text.endswith((".", "N."))
