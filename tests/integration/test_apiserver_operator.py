@@ -277,6 +277,14 @@ async def test_explain_and_scale_work(plane: ControlPlane, namespace: str, world
     assert resource["spec"]["nodes"] == 4
 
 
+async def test_a_job_that_has_ended_cannot_be_scaled(plane: ControlPlane, namespace: str, world: World) -> None:
+    await world.create(job_manifest())
+    status = {"attempt": 1, "phase": "Failed", "completionTime": "2026-11-20T12:00:00Z"}
+    await world.patch(KIND, "digits", {"status": status}, "status")
+    refused = plane.kubectl("scale", "ddp/digits", "--replicas=4", "-n", namespace, check=False)
+    assert "spec.nodes can't be changed once the job has ended; delete the job and create it again" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

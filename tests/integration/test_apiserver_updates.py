@@ -46,8 +46,9 @@ STATUSES: dict[str, Any] = {
     "new": None,
     "rejected": {"phase": "Rejected", "attempt": 0},
     "told": {"phase": "Rejected"},
-    "running": {"phase": "Running", "attempt": 1},
-    "restarted": {"phase": "Succeeded", "attempt": 3},
+    "placed": {"phase": "Pending", "attempt": 1},
+    "running": {"phase": "Running", "attempt": 1, "firstRunTime": "2026-11-20T12:00:00Z"},
+    "ended": {"phase": "Succeeded", "attempt": 3, "completionTime": "2026-11-20T13:00:00Z"},
 }
 VALUES: dict[str, tuple[Any, ...]] = {
     "nodes": (1, 2, 3, 5),
@@ -225,7 +226,7 @@ def test_a_job_of_an_older_schema_can_still_be_changed(server: Server, plane: Co
         await server.world.until(lambda: takes(call("POST", where, body=bare)), "the older definition")
         started = bare | {"metadata": {"name": "started"}}
         await call("POST", where, body=started)
-        await patch(f"{where}/started/status", {"status": {"attempt": 1}})
+        await patch(f"{where}/started/status", {"status": STATUSES["running"]})
 
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
         other = bare | {"metadata": {"name": "other"}}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ddp_operator import constants
+from ddp_operator.api.rules import ONCE_RUN
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -34,6 +39,13 @@ class DDPTrainingJob:
         if asked is not None:
             return asked
         return 0 if self.spec.rendezvous.backend == "static" else 2
+
+    @property
+    def spec_digest(self) -> str:
+        """A digest of the fields of the spec by which a Job is replaced where they change before a pod has run."""
+        fields = msgspec.to_builtins(self.spec)
+        kept = {name: fields[name] for name in ONCE_RUN if name in fields}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:

@@ -36,27 +36,54 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
     return Rule(at, f"self >= {least} && self <= {most}", f"must be from {least} to {most}; {remedy}")
 
 
-def _immutable(*names: str) -> Rule:
-    """A refused job may be mended in place; once an attempt has begun, its pods depend on these fields.
+ONCE_STARTED = ("elastic", "rendezvous", "metrics", "scheduling", "networkPolicy")
+"""Fixed from attempt 1 on: objects that serve all attempts are built from them."""
+ONCE_RUN = (
+    "procPerNode",
+    "shm",
+    "watchdog",
+    "preflight",
+    "securityProfile",
+    "checkpoint",
+    "successPolicy",
+    "template",
+)
+"""Fixed once a pod has run; until then an edit replaces the attempt's Job."""
+ONCE_ENDED = ("nodes", "suspend", "recovery", "activeDeadlineSeconds", "pendingDeadlineSeconds", "processGroupPolicy")
+"""Fixed once the job has ended: nothing would follow an edit."""
+
+
+def _immutable() -> Rule:
+    """A refused job may be mended in place, and one of which no pod has run; later its pods depend on these fields.
 
     One rule for all of them, and it asks first whether it is the status that changes, because then the spec does not
     (they are written at different places). An API server evaluates all rules at each write, also of a status, and
     copies the schema of all members whenever a rule looks at one: a rule for each field cost a third of such a write.
     """
-    same = [
-        f"has(self.spec.{name}) == has(oldSelf.spec.{name})"
-        f" && (!has(self.spec.{name}) || self.spec.{name} == oldSelf.spec.{name})"
-        for name in names
-    ]
-    changed = " + ".join(f"({one} ? '' : 'spec.{name} ')" for name, one in zip(names, same, strict=True))
-    words = "can't be changed once the job has started; delete the job and create it again"
+    ended = "has(self.status.completionTime)"
+    run = f"({ended} || has(self.status.firstRunTime))"
+    groups = ((ONCE_STARTED, ""), (ONCE_RUN, run), (ONCE_ENDED, ended))
+    same, changed = [], []
+    for names, when in groups:
+        kept = [
+            f"has(self.spec.{name}) == has(oldSelf.spec.{name})"
+            f" && (!has(self.spec.{name}) || self.spec.{name} == oldSelf.spec.{name})"
+            for name in names
+        ]
+        same.append(f"(!{when} || ({' && '.join(kept)}))" if when else " && ".join(kept))
+        listed = " + ".join(f"({one} ? '' : 'spec.{name} ')" for name, one in zip(names, kept, strict=True))
+        changed.append(f"({when} ? {listed} : '')" if when else listed)
+    again = "delete the job and create it again"
     return Rule(
         "",
         "!has(self.status) || !has(oldSelf.status) || self.status != oldSelf.status"
         f" || !has(self.status.attempt) || self.status.attempt == 0 || ({' && '.join(same)})",
-        f"{', '.join(names[:-1])} and {names[-1]} {words}",
+        f"{', '.join(ONCE_STARTED)} can't be changed once the job has started; {', '.join(ONCE_RUN)} once a pod has "
+        f"run; {', '.join(ONCE_ENDED)} once the job has ended; {again}",
         field=".spec",
-        explanation=f"""({changed}).trim().replace(' ', ', ') + " {words}\"""",
+        explanation=f"""({" + ".join(changed)}).trim().replace(' ', ', ') + """
+        f"""({ended} ? " can't be changed once the job has ended" : " can't be changed once the job has started") + """
+        f"""\"; {again}\"""",
     )
 
 
@@ -209,19 +236,5 @@ RULES: tuple[Rule, ...] = (
     _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
     _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait for ever"),
     _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),
-    _immutable(
-        "procPerNode",
-        "elastic",
-        "rendezvous",
-        "metrics",
-        "shm",
-        "watchdog",
-        "preflight",
-        "scheduling",
-        "networkPolicy",
-        "securityProfile",
-        "checkpoint",
-        "successPolicy",
-        "template",
-    ),
+    _immutable(),
 )

@@ -164,6 +164,14 @@ class Status(_Fields, frozen=True, kw_only=True):
             description="When the current attempt was begun or last resumed.", extra_json_schema={"format": "date-time"}
         ),
     ] = None
+    first_run_time: Annotated[
+        str | None,
+        Meta(
+            description="When a pod of the job first ran. Until then its template and what else only its Job carries "
+            "may still be changed.",
+            extra_json_schema={"format": "date-time"},
+        ),
+    ] = None
     completion_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
     selector: Annotated[str, Meta(description="Label selector of the pods, for the scale subresource.")] = ""
     nodes: Nodes = field(default_factory=Nodes)

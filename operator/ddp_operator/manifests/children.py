@@ -106,7 +106,7 @@ def build_job(
         "kind": "Job",
         # Kueue queues the child Job, so its labels go there.
         "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue_labels(job.labels))
-        | {"annotations": {constants.ANNOTATION_SUSPEND: "false"}},
+        | {"annotations": {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}},
         "spec": {
             "completions": nodes,
             "parallelism": nodes,

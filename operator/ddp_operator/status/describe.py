@@ -61,6 +61,8 @@ def describe(
     in_place = find_in_place(status.attempt, observation.failed_in_place)
     if in_place is not None and not _is_older(in_place, status.last_failure):
         status = replace(status, last_failure=in_place)
+    if status.first_run_time is None and any(pod.has_run for pod in observation.pods):
+        status = replace(status, first_run_time=format_time(now))
     if observation.stragglers is not None:
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:

@@ -288,6 +288,9 @@ def _follow(
     elif observation.launcher_lost and not any(pod.alive and pod.has_run for pod in pods):
         actions.append(DeleteJob(attempt_job.name, attempt_job.uid))  # made anew with this operator's launcher
         waits.append(LATER)
+    elif refusal is None and _was_edited(job, attempt_job, observation):
+        actions.append(DeleteJob(attempt_job.name, attempt_job.uid))  # made anew from the spec as it is now
+        waits.append(LATER)
     else:
         actions += _suspend_actions(job, attempt_job)
         if attempt_job.nodes != job.status.attempt_nodes and _follows_size(job, attempt_job, pods):
@@ -317,6 +320,13 @@ def _held_back(status: Status, now: datetime) -> float:
     """Return in how many seconds the current attempt may get its pods."""
     began = parse_time(status.attempt_time)
     return (began + ledger.start_delay(status) - now).total_seconds() if began else 0.0
+
+
+def _was_edited(job: DDPTrainingJob, attempt_job: JobView, observation: Observation) -> bool:
+    """Tell whether a Job was built from another spec, which could be edited because no pod has run."""
+    if job.status.first_run_time is not None or any(pod.has_run for pod in observation.pods) or attempt_job.finished:
+        return False
+    return attempt_job.spec_digest not in ("", job.spec_digest)
 
 
 def _blocked_by_avoidance(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> tuple[datetime, str] | None:

@@ -55,6 +55,8 @@ class JobView:
     """When it was last allowed to run, by the Job controller; None while it is suspended."""
     suspend_changed: datetime | None = None
     """When it was last suspended or resumed, by the Job controller."""
+    spec_digest: str = ""
+    """Of the fields of the spec that it was built from; empty: an older operator made it."""
 
     @property
     def finished(self) -> bool:
@@ -255,6 +257,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         admitted=constants.KUEUE_PODSET_LABEL in ((template.get("metadata") or {}).get("labels") or {}),
         started=parse_time(status.get("startTime")) if runs else None,
         suspend_changed=parse_time(suspended.get("lastTransitionTime")),
+        spec_digest=str((metadata.get("annotations") or {}).get(constants.ANNOTATION_SPEC) or ""),
     )
 
 

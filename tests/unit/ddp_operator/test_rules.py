@@ -9,7 +9,7 @@ import yaml
 
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.parse import parse_manifest, parse_resource
-from ddp_operator.api.rules import RULES, Rule
+from ddp_operator.api.rules import ONCE_RUN, RULES, Rule
 from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.children import build_network_policy, build_service
 from tests.builders import resource, template, trainer
@@ -205,6 +205,9 @@ MUTABLE = {
 }
 
 
+RAN = {"attempt": 1, "firstRunTime": "2026-11-20T12:00:00Z"}
+
+
 def said(item: dict[str, Any], old: dict[str, Any]) -> list[str]:
     """Return the refusals of a change, each without its remedy."""
     return [str(error).partition(" can't be changed once the job has started; ")[0] for error in check_rules(item, old)]
@@ -219,13 +222,13 @@ def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
 
 class TestTransitions:
     @pytest.mark.parametrize("path", FIXED)
-    def test_what_pods_depend_on_is_fixed_once_an_attempt_has_begun(self, path: str) -> None:
-        old = stored() | {"status": {"attempt": 1}}
+    def test_what_pods_depend_on_is_fixed_once_one_has_run(self, path: str) -> None:
+        old = stored() | {"status": RAN}
         field = ".".join(path.split(".")[:2])
         assert said(change(old, path, FIXED[path]), old) == [f"spec: Invalid value: {field}"]
 
     def test_all_that_was_changed_is_named_at_once(self) -> None:
-        new = old = stored() | {"status": {"attempt": 1}}
+        new = old = stored() | {"status": RAN}
         for path, value in (FIXED | MUTABLE).items():
             new = change(new, path, value)
         [words] = said(new, old)
@@ -248,8 +251,26 @@ class TestTransitions:
 
     @pytest.mark.parametrize("path", MUTABLE)
     def test_what_a_running_job_can_follow_may_change(self, path: str) -> None:
-        old = stored() | {"status": {"attempt": 1}}
+        old = stored() | {"status": RAN}
         assert refused(change(old, path, MUTABLE[path]), old) == []
+
+    @pytest.mark.parametrize("path", FIXED)
+    def test_what_only_the_job_carries_may_change_until_a_pod_has_run(self, path: str) -> None:
+        old = stored() | {"status": {"attempt": 1}}
+        field = path.split(".")[1]
+        assert (refused(change(old, path, FIXED[path]), old) == []) == (field in ONCE_RUN)
+
+    @pytest.mark.parametrize("path", FIXED | MUTABLE)
+    @pytest.mark.parametrize("ran", [RAN, {"attempt": 1}])
+    def test_a_job_that_has_ended_refuses_what_it_would_not_follow(self, path: str, ran: dict[str, Any]) -> None:
+        old = stored() | {"status": ran | {"completionTime": "2026-11-20T13:00:00Z"}}
+        found = [str(error) for error in check_rules(change(old, path, (FIXED | MUTABLE)[path]), old)]
+        if path in ("spec.ttlSecondsAfterFinished", "spec.cleanPodPolicy", "metadata.labels"):
+            assert found == []
+        else:
+            field = ".".join(path.split(".")[:2])
+            words = "can't be changed once the job has ended; delete the job and create it again"
+            assert found == [f"spec: Invalid value: {field} {words}"]
 
     def test_every_field_is_tried(self) -> None:
         tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")}
@@ -273,7 +294,7 @@ class TestTransitions:
         assert told == {"spec.rendezvous.port", "spec.metrics.port", *(path for path in others if "Policy" in path)}
 
     def test_optional_block_may_neither_come_nor_go(self) -> None:
-        without, with_it = (item | {"status": {"attempt": 1}} for item in (stored(), BASE))
+        without, with_it = (item | {"status": RAN} for item in (stored(), BASE))
         assert said(with_it, without) == said(without, with_it) == ["spec: Invalid value: spec.checkpoint"]
 
     def test_creation_knows_no_transition(self) -> None:
