@@ -3226,10 +3226,11 @@ class Launcher:
         error.update(type=CATEGORY_HANG, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
         error["message"] = f"{stall.message}: {about.what}"
         blamed = any(one.behind for _, one in self._stalled)
-        error["victim"] = not about.behind and (blamed or self.pod.nodes > 1)
+        deadlock = not blamed and not self._gives_way_to and self._end_hung_at < math.inf
+        error["victim"] = not (about.behind or deadlock) and (blamed or self.pod.nodes > 1)
         if error["victim"] and self._gives_way_to:
             error["message"] += f"; in another pod, {self._gives_way_to['what']}"
-        elif not blamed and self._end_hung_at < math.inf:
+        elif deadlock:
             error["message"] += "; all ranks of the job wait: do they call the same collectives in the same order?"
         return error
 

@@ -190,6 +190,7 @@ def test_ranks_in_different_collectives_are_ended_and_both_places_are_said(pods:
     assert "rank 0 waits for other ranks in all_reduce (train.py:" in first.message["message"]
     assert "rank 1 waits for other ranks in broadcast (train.py:" in second.message["message"]
     assert "do they call the same collectives" in first.message["message"]
+    assert (first.message["victim"], second.message["victim"]) == (False, False)  # no other pod explains it
 
 
 def test_a_long_validation_by_rank_0_is_reported_and_not_ended(pods: PodsFactory, tmp_path: Path) -> None:
