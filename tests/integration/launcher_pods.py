@@ -18,6 +18,7 @@ from typing import Any
 from ddp_operator import launcher
 from ddp_operator.manifests.torchrun import Plan, build_env, build_torchrun_args, split_user_command
 from tests.ports import HeldPort
+from tests.warm import WarmProcess
 
 TIMEOUT = 150  # patience, not expectation: other work on the machine makes everything many times slower
 
@@ -44,6 +45,8 @@ class Pods:
     elastic: tuple[int, int] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     pass_fds: Sequence[int] = ()
+    warm: bool = True
+    """Whether the launcher starts with torch imported already; what a fresh interpreter does needs one."""
 
     def __post_init__(self) -> None:
         # Short: a DataLoader puts sockets there, whose whole path must be shorter than 108 characters, or it hangs.
@@ -51,7 +54,7 @@ class Pods:
         self.temporary = Path(self._temporary.name)
         self._held = HeldPort()
         self.port = self._held.number
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.running: dict[int, subprocess.Popen[bytes] | WarmProcess] = {}
 
     def start(self, *indices: int) -> None:
         """Start pods, by default all of them."""
@@ -86,10 +89,14 @@ class Pods:
                 "DDP_TERMINATION_LOG": str(self.folder / f"termination-{index}"),
                 **self.env,
             }
-            argv = [sys.executable, launcher.__file__, "run", *build_torchrun_args(plan, command)]
-            with open(self.folder / f"log-{index}", "ab") as log:
+            argv = [launcher.__file__, "run", *build_torchrun_args(plan, command), "--", *command.argv]
+            output = self.folder / f"log-{index}"
+            if self.warm and not self.pass_fds:
+                self.running[index] = WarmProcess(argv, output=output, folder=self.folder, environ=env)
+                continue
+            with open(output, "ab") as log:
                 self.running[index] = subprocess.Popen(
-                    [*argv, "--", *command.argv],
+                    [sys.executable, *argv],
                     env=env,
                     cwd=self.folder,
                     stdin=subprocess.DEVNULL,

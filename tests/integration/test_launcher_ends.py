@@ -336,7 +336,7 @@ sys.path.remove(os.path.dirname(__file__))
 del sys.modules["socket"]
 import socket
 """)
-    job = pods("train.py", script=SLEEP, nodes=1, env={"PYTHONPATH": str(early)})
+    job = pods("train.py", script=SLEEP, nodes=1, env={"PYTHONPATH": str(early)}, warm=False)
     job.start()
     ended = job.wait(0)
     assert (ended.code, ended.message["category"]) == (85, "Preempted")

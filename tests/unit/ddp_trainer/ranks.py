@@ -7,7 +7,6 @@ each rank's exit code and output can be looked at, which torchrun hides.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
@@ -16,11 +15,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.ports import HeldPort
+from tests.warm import CONTEXT, start_server
 
 PATIENCE = 300.0
 """Seconds after which something counts as never happening. No test measures time with it."""
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "prometheus_client", "ddp_trainer.trainer"])
 # The rank's program as text: a function would have to be importable by name in the server.
 _BEGINNING = """
 import os, sys
@@ -130,6 +128,7 @@ def start(
     """
     folder.mkdir(parents=True, exist_ok=True)
     held, processes = HeldPort(), []
+    start_server()
     for rank in range(world_size):
         own = {"OMP_NUM_THREADS": "1", "DDP_METRICS_PORT": "0", **(environ or {})}
         if world_size > 1:
@@ -138,7 +137,7 @@ def start(
         names = {"environ": own, "arguments": list(arguments), "output": str(folder / f"rank-{rank}.txt")}
         names["hold"] = hold
         program = _BEGINNING + (_TRAINER if script is None else _SCRIPT)
-        process = _CONTEXT.Process(target=exec, args=(program, names | {"script": script or ""}))
+        process = CONTEXT.Process(target=exec, args=(program, names | {"script": script or ""}))
         process.start()
         processes.append(process)
     ranks = Ranks(folder, processes)
