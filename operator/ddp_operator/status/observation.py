@@ -232,7 +232,8 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
     }
     # FailureTarget and SuccessCriteriaMet say that the Job controller has decided; Failed and Complete follow only
     # when the last pod is gone, which may take a whole grace time.
-    failed = conditions.get("Failed") or conditions.get("FailureTarget")
+    decided = conditions.get("FailureTarget")
+    failed = conditions.get("Failed") or decided
     template, status = spec.get("template") or {}, raw.get("status") or {}
     volumes = (template.get("spec") or {}).get("volumes") or ()
     suspended: Mapping[str, Any] = next((c for c in status.get("conditions") or [] if c.get("type") == "Suspended"), {})
@@ -248,7 +249,8 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         complete="Complete" in conditions or "SuccessCriteriaMet" in conditions,
         failed=failed is not None,
         failed_message=str((failed or {}).get("message") or ""),
-        failed_at=parse_time((failed or {}).get("lastTransitionTime")),
+        # What the Job controller deletes after its decision was not taken away before.
+        failed_at=parse_time((decided or failed or {}).get("lastTransitionTime")),
         deleting="deletionTimestamp" in metadata,
         launcher=next((str(v["configMap"].get("name")) for v in volumes if v["name"] == constants.LAUNCHER_VOLUME), ""),
         ignored_since=None if raw.get("status") else parse_time(metadata.get("creationTimestamp")),

@@ -8,6 +8,7 @@ import pytest
 from ddp_operator import constants
 from ddp_operator.status.failure import Verdict, judge, will_fail_job
 from ddp_operator.status.observation import view_job, view_pod
+from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_job, child_pod, last_words
 
 PEER_LOST = last_words("NCCL", victim=True)
@@ -163,6 +164,16 @@ class TestVictims:
         assert blamed(verdict(gave_up, late, seconds=3)) == (0, "NCCL")
         early = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=-2)
         assert blamed(verdict(gave_up, early, seconds=3)) == (1, "Preempted")
+
+    def test_pods_deleted_because_the_job_has_failed_explain_nothing(self) -> None:
+        """The Job controller decides, deletes the other pods, and adds the condition Failed when they are gone."""
+        job = child_job(conditions={"FailureTarget": "exit code 83", "Failed": "exit code 83"})
+        job["status"]["conditions"][1]["lastTransitionTime"] = format_time(at(20))
+        deleted = child_pod(1, deleting=True, at=at(1))
+        found = verdict(ended(0, constants.EXIT_HANG, "Hang", seconds=-1), deleted, job=job, seconds=21)
+        assert blamed(found) == (0, "Hang")
+        assert found is not None
+        assert not found.disruption
 
     def test_do_not_yield_to_a_pod_that_was_killed_and_replaced_long_ago(self) -> None:
         long_ago = ended(1, 137, seconds=-3600, suffix="first", age=7200)
