@@ -107,6 +107,21 @@ def test_suspend_stops_the_pods_and_resume_goes_on(cluster: Cluster) -> None:
     assert cluster.phase("pause", "Succeeded", "Failed")["phase"] == "Succeeded"
 
 
+def test_an_images_typo_is_corrected_in_place(cluster: Cluster) -> None:
+    job = script_job("typo", FAIL_ONCE.replace("raise", "pass  # "))
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    image, container["image"] = container["image"], "registry.invalid/no/such-image:1"
+    assert cluster.apply(job).returncode == 0
+    cluster.until(
+        lambda: "no/such-image" in str(cluster.status("typo").get("conditions")), "the image's name in status"
+    )
+    container["image"] = image
+    applied = cluster.apply(job)
+    assert applied.returncode == 0, applied.stderr
+    status = cluster.phase("typo", "Succeeded", "Failed")
+    assert (status["phase"], status["attempt"], status["restarts"]["all"]) == ("Succeeded", 1, 0), status
+
+
 def test_a_bad_template_is_refused_in_status_before_any_child(cluster: Cluster) -> None:
     job = adapt(DIGITS, "bad")
     job["spec"]["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Never"

@@ -243,8 +243,11 @@ def lose_node(cluster: Cluster) -> Iterator[Callable[[str], None]]:
             switch(start, node)
 
 
-def test_a_lost_node_holds_nothing_up_and_is_avoided(cluster: Cluster, lose_node: Callable[[str], None]) -> None:
-    job = Training(cluster, "outage", recovery={"forceDeleteAfterSeconds": 10})
+@pytest.mark.parametrize("budget", [{}, {"inPlaceRestarts": 0, "maxRestarts": 0}], ids=["default", "no-restarts"])
+def test_a_lost_node_holds_nothing_up_and_is_avoided(
+    cluster: Cluster, lose_node: Callable[[str], None], budget: dict[str, int]
+) -> None:
+    job = Training(cluster, "outage", recovery={"forceDeleteAfterSeconds": 10, **budget})
     done = job.trained()
     pods = [job.pod(index) for index in range(2)]
     assert pods[0].spec.node_name != pods[1].spec.node_name, "the cluster has only one node with room"
@@ -260,3 +263,39 @@ def test_a_lost_node_holds_nothing_up_and_is_avoided(cluster: Cluster, lose_node
         lambda: pods[1].metadata.name not in {pod.metadata.name for pod in cluster.pods("outage")},
         "the lost pod is gone",
     )
+
+
+def test_a_rank_that_hangs_in_a_script_without_an_exporter_is_named_and_ended(cluster: Cluster) -> None:
+    script = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+def load_batch(step):
+    if step == 50 and rank == 1:
+        time.sleep(1e9)
+
+for step in range(1, 1000):
+    load_batch(step)
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+    print(f"step {step}", flush=True)
+"""
+    recovery = {"inPlaceRestarts": 0, "maxRestarts": 0}
+    watchdog = {"stallSeconds": 10, "startSeconds": 120, "checkpointSeconds": 120}
+    Training(cluster, "hangs", script=script, recovery=recovery, watchdog=watchdog)
+
+    def stalled() -> str | None:
+        for condition in cluster.status("hangs").get("conditions", ()):
+            if (condition["type"], condition["reason"]) == ("Progressing", "Stalled") and "rank 1" in condition[
+                "message"
+            ]:
+                return str(condition["message"])
+        return None
+
+    assert "load_batch" in cluster.until(stalled, "the place where rank 1 hangs in status")
+    failure = cluster.phase("hangs", "Failed")["lastFailure"]
+    assert (failure["category"], failure["rank"]) == ("Hang", 1), failure
+    assert "load_batch" in failure["message"]
