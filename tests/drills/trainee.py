@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -46,6 +47,8 @@ def strike(batch: Any, step: int) -> None:
         batch.images.fill_(float("nan"))
     if kind == "hang":
         time.sleep(1e6)
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "limit":
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     if kind in ("eat", "limit"):
