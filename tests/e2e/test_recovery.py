@@ -208,17 +208,22 @@ def test_preflight_measures_the_way_between_pods(cluster: Cluster) -> None:
     print(found)
 
 
-def test_a_job_that_fails_without_a_step_stops_early(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("code", "reason", "attempts"),
+    [("3", "RepeatedFailure", 2), ("10 + int(os.environ['DDP_ATTEMPT'])", "CrashLoop", 3)],
+    ids=["the same way", "another way each time"],
+)
+def test_a_job_that_fails_without_a_step_stops_early(cluster: Cluster, code: str, reason: str, attempts: int) -> None:
     job = adapt(DIGITS, "loop")
     container = job["spec"]["template"]["spec"]["containers"][0]
-    container["command"], container["args"] = ["python3", "-c", "import os; os._exit(3)"], []
+    container["command"], container["args"] = ["python3", "-c", f"import os; os._exit({code})"], []
     job["spec"]["recovery"] = {"inPlaceRestarts": 0, "maxRestarts": 50}
     assert cluster.apply(job).returncode == 0
     status = cluster.phase("loop", "Failed", "Succeeded")
     failed = condition(status, "Failed")
-    assert (failed["status"], failed["reason"]) == ("True", "CrashLoop"), failed
-    assert status["attempt"] == 3
-    assert status["lastFailure"]["exitCode"] == 3
+    assert (failed["status"], failed["reason"]) == ("True", reason), failed
+    assert status["attempt"] == attempts
+    assert status["lastFailure"]["exitCode"] == (3 if attempts == 2 else 13)
 
 
 @pytest.fixture
