@@ -303,14 +303,25 @@ def test_a_bad_spec_is_refused_by_kubectl_apply(
     assert words in done.stderr
 
 
-async def test_the_template_of_a_started_job_cannot_be_changed(
+async def test_the_template_can_be_changed_until_a_pod_has_run(
     plane: ControlPlane, namespace: str, world: World, start: StartProcess
 ) -> None:
     start()
     manifest = job_manifest()
     plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest))
     await world.resource("digits", lambda found: found.get("status", {}).get("attempt"))
-    manifest["spec"]["template"]["spec"]["containers"][0]["image"] = "train:2"
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["image"] = "train:2"
+    plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest))
+
+    async def has_new_image() -> bool:
+        job = await world.get("Job", "digits-1")
+        return job is not None and job["spec"]["template"]["spec"]["containers"][0]["image"] == "train:2"
+
+    await world.until(has_new_image, "a Job of the new template")
+    await world.run_pod("digits-1", 0)
+    await world.resource("digits", lambda found: found["status"].get("firstRunTime"))
+    container["image"] = "train:3"
     done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
     assert done.returncode != 0
     assert "delete the job and create it again" in done.stderr
