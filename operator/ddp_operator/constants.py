@@ -30,9 +30,9 @@ KUEUE_PRIORITY_LABEL: Final = f"{KUEUE_LABEL_PREFIX}priority-class"
 KUEUE_PODSET_LABEL: Final = f"{KUEUE_LABEL_PREFIX}podset"
 # On a Workload: the UID of its Job.
 KUEUE_JOB_UID_LABEL: Final = f"{KUEUE_LABEL_PREFIX}job-uid"
-# On a child Job: the value of spec.suspend that the operator wrote last. Where they differ, somebody else decides.
 ANNOTATION_SPEC: Final = f"{GROUP}/spec"
 """On a Job: a digest of the fields of the spec that it was built from and that may change until a pod has run."""
+# On a child Job: the value of spec.suspend that the operator wrote last. Where they differ, somebody else decides.
 ANNOTATION_SUSPEND: Final = f"{GROUP}/suspend"
 # Written by the Job controller on every pod of an Indexed Job.
 ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
