@@ -12,7 +12,7 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
-from ddp_operator.status.termination import format_time
+from ddp_operator.kubeobjects.timestamps import format_time
 
 Json = dict[str, Any]
 

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress
+from ddp_operator.kubeobjects.timestamps import format_time
 
 _WANTED = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,
@@ -370,4 +371,4 @@ def _number(value: float | None) -> str | None:
 def _time(value: float | None) -> str | None:
     if value is None or not math.isfinite(value) or not 0 < value < 4e9:
         return None
-    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return format_time(datetime.fromtimestamp(value, UTC))

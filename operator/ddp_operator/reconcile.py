@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf
 from typing import Any
 
@@ -32,6 +32,7 @@ from ddp_operator.cluster import (
     Snapshot,
     Unable,
 )
+from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
 from ddp_operator.status import conditions as c
@@ -72,11 +73,6 @@ _UNATTENDED = "the job's pods go on, and nobody answers a failure, a suspension 
 _SUSPICION, _RECLAIM_INTERVAL = 2.0, 10.0
 # Between two writes of one status that only bring counts and words up to date.
 _DETAILS_INTERVAL = 1.0
-
-
-def utc_now() -> datetime:
-    """Return the time, aware and in UTC."""
-    return datetime.now(UTC)
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api.status import Condition, LastFailure, Status
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
-from ddp_operator.status.termination import parse_time
 
 # Unsatisfactory states in the order in which they hide each other: type and the bad status of the condition.
 _ORDER: Final = (

@@ -11,8 +11,8 @@ from typing import Any
 
 from ddp_operator import exits
 from ddp_operator.cli.api import add_cluster_arguments, connect, list_jobs
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
-from ddp_operator.status.termination import parse_time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

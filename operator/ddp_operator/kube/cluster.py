@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import (
@@ -29,6 +28,7 @@ from ddp_operator.kube.events import EventPoster
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, key_of, trimmed
+from ddp_operator.kubeobjects.timestamps import format_time, utc_now
 
 FIELD_MANAGER: Final = MANAGED_BY
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -240,7 +240,7 @@ class KubeCluster:
         its finalizer until the pod has ended, and nobody else can tell that it has.
         """
         meta, status = pod["metadata"], pod.get("status") or {}
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        stamp = format_time(utc_now())
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
         others = [item for item in status.get("conditions") or [] if item.get("type") != "DisruptionTarget"]
         conditions = [*others, condition | {"lastTransitionTime": stamp}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Event, Object
@@ -13,6 +13,7 @@ from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError, trim
 from ddp_operator.kube.resources import path, plural
+from ddp_operator.kubeobjects.timestamps import format_time, utc_now
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class EventPoster:
 
     def put(self, resource: Object, event: Event) -> None:
         """Take an event over. Where too many wait already it is dropped: it is a courtesy, not a record."""
-        now = datetime.now(UTC)
+        now = utc_now()
         self._last_number = max(self._last_number + 1, int(now.timestamp() * 1_000_000))
         try:
             since = asyncio.get_running_loop().time()
@@ -90,7 +91,7 @@ class EventPoster:
 def build_event(resource: Object, event: Event, now: datetime, number: int) -> dict[str, Any]:
     """Build the ``v1`` Event of one transition, as ``kubectl describe`` finds it; ``number`` makes its name unique."""
     meta = resource["metadata"]
-    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = format_time(now)
     reference = {
         "apiVersion": resource["apiVersion"],
         "kind": resource["kind"],

@@ -18,11 +18,11 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import claim_of
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 from ddp_operator.status import conditions
 from ddp_operator.status.ledger import fail
-from ddp_operator.status.termination import parse_time
 
 
 def close_record(folder: RunFolder) -> bool:

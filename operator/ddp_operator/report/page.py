@@ -9,12 +9,12 @@ from typing import Final
 
 from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.local.orphan import explain_interruption
 from ddp_operator.progress import format_duration
 from ddp_operator.report.charts import Series, format_number, line_chart, stacked_chart
 from ddp_operator.report.run import Event, RankTime, Run, split_step_time
-from ddp_operator.status.termination import parse_time
 from ddp_operator.why import explain_why
 
 # Blue, orange and green that are told apart by colour-blind readers too, in a shade for each theme.

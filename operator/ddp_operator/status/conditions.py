@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.status import Condition, ConditionStatus
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status.observation import Observation, PodView
-from ddp_operator.status.termination import format_time
 
 ACCEPTED: Final = "Accepted"
 SUSPENDED: Final = "Suspended"

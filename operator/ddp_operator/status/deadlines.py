@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import JobView, PodView
 from ddp_operator.status.queues import is_queued
-from ddp_operator.status.termination import parse_time
 
 
 def resumes(job: DDPTrainingJob) -> bool:

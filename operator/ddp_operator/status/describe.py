@@ -21,6 +21,7 @@ from ddp_operator.api.status import (
     Restarts,
     Status,
 )
+from ddp_operator.kubeobjects.timestamps import format_time, parse_time
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
@@ -30,7 +31,6 @@ from ddp_operator.status.lost import describe_lost_contact
 from ddp_operator.status.observation import Observation, PodView
 from ddp_operator.status.queues import waits_in_queue
 from ddp_operator.status.ranks import describe_stall
-from ddp_operator.status.termination import format_time, parse_time
 from ddp_operator.status.waiting import describe_scheduling
 
 

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import Page
 from ddp_operator.status.lost import find_node_problem
 from ddp_operator.status.observation import JobView, NodeView, PodView
-from ddp_operator.status.termination import Termination, format_time, parse_termination
+from ddp_operator.status.termination import Termination, parse_termination
 
 # Secondary failures are often reported first: the pod that caused them still writes its traceback.
 _REPORT_WAIT = timedelta(seconds=15)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
+from ddp_operator.kubeobjects.timestamps import format_time, parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost
 from ddp_operator.status.conditions import Fact
@@ -21,7 +22,6 @@ from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
 from ddp_operator.status.describe import count_all, count_nodes, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.failure import blame_node
 from ddp_operator.status.observation import JobView, Observation, PodView
-from ddp_operator.status.termination import format_time, parse_time
 
 # An attempt that ran so long has done something, also where its script reports no steps.
 _LASTED = timedelta(minutes=5)

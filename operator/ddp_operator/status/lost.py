@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.kubeobjects.timestamps import format_time, parse_time
 from ddp_operator.status.decision import FailPod
 from ddp_operator.status.observation import NodeView, Observation, PodView
-from ddp_operator.status.termination import format_time, parse_time
 
 REASON = "NodeLost"
 # How many nodes are asked after in one pass, pods freed in one pass, and nodes remembered in status.

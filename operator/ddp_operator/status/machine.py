@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
+from ddp_operator.kubeobjects.timestamps import format_time, parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status import deadlines, ledger, lost
 from ddp_operator.status.conditions import Fact
@@ -31,7 +32,6 @@ from ddp_operator.status.ending import LATER, after_the_end, will_fail
 from ddp_operator.status.failure import Verdict, is_guess, judge
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.queues import is_queued, was_suspending
-from ddp_operator.status.termination import format_time, parse_time
 from ddp_operator.status.waiting import blame_image, next_question
 
 # While something is awaited that sends no event: a page, a witness.

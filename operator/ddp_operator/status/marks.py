@@ -9,8 +9,8 @@ from typing import Final, Literal
 
 from ddp_operator.api.status import Status
 from ddp_operator.constants import CATEGORIES, CATEGORY_UNKNOWN
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status import conditions as c
-from ddp_operator.status.termination import parse_time
 
 RUNGS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"

@@ -14,8 +14,9 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import controller_of
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import Page, RankSample, StalledRank
-from ddp_operator.status.termination import Termination, parse_termination, parse_time
+from ddp_operator.status.termination import Termination, parse_termination
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # The kubelet says the same about a try and about the pause before the next one, but for this beginning.

@@ -10,11 +10,11 @@ from statistics import median_low
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status, Straggler
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import Page, RankSample, StalledRank, build_progress
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.observation import Observation, PodView
-from ddp_operator.status.termination import format_time
 
 Ranks = Mapping[int, RankSample]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
 
 import msgspec
 
@@ -176,19 +175,3 @@ def _sane_time(said: float | None, finished: float | None) -> float | None:
     if finished is not None and not -3600 <= finished - said <= 3600:
         return finished
     return said
-
-
-def parse_time(value: Any) -> datetime | None:
-    """Return an RFC 3339 time as an aware datetime, or None."""
-    if not isinstance(value, str):
-        return None
-    try:
-        parsed = datetime.fromisoformat(value)
-    except ValueError:
-        return None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
-
-
-def format_time(moment: datetime) -> str:
-    """Return a time as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
-    return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")

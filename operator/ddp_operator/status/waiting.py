@@ -15,12 +15,12 @@ from typing import Any
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure
 from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
+from ddp_operator.kubeobjects.timestamps import format_time, parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.deadlines import waiting_since
 from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
 from ddp_operator.status.queues import waits_in_queue
-from ddp_operator.status.termination import format_time, parse_time
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from ddp_operator.api.status import Condition, LastFailure, Nodes, Progress, Status
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.changes import can_wait
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Condition, Status
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Observation, observe_children, view_pod
-from ddp_operator.status.termination import format_time
 from ddp_operator.status.waiting import describe_scheduling
 from tests.builders import NOW, child_job, child_pod, job, page
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.launcher import Gathering, Heartbeats, remove_the_dead
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
@@ -17,7 +18,6 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.memory import World
 

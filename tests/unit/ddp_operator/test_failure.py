@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ddp_operator import constants
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status.failure import Verdict, judge, will_fail_job
 from ddp_operator.status.observation import view_job, view_pod
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_job, child_pod, last_words
 
 PEER_LOST = last_words("NCCL", victim=True)

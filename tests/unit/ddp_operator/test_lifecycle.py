@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import Status
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
@@ -15,7 +16,6 @@ from ddp_operator.status.decision import Decision
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.memory import World
 

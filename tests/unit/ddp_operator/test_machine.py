@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure, Restarts, Status
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import (
@@ -21,7 +22,6 @@ from ddp_operator.status.decision import (
 )
 from ddp_operator.status.machine import decide, is_finished, scrape_interval
 from ddp_operator.status.observation import observe_children
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW))

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost
@@ -15,7 +16,6 @@ from ddp_operator.status.events import transition_events
 from ddp_operator.status.failure import blame_node
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import NodeView, observe_children, view_node, view_pod
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW - timedelta(hours=1)))

@@ -25,8 +25,8 @@ from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, build_table, choose_screen
 from ddp_operator.exits import CommandError
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.recovery import Sample
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_pod
 
 

@@ -1,13 +1,13 @@
 """The launcher's last words, including those that no launcher would write."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from ddp_operator import constants
-from ddp_operator.status.termination import Termination, format_time, parse_termination, parse_time
+from ddp_operator.status.termination import Termination, parse_termination
 from tests.builders import NOW, last_words
 
 
@@ -155,24 +155,3 @@ def test_time_is_always_one_that_can_be_written(time: float | None, finished: da
 def test_progress_without_a_number_is_left_out() -> None:
     text = '{"progress": {"a": 1, "b": 2.5}}'
     assert parse(text).progress == {"a": 1.0, "b": 2.5}
-
-
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        ("2026-11-20T12:00:00Z", NOW),
-        ("2026-11-20T13:00:00+01:00", NOW),
-        ("2026-11-20T12:00:00", NOW),
-        ("2026-11-20T12:00:00.5Z", NOW + timedelta(seconds=0.5)),
-        ("yesterday", None),
-        ("", None),
-        (None, None),
-        (3, None),
-    ],
-)
-def test_time_is_read(text: Any, moment: datetime | None) -> None:
-    assert parse_time(text) == moment
-
-
-def test_time_is_written_in_utc_and_whole_seconds() -> None:
-    assert format_time(NOW + timedelta(seconds=0.9)) == "2026-11-20T12:00:00Z"

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import RankSample, StalledRank, compute_goodput, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Decision
@@ -19,7 +20,6 @@ from ddp_operator.status.events import transition_events
 from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
 from ddp_operator.status.ranks import MAX_PODS, choose_pods, find_stragglers
-from ddp_operator.status.termination import format_time
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.memory import World
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
-from ddp_operator.status.termination import format_time
 from ddp_operator.why import REMEDIES, Why, explain_why
 from tests.builders import NOW
 

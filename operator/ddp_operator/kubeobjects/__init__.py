@@ -1,0 +1,1 @@
+"""Facts of the Kubernetes API that every side needs: one helper for each."""
