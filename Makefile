@@ -46,7 +46,8 @@ $(PY):
 $(STAMP): pyproject.toml .ci/constraints.txt | $(PY)
 	@echo 'installing the operator, the trainer and their tools (PyTorch is the big one)'
 	@# Python compiles what it imports; compiling all of PyTorch here would take as long as installing it.
-	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check -e '.[all]' -c .ci/constraints.txt
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check 'pip>=25.1'  # which knows --group
+	@$(PY) -m pip install -qq --no-compile -e '.[all]' --group dev -c .ci/constraints.txt
 	@echo '$(CURDIR)' > $@
 
 .PHONY: tools
