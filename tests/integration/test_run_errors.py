@@ -71,7 +71,7 @@ def test_an_error_in_some_passes_is_kept_and_tried_again(
     assert "Traceback" in run.read("errors.log")
     output = capsys.readouterr().out
     assert "warning     KeyError in ddp itself" in output
-    assert "errors.log" in output.splitlines()[-1]
+    assert "errors.log" in output.splitlines()[-2]
 
 
 def test_an_error_in_every_pass_ends_the_run_in_order(
@@ -90,6 +90,7 @@ def test_an_error_in_every_pass_ends_the_run_in_order(
     assert "OperatorError: an error in ddp itself ended the run, and the pods were stopped: KeyError: 'lost'" in output
     assert run.read("errors.log").count("KeyError: 'lost'") == 8
     assert "report" in explain_why(run.resource(), [], runner._now()).todo
+    assert "OperatorError" in run.read("report.html")
 
 
 def test_before_any_pod_it_ends_as_well(
@@ -113,6 +114,20 @@ def test_a_run_does_without_what_only_watches(
     assert run.run("print('done')") == exits.OK
     assert "the run goes on without the samples of the metrics" in capsys.readouterr().out
     assert "KeyError: 'page'" in run.read("errors.log")
+
+
+def test_a_report_that_cannot_be_written_changes_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw(path: Path) -> str:
+        raise KeyError("chart")
+
+    monkeypatch.setattr("ddp_operator.report.build_report", draw)
+    run = Run(tmp_path, monkeypatch, lambda number: None)
+    assert run.run("print('done')") == exits.OK
+    assert "the run goes on without the report" in capsys.readouterr().out
+    assert "KeyError: 'chart'" in run.read("errors.log")
+    assert "toy: Succeeded" in run.read("summary.txt")
 
 
 def test_the_end_of_a_pod_that_cannot_be_recorded_ends_the_run(

@@ -149,6 +149,7 @@ def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
         assert find_pods(marks) == []
         assert conditions(run)["Failed"] == ("True", "Interrupted")
         assert run.read_status()["progress"]["step"] == 7  # and not where the last pass had seen it
+        assert ">Interrupted</span>" in (run.run_folder / "report.html").read_text()
     assert (tmp_path / "saved").exists()
     assert "stopping: pods have" in run.output
     assert "toy: Interrupted" in run.output

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 from ddp_operator import exits
@@ -23,22 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and say where it is. Raises: CommandError."""
-    from ddp_operator.local.folder import RunFolder
+    from ddp_operator.local.folder import RunFolder, replace_file
     from ddp_operator.local.orphan import close_record
-    from ddp_operator.report import build_page, read_run
+    from ddp_operator.report import build_report
 
     folder = find_run(arguments.run, arguments.runs_dir)
     with suppress(OSError):  # somebody else's folder: the page says so nevertheless
         close_record(RunFolder(folder))
     try:
-        page = build_page(read_run(folder), datetime.now(UTC))
+        page = build_report(folder)
     except ValueError as error:
         raise CommandError(str(error)) from None
-    target = arguments.output or folder / "report.html"
-    temporary = target.with_name(f".{target.name}.tmp")
+    target = arguments.output or RunFolder(folder).report
     try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, target)
+        replace_file(target, page)
     except OSError as error:
         raise CommandError(f"{target}: {error.strerror}; give another --output") from None
     print(target)

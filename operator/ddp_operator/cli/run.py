@@ -63,6 +63,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.local.runner import RunPlan
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template
+    from ddp_operator.report import build_report
     from ddp_operator.validation import check_manifest
 
     manifest = check_manifest(text).manifest
@@ -95,6 +96,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         logs=arguments.logs,
         plain=arguments.plain,
         quiet=arguments.quiet,
+        build_report=build_report,
     )
 
 

@@ -72,7 +72,7 @@ class RunFolder:
         self.errors = path / "errors.log"
         self.metrics = path / "metrics.csv"
         self.summary = path / "summary.txt"
-        self.plot = path / "plot.png"
+        self.report = path / "report.html"
         self.pages = path / "metrics"
         self.logs = path / "logs"
 
@@ -225,16 +225,14 @@ class RunFolder:
         """Write summary.txt."""
         self._write(self.summary, text)
 
+    def write_report(self, page: str) -> None:
+        """Write report.html."""
+        self._write(self.report, page)
+
     def _write(self, path: Path, text: str) -> bool:
         """Replace a file, or leave it as it was."""
-        temporary = path.with_name(f"{path.name}.tmp")
         with self._tolerantly(path):
-            try:
-                temporary.write_text(text, encoding="utf-8")
-                os.replace(temporary, path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            replace_file(path, text)
         return path not in self._failing
 
     @contextmanager
@@ -247,6 +245,17 @@ class RunFolder:
             self._failing.add(path)
         else:
             self._failing.discard(path)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one and never half of it. Raises: OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def is_out_of_space(error: Exception) -> bool:

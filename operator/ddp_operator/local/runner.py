@@ -28,7 +28,6 @@ from ddp_operator.local.fields import Finding
 from ddp_operator.local.folder import RunFolder, is_out_of_space
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.orphan import close_record, interrupt
-from ddp_operator.local.plotter import Plotter
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.store import grace_of
 from ddp_operator.local.tail import Tail
@@ -68,6 +67,8 @@ class RunPlan:
     logs: bool
     plain: bool
     quiet: bool
+    build_report: Callable[[Path], str]
+    """Returns the HTML of the report on a run folder."""
 
 
 def run_job(plan: RunPlan) -> int:
@@ -109,7 +110,6 @@ class Run:
         )
         self._folder.on_problem = lambda words: self._display.line(f"warning     {words}")
         self._recorder = Recorder(self._cluster, self._folder, _now)
-        self._plotter = Plotter(self._folder)
         self._wake = asyncio.Event()
         self._signals: list[int] = []
         self._errors = 0
@@ -249,9 +249,7 @@ class Run:
                 self._interrupt()
             self._take_status()  # also where the last one could not be written
         self._display.update(self._view())
-        if len(self._signals) < 2:
-            await self._aside("the plot", self._plotter.draw)
-        self._plotter.close()
+        await self._aside("the report", self._write_report)
         self._display.close()
         seconds = time.monotonic() - self._started
         summary = describe_run(
@@ -269,6 +267,9 @@ class Run:
         if self._signals:
             return 128 + self._signals[0]
         return {"Succeeded": 0, "Rejected": 2}.get(self._status.phase or "", 1)
+
+    async def _write_report(self) -> None:
+        self._folder.write_report(self._plan.build_report(self._folder.path))
 
     def _fail(self, error: BaseException) -> None:
         """Say in the status why the run has ended; the reconcile cannot."""
@@ -336,7 +337,6 @@ class Run:
             self._url_shown = True
             self._display.line(f"metrics     curl http://127.0.0.1:{self._recorder.port}/metrics")
         self._display.update(view)
-        self._plotter.prepare(view.progress)
 
     def _introduce(self) -> None:
         """Say what runs where."""

@@ -21,10 +21,11 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     lines += [f"  warning:    {c.message}" for c in status.conditions if (c.type, c.status) == ("Distributed", "False")]
     if status.phase != "Succeeded":
         lines += _explain(status, folder)
-    where = _relative(folder.path)
-    lines.append(f"  run folder: {where}")
-    kept = ["status.yaml", "metrics.csv", "plot.png", "logs", "events.log", "errors.log"]
+    lines.append(f"  run folder: {_relative(folder.path)}")
+    kept = ["status.yaml", "metrics.csv", "logs", "events.log", "errors.log"]
     lines.append("  in it:      " + ", ".join(n + ("/" if n == "logs" else "") for n in kept if _is_there(folder, n)))
+    if folder.report.exists():
+        lines.append(f"  report:     {_relative(folder.report)} (open it in a browser)")
     return "\n".join(lines)
 
 

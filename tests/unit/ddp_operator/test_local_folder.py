@@ -1,4 +1,4 @@
-"""What a run writes down: files of the run folder, samples of the metrics pages, the plot, the tail of a log."""
+"""What a run writes down: files of the run folder, samples of the metrics pages, the tail of a log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from PIL import Image
 
 from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, read_rows
-from ddp_operator.local.plotter import Plotter
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.store import Store
 from ddp_operator.local.tail import Tail
@@ -250,30 +248,6 @@ def end(cluster: FakeCluster, name: str, message: str) -> Any:
     assert pod is not None
     state = {"terminated": {"exitCode": 0, "message": message}}
     return {**pod, "status": {"phase": "Succeeded", "containerStatuses": [{"state": state}]}}
-
-
-# --- plot -------------------------------------------------------------------------------------------------------------
-
-
-async def test_the_plot_shows_what_the_rows_hold(folder: RunFolder) -> None:
-    for number in range(20):
-        values = {
-            "ddp_step": float(number),
-            "ddp_loss": 1 / (number + 1),
-        }
-        page = Page(values, rates=Rates(samples=100.0 + number))
-        folder.write_row(NOW.replace(second=number), 1 + number // 10, page)
-    await Plotter(folder).draw()
-    with Image.open(folder.plot) as picture:
-        assert picture.format == "PNG"
-        colours = picture.convert("RGB").getcolors(maxcolors=1 << 16) or []
-    assert any(colour == (31, 119, 180) for _, colour in colours), "no line in matplotlib's first colour"
-    assert not (folder.path / "plot.log").exists()
-
-
-async def test_without_rows_there_is_no_plot(folder: RunFolder) -> None:
-    await Plotter(folder).draw()
-    assert not folder.plot.exists()
 
 
 # --- tail -------------------------------------------------------------------------------------------------------------
