@@ -7,11 +7,11 @@
 import sys
 from collections.abc import Mapping, Sequence
 
-from ddp_operator.kube.checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
+from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 
 EMPTY = '""'
-HEADER = "# Generated from operator/ddp_operator/kube/checks.py by `make generate`. Do not edit.\n"
+HEADER = "# Generated from operator/ddp_operator/kube/startup_checks.py by `make generate`. Do not edit.\n"
 
 
 def render_rules(permissions: Mapping[str, Sequence[str]]) -> str:

@@ -36,9 +36,10 @@ from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
 from ddp_operator.status import conditions as c
-from ddp_operator.status import lost, ranks, waiting
+from ddp_operator.status import lost_nodes, scheduling, stragglers
 from ddp_operator.status.changes import can_wait
 from ddp_operator.status.claims import exclusive_claim, refuse_second
+from ddp_operator.status.decide import decide, is_finished, scrape_interval
 from ddp_operator.status.decision import (
     Decision,
     DeleteJob,
@@ -51,11 +52,10 @@ from ddp_operator.status.decision import (
 )
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.failure import MOST_FAILURES, read_failures
-from ddp_operator.status.machine import decide, is_finished, scrape_interval
-from ddp_operator.status.marks import Mark, transition_marks
+from ddp_operator.status.lost_labels import may_be_unseen
 from ddp_operator.status.observation import NodeView, Observation, Trouble, observe_children, view_node
 from ddp_operator.status.ownership import explain_conflict, is_owned
-from ddp_operator.status.unseen import may_be_unseen
+from ddp_operator.status.transitions import Mark, transition_marks
 
 _WAIT_FOR_COLLECTOR = 1.0
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
@@ -82,7 +82,7 @@ class _Memory:
     scraped: datetime | None = None
     meter: RateMeter = field(default_factory=RateMeter)
     written: datetime | None = None
-    compared: tuple[datetime, int, ranks.Ranks] | None = None
+    compared: tuple[datetime, int, stragglers.Ranks] | None = None
     stalled: dict[int, StalledRank] = field(default_factory=dict)
     asked: tuple[datetime, Mapping[str, Trouble]] | None = None
     built: tuple[str, int] | None = None
@@ -192,7 +192,7 @@ class Reconciler:
                 case FailPod(_, uid, words):
                     for raw in snapshot.pods:
                         if raw["metadata"].get("uid") == uid:
-                            await self._cluster.fail_pod(raw, lost.REASON, words)
+                            await self._cluster.fail_pod(raw, lost_nodes.REASON, words)
                 case DeleteResource():
                     version = snapshot.resource["metadata"]["resourceVersion"]
                     await self._cluster.delete_resource(key, uid=job.uid, resource_version=version)
@@ -305,7 +305,7 @@ class Reconciler:
     async def _ask_nodes(self, job: DDPTrainingJob, observation: Observation) -> Mapping[str, NodeView]:
         """Return the nodes on which it depends whether a pod can still end by itself; seldom any."""
         found = {}
-        for name in lost.nodes_in_doubt(job, observation, self._clock()):
+        for name in lost_nodes.nodes_in_doubt(job, observation, self._clock()):
             try:
                 found[name] = view_node(await self._cluster.node(name))
             except Refused:
@@ -317,13 +317,13 @@ class Reconciler:
     ) -> Mapping[str, Trouble]:
         """Return what others say of the Job and the pods that do not get on; asked now, or not long ago."""
         now, memory = self._clock(), self._memory[key]
-        uids = () if is_finished(job.status) else waiting.in_doubt(job, observation, now)
+        uids = () if is_finished(job.status) else scheduling.in_doubt(job, observation, now)
         if not uids:
             memory.asked = None
             self._waiting.discard(key)
             return {}
         self._waiting.add(key)
-        interval = waiting.next_question(job, observation, now) or 0.0
+        interval = scheduling.next_question(job, observation, now) or 0.0
         if memory.asked is not None and _seconds(now, memory.asked[0]) < interval * 0.9:
             return memory.asked[1]
         found: dict[str, Trouble] = {}
@@ -331,9 +331,9 @@ class Reconciler:
             if raw["metadata"].get("uid") in uids:
                 with suppress(Refused):
                     if raw["kind"] == "Job" and raw["spec"].get("suspend"):
-                        trouble = waiting.view_workloads(raw, await self._cluster.workloads_of(raw))
+                        trouble = scheduling.view_workloads(raw, await self._cluster.workloads_of(raw))
                     else:
-                        trouble = waiting.view_trouble(await self._cluster.events_of(raw))
+                        trouble = scheduling.view_trouble(await self._cluster.events_of(raw))
                     if trouble is not None:
                         found[raw["metadata"]["uid"]] = trouble
         memory.asked = now, found
@@ -342,17 +342,19 @@ class Reconciler:
     async def _compare_ranks(self, key: Key, job: DDPTrainingJob, observation: Observation) -> Observation:
         """Read the other pods' pages, once a minute and when steps have stopped, and compare the ranks."""
         page, now = observation.page, self._clock()
-        stalled = ranks.is_stalled(job, page)
+        stalled = stragglers.is_stalled(job, page)
         memory = self._memory[key]
         if page is None or not (stalled or (page.training and page.ranks)):
             return observation
         places = memory.stalled = {**memory.stalled, **{one.rank: one for one in page.stalled}} if stalled else {}
         observation = replace(observation, stalled=tuple(sorted(places.values())))
         asked_at, attempt, before = memory.compared or (None, 0, {})
-        news = stalled and (not ranks.is_said(job.status) or (places and not ranks.is_explained(observation.stalled)))
-        if _seconds(now, asked_at) < ranks.WINDOW and not news:
+        news = stalled and (
+            not stragglers.is_said(job.status) or (places and not stragglers.is_explained(observation.stalled))
+        )
+        if _seconds(now, asked_at) < stragglers.WINDOW and not news:
             return observation
-        others = ranks.choose_pods(observation.pods_of(job.status.attempt))
+        others = stragglers.choose_pods(observation.pods_of(job.status.attempt))
         texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in others))
         found = dict(page.ranks)
         for other in (parse_page(text) for text in texts if text):
@@ -360,8 +362,8 @@ class Reconciler:
             places.update((one.rank, one) for one in other.stalled)
         same = attempt == job.status.attempt
         memory.compared = now, job.status.attempt, found
-        stragglers = ranks.find_stragglers(before, found) if same else None
-        return replace(observation, ranks=found, stragglers=stragglers, stalled=tuple(sorted(places.values())))
+        slow = stragglers.find_stragglers(before, found) if same else None
+        return replace(observation, ranks=found, stragglers=slow, stalled=tuple(sorted(places.values())))
 
     async def _read_failures(self, job: DDPTrainingJob, observation: Observation) -> Observation:
         """Read on the pods' pages why workers were restarted in place, when pod 0's counts a new such restart.
@@ -372,7 +374,7 @@ class Reconciler:
         if page is None or restarts.in_place_before + page.in_place_restarts <= restarts.in_place:
             return observation
         pods = observation.pods_of(job.status.attempt)
-        others = ranks.choose_pods(pods, MOST_FAILURES)
+        others = stragglers.choose_pods(pods, MOST_FAILURES)
         texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in others))
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
         pages += [(pod, parse_page(text)) for pod, text in zip(others, texts, strict=True) if text]

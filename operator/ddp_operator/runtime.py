@@ -14,9 +14,9 @@ from ddp_operator.cluster import Key
 from ddp_operator.constants import KIND
 from ddp_operator.health import HealthServer
 from ddp_operator.kube import ApiClient, KubeCluster, login
-from ddp_operator.kube.checks import check_cluster, find_loss
-from ddp_operator.kube.store import Store, key_of
-from ddp_operator.kube.sync import Synchroniser
+from ddp_operator.kube.cache import Store, key_of
+from ddp_operator.kube.resync import Synchroniser
+from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.leader import FENCE_SHARE, Leader, new_identity
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings

@@ -27,7 +27,7 @@ from ddp_operator.api.status import Phase
 from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.constants import CATEGORIES
 from ddp_operator.status import conditions as c
-from ddp_operator.status.marks import RESTART_CATEGORIES, RUNGS, STAGES, Ended, Failed, Mark, Reached, Restarted
+from ddp_operator.status.transitions import RESTART_CATEGORIES, RUNGS, STAGES, Ended, Failed, Mark, Reached, Restarted
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
 

@@ -91,7 +91,7 @@ async def test_all_pods_of_an_attempt_are_placed_or_none(users: World) -> None:
         return len(await placed()) == 2
 
     await users.until(all_placed, "both pods on nodes")
-    # What status/machine.py answers with a new attempt, for an elastic job.
+    # What status/decide.py answers with a new attempt, for an elastic job.
     cluster = KubeCluster(users.client)
     with pytest.raises(Refused, match="cannot change parallelism for a Job referencing gang-scheduled PodGroup"):
         await cluster.patch_job("default", "small-1", {"spec": {"completions": 1, "parallelism": 1}})

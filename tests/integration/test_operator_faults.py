@@ -14,9 +14,9 @@ import yaml
 
 from ddp_operator import handlers, reconcile, workqueue
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, PLURAL
-from ddp_operator.kube import sync
+from ddp_operator.kube import resync
 from ddp_operator.runtime import Operator
-from ddp_operator.status import machine
+from ddp_operator.status import decide
 from tests.standin import StandIn, World
 
 from .conftest import Start, job_manifest
@@ -85,7 +85,7 @@ async def test_a_webhook_that_is_away_is_told_and_waited_for(
     server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "_SERVER_PATIENCE", 0.3)
-    monkeypatch.setattr(machine, "_RECHECK_REFUSAL", 0.1)
+    monkeypatch.setattr(decide, "_RECHECK_REFUSAL", 0.1)
     start()
     words = 'Internal error occurred: failed calling webhook "audit.example.com": connection refused'
     server.faults.add(500, verb="create", resource="jobs", times=1_000_000, message=words)
@@ -166,7 +166,7 @@ async def test_a_watch_that_is_refused_for_a_while_comes_back(
 async def test_deletions_missed_in_a_new_listing_are_found(
     server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "NUDGE_DELAY", 0.1)
+    monkeypatch.setattr(resync, "NUDGE_DELAY", 0.1)
     operator = start().operator
     for name in ("stays", "goes"):
         await world.create(job_manifest(name))
@@ -187,7 +187,7 @@ async def test_deletions_missed_in_a_new_listing_are_found(
 async def test_silent_watches_are_helped_out(
     server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "GRACE", 0.2)
+    monkeypatch.setattr(resync, "GRACE", 0.2)
     start(resync_interval=1.0)
     await world.create(job_manifest())
     await world.run_pod("digits-1", 0)

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, Snapshot, Unable
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
-from ddp_operator.kube import KubeCluster, scrape, sync
+from ddp_operator.kube import KubeCluster, resync, scrape
+from ddp_operator.kube.cache import Store
 from ddp_operator.kube.resources import path
-from ddp_operator.kube.store import Store
-from ddp_operator.kube.sync import Synchroniser
+from ddp_operator.kube.resync import Synchroniser
 from tests.standin import StandIn, World
 from tests.standin.kueue import WORKLOAD
 
@@ -317,7 +317,7 @@ async def test_an_empty_label_on_somebodys_pod_stops_nobody(world: World, store:
 async def test_long_lists_are_read_page_by_page(
     world: World, store: Store, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "CHUNK", "2")
+    monkeypatch.setattr(resync, "CHUNK", "2")
     for number in range(5):
         await world.create(child("ConfigMap", f"c{number}"))
     await Synchroniser(world.client, store, namespaces=[], interval=3600, on_change=lambda key: None).resync()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.constants import KIND
-from ddp_operator.kube.checks import HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import plural
-from ddp_operator.status import waiting
+from ddp_operator.kube.startup_checks import HOME_PERMISSIONS, PERMISSIONS
+from ddp_operator.status import scheduling
 from tests.standin import StandIn, World
 from tests.standin.kueue import WORKLOAD
 
@@ -50,7 +50,7 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
     server.serve(WORKLOAD)
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
-    monkeypatch.setattr(waiting, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
+    monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
     job_controller, server.controllers.job_controller = server.controllers.job_controller, None
     await world.create(job_manifest("stuck"))
     await until_used("list", "events")

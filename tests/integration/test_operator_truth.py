@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from ddp_operator import constants
-from ddp_operator.status import ranks
+from ddp_operator.status import stragglers
 from tests.builders import page
 from tests.standin import World
 
@@ -75,7 +75,7 @@ def progressing(found: Any) -> tuple[str, str, str]:
 async def test_a_slow_rank_goodput_and_a_stall_are_in_status_and_on_the_operators_page(
     world: World, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "WINDOW", 0.2)
+    monkeypatch.setattr(stragglers, "WINDOW", 0.2)
     running, pages = start(progress_interval=0.1), Pages()
     async with serve(pages) as port:
         await world.create(job_manifest(metrics={"port": port}, watchdog={"stallSeconds": 300}))

@@ -14,8 +14,8 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.progress import Page, parse_page
+from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
-from ddp_operator.status.machine import decide, is_finished
 from ddp_operator.status.observation import NodeView, Observation, observe_children
 from tests.builders import NOW, job, page
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from ddp_operator import constants
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Key
-from ddp_operator.kube.sync import WATCHED
+from ddp_operator.kube.resync import WATCHED
 from ddp_operator.status import conditions as c
 from tests.builders import page, resource
 from tests.standin.kueue import Manages

@@ -10,10 +10,10 @@ from typing import Any, Literal, Protocol
 import kopf
 
 from ddp_operator.cluster import Event, Key, Object
+from ddp_operator.kube.cache import Store
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
-from ddp_operator.kube.store import Store
-from ddp_operator.kube.sync import Laggard, Synchroniser
+from ddp_operator.kube.resync import Laggard, Synchroniser
 from ddp_operator.reconcile import Reconciler
 
 from .server import Ask

@@ -21,13 +21,13 @@ from ddp_operator.cluster import (
     controller_of,
 )
 from ddp_operator.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
-from ddp_operator.kube.asking import EventReader
+from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, Store, key_of, trimmed
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
-from ddp_operator.kube.events import EventPoster
+from ddp_operator.kube.event_reader import EventReader
+from ddp_operator.kube.event_writer import EventPoster
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
-from ddp_operator.kube.store import CHILD_KINDS, UNWATCHED_KINDS, Store, key_of, trimmed
 from ddp_operator.kubeobjects.timestamps import format_time, utc_now
 
 FIELD_MANAGER: Final = MANAGED_BY

@@ -22,7 +22,7 @@ from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 from ddp_operator.status import conditions
-from ddp_operator.status.ledger import fail
+from ddp_operator.status.attempts import fail
 
 
 def close_record(folder: RunFolder) -> bool:

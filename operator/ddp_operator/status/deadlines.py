@@ -8,7 +8,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import JobView, PodView
-from ddp_operator.status.queues import is_queued
+from ddp_operator.status.queueing import is_queued
 
 
 def resumes(job: DDPTrainingJob) -> bool:

@@ -27,11 +27,11 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.failure import find_in_place
-from ddp_operator.status.lost import describe_lost_contact
+from ddp_operator.status.lost_nodes import describe_lost_contact
 from ddp_operator.status.observation import Observation, PodView
-from ddp_operator.status.queues import waits_in_queue
-from ddp_operator.status.ranks import describe_stall
-from ddp_operator.status.waiting import describe_scheduling
+from ddp_operator.status.queueing import waits_in_queue
+from ddp_operator.status.scheduling import describe_scheduling
+from ddp_operator.status.stragglers import describe_stall
 
 
 def describe(

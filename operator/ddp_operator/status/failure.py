@@ -10,7 +10,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import Page
-from ddp_operator.status.lost import find_node_problem
+from ddp_operator.status.lost_nodes import find_node_problem
 from ddp_operator.status.observation import JobView, NodeView, PodView
 from ddp_operator.status.termination import Termination, parse_termination
 

@@ -17,8 +17,8 @@ from ddp_operator.constants import (
     MANAGED_BY,
     PORT_NAMES,
 )
-from ddp_operator.kube.checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.kube.resources import group, plural
+from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.settings import Settings
 from ddp_operator.validation import check_manifest
 

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.cluster import Key
-from ddp_operator.kube.store import Store
+from ddp_operator.kube.cache import Store
 from ddp_operator.status.claims import refuse_second
 from ddp_operator.why import explain_why
 from tests.builders import NOW, job, page, resource

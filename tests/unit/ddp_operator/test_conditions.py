@@ -10,7 +10,7 @@ from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Observation, observe_children, view_pod
-from ddp_operator.status.waiting import describe_scheduling
+from ddp_operator.status.scheduling import describe_scheduling
 from tests.builders import NOW, child_job, child_pod, job, page
 
 

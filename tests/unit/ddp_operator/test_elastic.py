@@ -15,8 +15,8 @@ from ddp_operator.launcher import Gathering, Heartbeats, remove_the_dead
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
-from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.memory import World

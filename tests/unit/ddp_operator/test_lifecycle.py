@@ -12,9 +12,9 @@ from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.events import transition_events
-from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.memory import World

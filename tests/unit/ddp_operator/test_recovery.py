@@ -10,11 +10,11 @@ from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Res
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
-from ddp_operator.status import lost
+from ddp_operator.status import lost_nodes
+from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.failure import blame_node
-from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import NodeView, observe_children, view_node, view_pod
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 
@@ -292,9 +292,9 @@ class TestLostNode:
     def test_is_asked_after_only_when_a_deleted_pod_does_not_end(self) -> None:
         typed = job(status=STARTED, nodes=2)
         seen = observe_children(typed, [JOB], [child_pod(0), self.STUCK])
-        assert lost.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=119)) == ()
-        assert lost.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
-        assert lost.next_look(typed, seen, NOW + timedelta(seconds=100)) == 20
+        assert lost_nodes.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=119)) == ()
+        assert lost_nodes.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
+        assert lost_nodes.next_look(typed, seen, NOW + timedelta(seconds=100)) == 20
 
     @pytest.mark.parametrize(
         ("node", "seconds", "freed"),
@@ -406,7 +406,7 @@ class TestLostNode:
         silent, gate = (child_pod(1, unready=NOW, node="node-b") for _ in range(2))
         gate["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
         for pod, asked in ((silent, ("node-b",)), (gate, ()), (child_pod(1, ready=False, node="node-b"), ())):
-            assert lost.nodes_in_doubt(typed, observe_children(typed, [JOB], [child_pod(0), pod]), NOW) == asked
+            assert lost_nodes.nodes_in_doubt(typed, observe_children(typed, [JOB], [child_pod(0), pod]), NOW) == asked
 
     def test_frees_pods_of_a_job_that_has_ended_too(self) -> None:
         ended = run(jobs=[child_job(conditions={"Complete": ""})]).status
@@ -435,7 +435,7 @@ class TestLostNode:
 
     def test_list_is_bounded_and_the_latest_is_last(self) -> None:
         names = tuple(f"n{i}" for i in range(10))
-        assert lost.remember(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
+        assert lost_nodes.remember(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
 
     @pytest.mark.parametrize(
         ("raw", "ready"),

@@ -8,13 +8,13 @@ import pytest
 
 from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.kube.checks import GANG_PERMISSIONS
 from ddp_operator.kube.resources import kind_of, path
+from ddp_operator.kube.startup_checks import GANG_PERMISSIONS
 from ddp_operator.manifests.children import build_children
 from ddp_operator.status.decision import DeleteJob
 from tests.builders import child_job, job, template
 
-from .test_machine import run
+from .test_decide import run
 
 OPERATOR = {constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR}
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}

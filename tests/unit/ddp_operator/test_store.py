@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.cluster import Key
 from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME
-from ddp_operator.kube.store import LAST_APPLIED, TOMBSTONES, Store
+from ddp_operator.kube.cache import LAST_APPLIED, TOMBSTONES, Store
 
 KEY = Key("team", "digits")
 

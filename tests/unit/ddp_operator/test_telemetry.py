@@ -14,7 +14,7 @@ from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.constants import CATEGORIES
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
-from ddp_operator.status.marks import Ended, Failed, Mark, Reached, Restarted, transition_marks
+from ddp_operator.status.transitions import Ended, Failed, Mark, Reached, Restarted, transition_marks
 from ddp_operator.telemetry import PHASES, Metrics, render_page
 from tests.builders import NOW
 

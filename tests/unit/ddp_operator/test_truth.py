@@ -14,12 +14,12 @@ from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Sta
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import RankSample, StalledRank, compute_goodput, parse_page
 from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.events import transition_events
-from ddp_operator.status.machine import decide
 from ddp_operator.status.observation import observe_children
-from ddp_operator.status.ranks import MAX_PODS, choose_pods, find_stragglers
+from ddp_operator.status.stragglers import MAX_PODS, choose_pods, find_stragglers
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.memory import World
 

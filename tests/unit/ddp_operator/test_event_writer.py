@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster import Event
-from ddp_operator.kube import events
-from ddp_operator.kube.events import EventPoster
+from ddp_operator.kube import event_writer
+from ddp_operator.kube.event_writer import EventPoster
 from tests.builders import child_job
 
 
@@ -34,10 +34,12 @@ async def several_pauses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("under_way", "patience"), [(events.BUSY - 1, events.PATIENCE), (1000, 0.0)], ids=["little is done", "long enough"]
+    ("under_way", "patience"),
+    [(event_writer.BUSY - 1, event_writer.PATIENCE), (1000, 0.0)],
+    ids=["little is done", "long enough"],
 )
 async def test_an_event_is_posted_at_once(under_way: int, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "PATIENCE", patience)
+    monkeypatch.setattr(event_writer, "PATIENCE", patience)
     client = Client(under_way)
     poster = put(client)
     await several_pauses()
@@ -46,8 +48,8 @@ async def test_an_event_is_posted_at_once(under_way: int, patience: float, monke
 
 
 async def test_an_event_waits_while_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "PAUSE", 0.0)
-    client = Client(events.BUSY)
+    monkeypatch.setattr(event_writer, "PAUSE", 0.0)
+    client = Client(event_writer.BUSY)
     poster = put(client)
     await several_pauses()
     assert client.posted == []
@@ -58,8 +60,8 @@ async def test_an_event_waits_while_much_is_done(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_an_operator_that_ends_takes_no_event_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "PAUSE", 0.0)
-    client = Client(events.BUSY)
+    monkeypatch.setattr(event_writer, "PAUSE", 0.0)
+    client = Client(event_writer.BUSY)
     poster = put(client)
     await several_pauses()
     await poster.close()

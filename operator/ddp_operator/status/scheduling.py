@@ -20,7 +20,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.deadlines import waiting_since
 from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
-from ddp_operator.status.queues import waits_in_queue
+from ddp_operator.status.queueing import waits_in_queue
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import ClusterError, Refused
-from ddp_operator.status.unseen import may_be_unseen
+from ddp_operator.status.lost_labels import may_be_unseen
 from tests.builders import child_job, child_pod, job, page
 from tests.memory import World
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects.timestamps import format_time, parse_time
+from ddp_operator.status import attempts, deadlines, lost_nodes
 from ddp_operator.status import conditions as c
-from ddp_operator.status import deadlines, ledger, lost
+from ddp_operator.status.cleanup import LATER, after_the_end, will_fail
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import (
     Action,
@@ -28,11 +29,10 @@ from ddp_operator.status.decision import (
     SuspendJob,
 )
 from ddp_operator.status.describe import count_nodes, describe, without_eta
-from ddp_operator.status.ending import LATER, after_the_end, will_fail
 from ddp_operator.status.failure import Verdict, is_guess, judge
 from ddp_operator.status.observation import JobView, Observation, PodView
-from ddp_operator.status.queues import is_queued, was_suspending
-from ddp_operator.status.waiting import blame_image, next_question
+from ddp_operator.status.queueing import is_queued, was_suspending
+from ddp_operator.status.scheduling import blame_image, next_question
 
 # While something is awaited that sends no event: a page, a witness.
 _SOON = 1.0
@@ -64,21 +64,21 @@ def decide(
         return after_the_end(job, observation, now)
     newest = max(observation.jobs, key=lambda view: view.attempt, default=None)
     if newest is not None and newest.attempt > status.attempt:
-        return ledger.recover(job, observation, newest, now)
+        return attempts.recover(job, observation, newest, now)
     if refusal is not None and status.attempt == 0:
         return _reject(job, refusal, now)
     if status.attempt == 0:
-        return ledger.start(job, observation, now)
+        return attempts.start(job, observation, now)
     attempt_job = observation.job(status.attempt)
     pods = observation.pods_of(status.attempt)
     if _is_enough(job, pods, now):
-        return ledger.succeed(job, pods, now)
+        return attempts.succeed(job, pods, now)
     if attempt_job is not None and attempt_job.complete:
         unheard = count_nodes(status.attempt_nodes, pods).succeeded < status.attempt_nodes
-        return dataclasses.replace(ledger.succeed(job, pods, now), doubtful=unheard)
-    lost_now = lost.lost_pods(job, observation, now)
+        return dataclasses.replace(attempts.succeed(job, pods, now), doubtful=unheard)
+    lost_now = lost_nodes.lost_pods(job, observation, now)
     if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
-        return ledger.lose_nodes(job, lost_now, now, explains=_explains(job, lost_now))
+        return attempts.lose_nodes(job, lost_now, now, explains=_explains(job, lost_now))
     if not job.spec.suspend:
         verdict = judge(
             status.attempt,
@@ -95,21 +95,21 @@ def decide(
         deadline = deadlines.active(job, attempt_job, now)
         if deadline is not None and now >= deadline:
             words = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
-            return ledger.fail(job, pods, None, c.DEADLINE_EXCEEDED, words, now)
+            return attempts.fail(job, pods, None, c.DEADLINE_EXCEEDED, words, now)
         pending = deadlines.pending(job, attempt_job, pods, now)
         if pending is not None and now >= pending:
             scheduled = c.find(status.conditions, c.SCHEDULED)
             last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
             words = f"waited longer than pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}) to run{last}"
             cause = blame_image(status.attempt, pods, now)
-            return ledger.fail(job, pods, cause, c.PENDING_DEADLINE_EXCEEDED, words, now)
+            return attempts.fail(job, pods, cause, c.PENDING_DEADLINE_EXCEEDED, words, now)
     if job.spec.nodes != status.attempt_nodes and refusal is None:
         if attempt_job is not None and _follows_size(job, attempt_job, pods):
-            return ledger.resize_in_place(job, observation, now)
-        return ledger.resize(job, observation, now)
+            return attempts.resize_in_place(job, observation, now)
+        return attempts.resize(job, observation, now)
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None and now - blocked[0] >= _NODE_PATIENCE and refusal is None:
-        return ledger.readmit(job, observation, blocked[1], now)
+        return attempts.readmit(job, observation, blocked[1], now)
     return _follow(job, observation, attempt_job, pods, now, refusal, progress_interval)
 
 
@@ -162,29 +162,29 @@ def _answer_failure(
     cause = verdict.cause
     if cause is None:
         return _await_report(job, verdict, pods, now)
-    if verdict.repeated or ledger.is_repeated(job, cause, pods):
+    if verdict.repeated or attempts.is_repeated(job, cause, pods):
         words = f"the same {cause.signature} twice without progress in between, not tried again; last: "
-        return ledger.fail(job, pods, cause, c.REPEATED_FAILURE, words + ledger.say(cause), now)
+        return attempts.fail(job, pods, cause, c.REPEATED_FAILURE, words + attempts.say(cause), now)
     if verdict.permanent:
-        return ledger.fail(job, pods, cause, cause.category, ledger.say(cause), now)
+        return attempts.fail(job, pods, cause, cause.category, attempts.say(cause), now)
     if verdict.disruption and not job.spec.recovery.count_disruptions:
-        return ledger.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
+        return attempts.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
     attempt_job = observation.job(job.status.attempt)
     if verdict.hearsay and _ended_in_suspension(job, attempt_job):
-        return ledger.restart_free(job, observation, cause, c.RESUMED, refusal, now)
+        return attempts.restart_free(job, observation, cause, c.RESUMED, refusal, now)
     if verdict.hearsay and attempt_job is not None and attempt_job.suspended:  # while its queue took the pods back
-        return ledger.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
-    limit, budget = job.spec.recovery.max_restarts, ledger.charge(job, cause, pods, now)
+        return attempts.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
+    limit, budget = job.spec.recovery.max_restarts, attempts.charge(job, cause, pods, now)
     if budget.used >= limit:
         since = f" since step {budget.checkpoint_step}" if budget.counted > budget.used else ""
         often = f"failed {budget.used + 1} times{since}, " if budget.used else "not started again, as "
-        words = f"{often}recovery.maxRestarts is {limit}; last: {ledger.say(cause)}"
-        return ledger.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
+        words = f"{often}recovery.maxRestarts is {limit}; last: {attempts.say(cause)}"
+        return attempts.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
     if budget.without_progress >= _CRASH_LOOP and not cause.container:
         at = f"beyond step {budget.step}" if budget.step else "before the first step"
-        words = f"failed {budget.without_progress} times in a row without progress {at}; last: {ledger.say(cause)}"
-        return ledger.fail(job, pods, cause, c.CRASH_LOOP, words, now)
-    return ledger.restart(job, observation, cause, refusal, now)
+        words = f"failed {budget.without_progress} times in a row without progress {at}; last: {attempts.say(cause)}"
+        return attempts.fail(job, pods, cause, c.CRASH_LOOP, words, now)
+    return attempts.restart(job, observation, cause, refusal, now)
 
 
 def _await_report(job: DDPTrainingJob, verdict: Verdict, pods: tuple[PodView, ...], now: datetime) -> Decision:
@@ -312,14 +312,14 @@ def _follow(
     question = next_question(job, observation, now)
     if question is not None and not job.spec.suspend:
         waits.append(question)
-    actions += lost.free_lost_pods(job, observation, now, waits)
+    actions += lost_nodes.free_lost_pods(job, observation, now, waits)
     return Decision(described, tuple(actions), min(waits, default=None))
 
 
 def _held_back(status: Status, now: datetime) -> float:
     """Return in how many seconds the current attempt may get its pods."""
     began = parse_time(status.attempt_time)
-    return (began + ledger.start_delay(status) - now).total_seconds() if began else 0.0
+    return (began + attempts.start_delay(status) - now).total_seconds() if began else 0.0
 
 
 def _was_edited(job: DDPTrainingJob, attempt_job: JobView, observation: Observation) -> bool:

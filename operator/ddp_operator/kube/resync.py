@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Key
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
+from ddp_operator.kube.cache import GONE, UNWATCHED_KINDS, Store, key_of
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.resources import path, plural
-from ddp_operator.kube.store import GONE, UNWATCHED_KINDS, Store, key_of
 
 logger = logging.getLogger(__name__)
 

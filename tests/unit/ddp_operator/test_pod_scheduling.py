@@ -11,7 +11,7 @@ from ddp_operator.api.status import Condition, Status
 from ddp_operator.cluster import Refused
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status.observation import Observation, Trouble, observe_children
-from ddp_operator.status.waiting import describe_scheduling, in_doubt, next_question, view_trouble, view_workloads
+from ddp_operator.status.scheduling import describe_scheduling, in_doubt, next_question, view_trouble, view_workloads
 from tests.builders import NOW, child_job, child_pod, job
 from tests.memory import World
 

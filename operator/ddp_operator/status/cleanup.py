@@ -8,9 +8,9 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status.decision import Action, Decision, DeleteJob, DeleteResource, SuspendJob
 from ddp_operator.status.failure import will_fail_job
-from ddp_operator.status.lost import free_lost_pods
+from ddp_operator.status.lost_nodes import free_lost_pods
 from ddp_operator.status.observation import JobView, Observation
-from ddp_operator.status.queues import is_queued
+from ddp_operator.status.queueing import is_queued
 
 # While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
 LATER = 10.0

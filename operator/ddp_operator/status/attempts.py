@@ -16,7 +16,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
 from ddp_operator.kubeobjects.timestamps import format_time, parse_time
 from ddp_operator.status import conditions as c
-from ddp_operator.status import lost
+from ddp_operator.status import lost_nodes
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
 from ddp_operator.status.describe import count_all, count_nodes, describe, note_steps, take_final_progress, without_eta
@@ -99,7 +99,7 @@ def restart_free(
     cause = _first_report(job.status.last_failure, cause)
     status = _next_attempt(job, before, observation, now, failure=cause)
     if cause is not None and cause.category == constants.CATEGORY_NODE_LOST:
-        status = replace(status, failed_nodes=lost.remember(status.failed_nodes, iter((cause.node_name,))))
+        status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
     words = f"attempt {status.attempt}, not counted, after: {say(cause)}" if cause else f"attempt {status.attempt}"
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", reason, words))
 
@@ -156,7 +156,7 @@ def lose_nodes(
     """
     status = job.status
     pod, words = found[0]
-    nodes = lost.remember(status.failed_nodes, iter(pod.node_name for pod, _ in found))
+    nodes = lost_nodes.remember(status.failed_nodes, iter(pod.node_name for pod, _ in found))
     status = replace(status, failed_nodes=nodes)
     if explains:
         restarts = status.restarts

@@ -11,6 +11,7 @@ from ddp_operator.api.status import LastFailure, Restarts, Status
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide, is_finished, scrape_interval
 from ddp_operator.status.decision import (
     AT_ONCE,
     Decision,
@@ -20,7 +21,6 @@ from ddp_operator.status.decision import (
     Refusal,
     SuspendJob,
 )
-from ddp_operator.status.machine import decide, is_finished, scrape_interval
 from ddp_operator.status.observation import observe_children
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 
