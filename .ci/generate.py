@@ -17,7 +17,7 @@ GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
     "docs/api.md": "ddp_operator.api.reference",
     "docs/cli.md": "ddp_operator.cli.reference",
-    "docs/metrics.md": "ddp_trainer.metrics_doc",
+    "docs/metrics.md": "ddp_trainer.observability.metrics_doc",
     "docs/operator-metrics.md": "ddp_operator.telemetry",
     "docs/images/watch.svg": "docs.pictures watch",
     "charts/files/crd.yaml": "ddp_operator.api.crd",

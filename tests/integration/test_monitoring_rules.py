@@ -14,7 +14,7 @@ import yaml
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
 from ddp_operator.launcher import LOG_GROUPS
 from ddp_operator.telemetry import SAMPLE_RESOURCE, Metrics
-from ddp_trainer.metrics_table import METRICS
+from ddp_trainer.observability.metrics_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.presets import PRESETS
+from ddp_trainer.config.presets import PRESETS
 
 from .run_command import ROOT, DdpRun
 

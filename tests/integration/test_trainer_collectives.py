@@ -85,7 +85,7 @@ def test_two_ranks_batch_norm_is_that_of_the_whole_batch(kind: str, digits: floa
 
 
 COMPRESSED = """
-from ddp_trainer.replicas import replicate
+from ddp_trainer.distributed.ddp import replicate
 torch.manual_seed(0)
 for compression in ("none", "bf16", "fp16"):
     network = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 3))
@@ -120,7 +120,7 @@ def test_compressed_gradients_are_the_average_to_half_the_digits_and_equal_on_al
 
 
 BUFFERS = """
-from ddp_trainer.replicas import replicate
+from ddp_trainer.distributed.ddp import replicate
 class Reading(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ddp_trainer import contract
-from ddp_trainer.fence import Fence
+from ddp_trainer.checkpoint.fence import Fence
 
 from ..unit.ddp_trainer import plugins
 from ..unit.ddp_trainer.ranks import PATIENCE, start, train

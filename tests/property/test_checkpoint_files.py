@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_trainer.checkpoint import CheckpointConfig, Checkpointer, load_newest
-from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.checkpoint.store import CheckpointConfig, Checkpointer, load_newest
+from ddp_trainer.distributed.world import RankEnv, World
 from ddp_trainer.errors import UserError
 
 from .profile import examples, tally

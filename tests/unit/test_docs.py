@@ -16,7 +16,7 @@ from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Phase
 from ddp_operator.manifests.children import build_children
 from ddp_operator.settings import Settings
-from ddp_trainer.presets import PRESETS
+from ddp_trainer.config.presets import PRESETS
 from tests.builders import job
 from tests.tiers import TIERS
 
@@ -197,7 +197,7 @@ def test_table_of_presets_is_complete() -> None:
 
 
 def test_series_a_rank_are_those_of_the_exporter() -> None:
-    from ddp_trainer.metrics_table import BUCKETS, METRICS
+    from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 
     text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
     claimed = re.search(r"^SERIES_A_RANK, BUCKETS = (\d+), (\d+)$", text, re.MULTILINE)

@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddp_trainer.checkpoint import Checkpointer
-from ddp_trainer.config import RunConfig
+from ddp_trainer.checkpoint.fence import Fence
+from ddp_trainer.checkpoint.store import Checkpointer
+from ddp_trainer.config.options import to_dict
+from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.random import derive_seed
-from ddp_trainer.distributed import World
+from ddp_trainer.distributed.ddp import check
+from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
 from ddp_trainer.errors import Superseded, UserError
-from ddp_trainer.fence import Fence
 from ddp_trainer.files import write_atomically
-from ddp_trainer.memory import keep_freed_memory
+from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
-from ddp_trainer.options import to_dict
 from ddp_trainer.precision import Precision, check_graphs, graph_warning
-from ddp_trainer.replicas import check
 from ddp_trainer.tasks import Task, build_task
 
 # Apart from the streams of augmentation (1) and dropout (2).

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddp_trainer import contract
-from ddp_trainer.config import RunConfig, read_file, resolve
-from ddp_trainer.distributed import RankEnv
+from ddp_trainer.config.options import merge, options
+from ddp_trainer.config.presets import PRESETS
+from ddp_trainer.config.run import RunConfig, read_file, resolve
+from ddp_trainer.distributed.stop import ignore_sigterm
+from ddp_trainer.distributed.world import RankEnv
 from ddp_trainer.errors import Preempted, Superseded, UserError
 from ddp_trainer.files import write_atomically
-from ddp_trainer.options import merge, options
-from ddp_trainer.preemption import ignore_sigterm
-from ddp_trainer.presets import PRESETS
 
 
 class _Parser(argparse.ArgumentParser):

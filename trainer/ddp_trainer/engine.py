@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.data.random import derive_seed
-from ddp_trainer.distributed import DistributedConfig, World
-from ddp_trainer.meters import ComputeClock
+from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
+from ddp_trainer.distributed.world import DistributedConfig, World
+from ddp_trainer.observability.meters import ComputeClock
 from ddp_trainer.optim import OptimConfig, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.precision import Precision
-from ddp_trainer.replicas import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.tasks import Task
 
 _STREAM = 2

@@ -32,10 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer import contract
-from ddp_trainer.distributed import RankEnv
+from ddp_trainer.distributed.world import RankEnv
 from ddp_trainer.files import write_atomically
-from ddp_trainer.metrics_table import BUCKETS, METRICS
-from ddp_trainer.page_server import PageServer
+from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
+from ddp_trainer.observability.page_server import PageServer
 
 
 class Histogram:
@@ -190,7 +190,7 @@ class Exporter:
         Without it a foreign script's stragglers can't be told: only :meth:`step`'s caller knows when all-reduce began.
         Wrap the model first: the end of its compute is when DDP has got the last gradient.
         """
-        from ddp_trainer.meters import ComputeClock
+        from ddp_trainer.observability.meters import ComputeClock
 
         parameter = next(model.parameters())
         self._clock = ComputeClock(model, parameter.device)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_trainer.config.options import option
 from ddp_trainer.errors import require
-from ddp_trainer.options import option
 
 if TYPE_CHECKING:
     import torch

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ddp_trainer.assembly import assemble, save_model
-from ddp_trainer.checkpoint import load_newest
-from ddp_trainer.config import RunConfig, describe
+from ddp_trainer.checkpoint.store import load_newest
+from ddp_trainer.config.run import RunConfig, describe
 from ddp_trainer.data.loader import Batch
-from ddp_trainer.distributed import RankEnv, World
-from ddp_trainer.epoch_record import EpochRecord
+from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
+from ddp_trainer.distributed.world import RankEnv, World
 from ddp_trainer.errors import Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.meters import Timeline
+from ddp_trainer.observability.epoch_record import EpochRecord
+from ddp_trainer.observability.meters import Timeline
+from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.optim import lr_scale
 from ddp_trainer.optim.schedule import Schedule
 from ddp_trainer.plan import Plan, Position
-from ddp_trainer.preemption import Reason, StopAgreement, StopSignal
-from ddp_trainer.report import Reporter
 
 
 def run(config: RunConfig, env: RankEnv) -> Position:

@@ -15,11 +15,11 @@ from ddp_trainer.benchmark.network import Link, parameter_server_seconds, ring_s
 from ddp_trainer.benchmark.report import Measured, communication, plot, ratio, rows, table
 from ddp_trainer.benchmark.systems import BY_ID, QUICK_BY_NAME, SYSTEMS, Case, plan_cases
 from ddp_trainer.benchmark.worker import Spec, measure
+from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.data import DataConfig, load_datasets
-from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.distributed.world import RankEnv, World
 from ddp_trainer.models.small_maps import SmallMapConv2d
 from ddp_trainer.optim.novograd import NovoGrad
-from ddp_trainer.presets import PRESETS
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.checkpoint import CheckpointConfig, Checkpointer, load_newest
-from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.checkpoint.store import CheckpointConfig, Checkpointer, load_newest
+from ddp_trainer.distributed.world import RankEnv, World
 from ddp_trainer.errors import UserError
 
 WORLD = World(RankEnv(), torch.device("cpu"))

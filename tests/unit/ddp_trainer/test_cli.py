@@ -9,10 +9,10 @@ import pytest
 
 from ddp_trainer import contract
 from ddp_trainer.cli import build_parser, main, parse
-from ddp_trainer.config import describe, resolve
+from ddp_trainer.config.options import build, to_dict
+from ddp_trainer.config.presets import PRESETS, get_preset
+from ddp_trainer.config.run import describe, resolve
 from ddp_trainer.errors import UserError
-from ddp_trainer.options import build, to_dict
-from ddp_trainer.presets import PRESETS, get_preset
 
 
 def test_later_sources_win_preset_then_file_then_flags(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.distributed import DistributedConfig, RankEnv, World, available_cpus
+from ddp_trainer.distributed.world import DistributedConfig, RankEnv, World
 from ddp_trainer.errors import UserError
+from ddp_trainer.machine import available_cpus
 
 
 def test_without_torchrun_there_is_one_rank() -> None:
@@ -57,7 +58,7 @@ def test_the_processes_of_a_node_share_its_cpus(
 ) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr("ddp_trainer.distributed.available_cpus", lambda: 8)
+    monkeypatch.setattr("ddp_trainer.distributed.world.available_cpus", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)

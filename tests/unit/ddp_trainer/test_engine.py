@@ -10,16 +10,16 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_trainer.data.loader import Batch
-from ddp_trainer.distributed import DistributedConfig, RankEnv, World
+from ddp_trainer.distributed.ddp import replicate
+from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
+from ddp_trainer.distributed.world import DistributedConfig, RankEnv, World
 from ddp_trainer.engine import Engine
 from ddp_trainer.errors import UserError
-from ddp_trainer.meters import LossWindow, Stopwatch, Timeline
 from ddp_trainer.models import ModelConfig, build_model
+from ddp_trainer.observability.meters import LossWindow, Stopwatch, Timeline
+from ddp_trainer.observability.reporter import clock
 from ddp_trainer.optim import OptimConfig, build_optimizer
 from ddp_trainer.precision import Precision, PrecisionConfig
-from ddp_trainer.preemption import Reason, StopAgreement, StopSignal
-from ddp_trainer.replicas import replicate
-from ddp_trainer.report import clock
 from ddp_trainer.tasks import Classification
 
 from .fake_gpu import FakeGpu

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.config import RunConfig, resolve
-from ddp_trainer.csv_log import CsvLog, file_name
-from ddp_trainer.distributed import RankEnv, World
-from ddp_trainer.early_stopping import EarlyStopConfig
-from ddp_trainer.epoch_record import EpochRecord
+from ddp_trainer.config.run import RunConfig, resolve
+from ddp_trainer.distributed.world import RankEnv, World
 from ddp_trainer.errors import UserError
-from ddp_trainer.plan import Position
+from ddp_trainer.observability.csv_log import CsvLog, file_name
+from ddp_trainer.observability.epoch_record import EpochRecord
+from ddp_trainer.plan import EarlyStopConfig, Position
 
 from .fake_gpu import FakeGpu
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.checkpoint import CheckpointConfig, Checkpointer
+from ddp_trainer.checkpoint.fence import Fence
+from ddp_trainer.checkpoint.store import CheckpointConfig, Checkpointer
 from ddp_trainer.errors import Superseded, UserError
-from ddp_trainer.fence import Fence
 
 
 def fence(folder: Path, attempt: int, job: str = "uid") -> Fence:
@@ -107,7 +107,7 @@ def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_claim_whose_writer_died_over_it_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_trainer.fence._SECONDS_TO_WRITE", 0.0)
+    monkeypatch.setattr("ddp_trainer.checkpoint.fence._SECONDS_TO_WRITE", 0.0)
     fence(tmp_path, 1).enter()
     (tmp_path / "fence" / "000000002.json").write_text("")
     fence(tmp_path, 2).enter()

@@ -16,16 +16,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddp_trainer.config import resolve
+from ddp_trainer.config.presets import PRESETS
+from ddp_trainer.config.run import resolve
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sources import CachedSource, Normalise
-from ddp_trainer.meters import LossWindow
 from ddp_trainer.models import build_model
+from ddp_trainer.observability.meters import LossWindow
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.precision import Precision
-from ddp_trainer.presets import PRESETS
 from ddp_trainer.tasks import build_task
 
 DEVICE = torch.device("meta")

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ddp_trainer.config import RunConfig
+from ddp_trainer.config.options import build, merge, option, options, to_dict
+from ddp_trainer.config.run import RunConfig
 from ddp_trainer.errors import UserError
-from ddp_trainer.options import build, merge, option, options, to_dict
 
 
 @dataclass(frozen=True)

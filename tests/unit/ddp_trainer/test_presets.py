@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.config import RunConfig, resolve
+from ddp_trainer.config.presets import PRESETS
+from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.optim.schedule import Schedule
-from ddp_trainer.presets import PRESETS
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "trainer.md").read_text(encoding="utf-8")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ddp_trainer.distributed import RankEnv, World
+from ddp_trainer.distributed.world import RankEnv, World
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.meters import OnTheWay, Timeline
+from ddp_trainer.observability.meters import OnTheWay, Timeline
+from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.plan import Plan, Position
-from ddp_trainer.report import Reporter
 
 from .fake_gpu import FakeGpu
 

@@ -18,7 +18,7 @@ from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.placement import choose
 from ddp_trainer.data.sources import CachedSource, StreamedSource
 from ddp_trainer.errors import UserError
-from ddp_trainer.memory import available_memory, keep_freed_memory
+from ddp_trainer.machine import available_memory, keep_freed_memory
 
 from .tiny import write_voc2012
 

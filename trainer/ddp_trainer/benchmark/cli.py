@@ -132,7 +132,7 @@ class _Data:
 def _measure(
     case: Case, variants: tuple[str, ...], device: str, pace: dict[str, Any], data: _Data, folder: Path, *, quick: bool
 ) -> Measured:
-    from ddp_trainer.config import resolve
+    from ddp_trainer.config.run import resolve
 
     try:
         name = resolve(case.system.preset, None, {}).data.name
@@ -214,7 +214,7 @@ def _progress(measured: Measured, seconds: float) -> None:
 def _find_device(asked: str) -> tuple[str, int]:
     import torch
 
-    from ddp_trainer.distributed import available_cpus
+    from ddp_trainer.machine import available_cpus
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     require(asked != "cuda" or gpus > 0, "--device", "torch sees no GPU", "give cpu, or run where nvidia-smi lists one")

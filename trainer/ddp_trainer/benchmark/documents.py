@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from ddp_trainer.config import RunConfig
-from ddp_trainer.distributed import World, available_cpus
+from ddp_trainer.config.run import RunConfig
+from ddp_trainer.distributed.world import World
+from ddp_trainer.machine import available_cpus
 from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.torchvision_compat import import_torchvision

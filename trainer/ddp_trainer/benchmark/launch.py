@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.distributed import available_cpus
+from ddp_trainer.machine import available_cpus
 
 if TYPE_CHECKING:
     from ddp_trainer.benchmark.worker import Spec

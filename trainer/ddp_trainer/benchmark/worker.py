@@ -26,8 +26,8 @@ from ddp_trainer.benchmark.contenders import (
 from ddp_trainer.benchmark.documents import DocumentsLoop
 from ddp_trainer.benchmark.memory import PeakMemory
 from ddp_trainer.benchmark.network import probe
-from ddp_trainer.distributed import DistributedConfig, RankEnv, World
-from ddp_trainer.options import merge
+from ddp_trainer.config.options import merge
+from ddp_trainer.distributed.world import DistributedConfig, RankEnv, World
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddp_trainer.config.options import option
 from ddp_trainer.errors import require
-from ddp_trainer.options import option
 from ddp_trainer.plugins import load_callable
 
 if TYPE_CHECKING:

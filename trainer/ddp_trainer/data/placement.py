@@ -8,9 +8,8 @@ from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData, check_labels
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sources import CachedSource, Normalise, Source, StreamedSource
-from ddp_trainer.distributed import available_cpus
 from ddp_trainer.errors import require
-from ddp_trainer.memory import available_memory
+from ddp_trainer.machine import available_cpus, available_memory
 
 # Share of the free memory that data may take; the rest is the model's, the activations' and the other processes'.
 _SHARE = 0.4

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddp_trainer.config.options import option
 from ddp_trainer.errors import require
-from ddp_trainer.options import option
 
 if TYPE_CHECKING:
     import torch

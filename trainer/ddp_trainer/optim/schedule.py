@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ddp_trainer.config.options import option
 from ddp_trainer.errors import require
-from ddp_trainer.options import option
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ manifest last: without one a data file does not count. Only rank 0 reads and wri
 so that the folder need not be shared and all ranks surely resume from the same one.
 
 Where attempts are counted (``DDP_ATTEMPT``), names end in ``-attempt-2`` and so on, and an attempt removes no file of
-a later one: what an attempt that should be dead writes can't harm another's. See :mod:`ddp_trainer.fence`.
+a later one: what an attempt that should be dead writes can't harm another's. See :mod:`ddp_trainer.checkpoint.fence`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from ddp_trainer.checkpoint.fence import FOLDER as FENCE_FOLDER
+from ddp_trainer.checkpoint.fence import Fence
+from ddp_trainer.config.options import option
 from ddp_trainer.errors import Superseded, UserError, require
-from ddp_trainer.fence import FOLDER as FENCE_FOLDER
-from ddp_trainer.fence import Fence
 from ddp_trainer.files import fsync_folder, write_atomically
-from ddp_trainer.options import option
 
 if TYPE_CHECKING:
-    from ddp_trainer.distributed import World
-    from ddp_trainer.snapshot import Snapshot
+    from ddp_trainer.checkpoint.snapshot import Snapshot
+    from ddp_trainer.distributed.world import World
 
 MANIFEST_VERSION = 1
 
@@ -175,7 +175,7 @@ class Checkpointer:
         ``on_saved`` is called from the writing thread with the step and the seconds it took. A write that fails is a
         warning: what was saved before stays, and the run goes on.
         """
-        from ddp_trainer.snapshot import Snapshot
+        from ddp_trainer.checkpoint.snapshot import Snapshot
 
         if self.superseded is not None:
             return
@@ -222,7 +222,7 @@ class Checkpointer:
     def _write_files(self, job: _Job) -> None:
         import torch
 
-        from ddp_trainer.snapshot import HashingFile
+        from ddp_trainer.checkpoint.snapshot import HashingFile
 
         attempt = 0 if self.fence is None else self.fence.attempt
         stem = _stem(job.step, attempt)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.distributed import DistributedConfig, World
+from ddp_trainer.distributed.world import DistributedConfig, World
 from ddp_trainer.errors import UserError, require
 
 # As many parameters are named in a message.

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ddp_trainer import contract
-from ddp_trainer.distributed import World
+from ddp_trainer.distributed.world import World
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.meters import Lap, LossWindow, OnTheWay, Stopwatch
+from ddp_trainer.observability.meters import Lap, LossWindow, OnTheWay, Stopwatch
 from ddp_trainer.plan import Plan, Position
 
 

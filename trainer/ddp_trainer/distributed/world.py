@@ -10,11 +10,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_trainer.config.options import option
 from ddp_trainer.errors import UserError, require
-from ddp_trainer.options import option
+from ddp_trainer.machine import available_cpus
 
 if TYPE_CHECKING:
     import torch
@@ -317,18 +317,3 @@ def _choose_device(config: DistributedConfig, env: RankEnv) -> torch.device:
         f"start at most {gpus} a node (--nproc-per-node) or give --device cpu",
     )
     return torch.device("cuda", env.local_rank)
-
-
-def available_cpus(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """CPUs this process may use: its affinity, cut by the cgroup's quota where there is one."""
-    try:
-        cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cpus = os.cpu_count() or 1
-    try:
-        quota, period = cgroup.read_text().split()
-        if quota != "max":
-            cpus = min(cpus, int(quota) // int(period))
-    except (OSError, ValueError):
-        pass
-    return max(1, cpus)

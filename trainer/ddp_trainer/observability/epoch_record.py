@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ddp_trainer.config import RunConfig
-from ddp_trainer.csv_log import CsvLog, file_name
-from ddp_trainer.distributed import World
-from ddp_trainer.meters import Lap, Stopwatch
+from ddp_trainer.config.run import RunConfig
+from ddp_trainer.distributed.world import World
+from ddp_trainer.observability.csv_log import CsvLog, file_name
+from ddp_trainer.observability.meters import Lap, Stopwatch
 from ddp_trainer.plan import Position
 
 

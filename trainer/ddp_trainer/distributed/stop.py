@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_trainer.distributed import World
+    from ddp_trainer.distributed.world import World
 
 
 class Reason(enum.IntEnum):

@@ -7,7 +7,7 @@ that claim at once one is first and the other looks again. The claim with the hi
 is ever rewritten, which is what makes it safe on a network file system.
 
 A check and the rename after it are two operations. What slips between them does no harm, because an attempt's files
-carry its number: it can neither replace nor remove those of a later one (see :mod:`ddp_trainer.checkpoint`).
+carry its number: it can neither replace nor remove those of a later one (see :mod:`ddp_trainer.checkpoint.store`).
 """
 
 from __future__ import annotations

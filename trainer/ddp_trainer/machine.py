@@ -1,10 +1,26 @@
-"""Memory of this machine: how much is left, and keeping what was had."""
+"""This machine, or its container: CPUs that may be used, memory that is left."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
+
+
+def available_cpus(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """CPUs this process may use: its affinity, cut by the cgroup's quota where there is one."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        cpus = os.cpu_count() or 1
+    try:
+        quota, period = cgroup.read_text().split()
+        if quota != "max":
+            cpus = min(cpus, int(quota) // int(period))
+    except (OSError, ValueError):
+        pass
+    return max(1, cpus)
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:

@@ -6,7 +6,7 @@ import csv
 import sys
 from pathlib import Path
 
-from ddp_trainer.config import RunConfig
+from ddp_trainer.config.run import RunConfig
 from ddp_trainer.errors import UserError
 
 HEADER = ["time", "val_accuracy"]

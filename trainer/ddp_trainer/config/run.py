@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.checkpoint import CheckpointConfig
+from ddp_trainer.checkpoint.store import CheckpointConfig
+from ddp_trainer.config.options import build, merge, option, to_dict
+from ddp_trainer.config.presets import get_preset
 from ddp_trainer.data import DataConfig
-from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.early_stopping import EarlyStopConfig
+from ddp_trainer.distributed.world import DistributedConfig
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.models import ModelConfig
 from ddp_trainer.optim import OptimConfig
 from ddp_trainer.optim.schedule import ScheduleConfig
-from ddp_trainer.options import build, merge, option, to_dict
+from ddp_trainer.plan import EarlyStopConfig
 from ddp_trainer.precision import PrecisionConfig
-from ddp_trainer.presets import get_preset
 
 
 @dataclass(frozen=True)

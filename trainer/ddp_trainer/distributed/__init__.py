@@ -1,0 +1,1 @@
+"""Ranks, process groups, DistributedDataParallel, and stopping all ranks after the same step."""
