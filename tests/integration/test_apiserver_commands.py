@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator import exits
 from ddp_operator.cli import main
+from ddp_operator.cli.errors import ExitCode
 from ddp_operator.constants import KIND
 from tests.standin import World
 
@@ -33,8 +33,8 @@ async def test_a_sample_is_submitted_watched_and_deleted(
 
     start()
     sample = str(SAMPLES / "own-script.yaml")
-    assert await ddp("submit", sample, "--dry-run") == exits.OK
-    assert await ddp("submit", sample) == exits.OK
+    assert await ddp("submit", sample, "--dry-run") == ExitCode.OK
+    assert await ddp("submit", sample) == ExitCode.OK
     assert "would be submitted" in capsys.readouterr().out
     (job,) = await world.list(KIND)
     name = job["metadata"]["name"]
@@ -43,13 +43,13 @@ async def test_a_sample_is_submitted_watched_and_deleted(
     for act in (world.run_pod, world.finish_pod):
         for index in (0, 1):
             await act(f"{name}-1", index)
-    assert await watching == exits.OK
-    assert await ddp("list", "-o", "json") == exits.OK
+    assert await watching == ExitCode.OK
+    assert await ddp("list", "-o", "json") == ExitCode.OK
     listed = capsys.readouterr().out
     assert json.loads(listed[listed.index('{\n  "apiVersion"') :])["items"][0]["status"]["phase"] == "Succeeded"
-    assert await ddp("delete", name) == exits.OK
+    assert await ddp("delete", name) == ExitCode.OK
     assert await world.get(KIND, name) is None
-    assert await ddp("why", name) == exits.NOT_FOUND
+    assert await ddp("why", name) == ExitCode.NOT_FOUND
 
 
 def test_what_may_not_be_done_is_said_in_one_sentence(
@@ -59,7 +59,7 @@ def test_what_may_not_be_done_is_said_in_one_sentence(
 ) -> None:
     plane.kubectl("create", "serviceaccount", "guest", "-n", namespace)
     kubeconfig: Path = plane.account(namespace, "guest")
-    assert main(["list", "--kubeconfig", str(kubeconfig), "-n", namespace]) == exits.CLUSTER
+    assert main(["list", "--kubeconfig", str(kubeconfig), "-n", namespace]) == ExitCode.CLUSTER
     complaint = capsys.readouterr().err
     assert "cannot list resource" in complaint
     assert "ask the cluster's owner for that permission" in complaint

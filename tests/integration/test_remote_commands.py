@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import exits
 from ddp_operator.cli import main
+from ddp_operator.cli.errors import ExitCode
 from ddp_operator.constants import EXIT_USER_ERROR, KIND
 from tests.standin import StandIn, World
 
@@ -44,29 +44,29 @@ async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
     ddp: Ddp, manifest: Path, server: StandIn, world: World, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start()
-    assert await ddp("submit", str(manifest), "--dry-run") == exits.OK
+    assert await ddp("submit", str(manifest), "--dry-run") == ExitCode.OK
     assert await world.get(KIND, "digits") is None
-    assert await ddp("submit", str(manifest)) == exits.OK
+    assert await ddp("submit", str(manifest)) == ExitCode.OK
     assert await world.get("ConfigMap", "script") is not None
     assert 'digits: submitted to namespace "default"' in capsys.readouterr().out
-    assert await ddp("submit", str(manifest)) == exits.FAILED
+    assert await ddp("submit", str(manifest)) == ExitCode.FAILED
     assert 'there is already a job "digits"' in capsys.readouterr().err
 
     await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
-    assert await ddp("why", "digits", "-o", "json") == exits.OK
+    assert await ddp("why", "digits", "-o", "json") == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["reason"] in ("WaitingForPods", "WaitingForRanks")
-    assert await ddp("list") == exits.OK
+    assert await ddp("list") == ExitCode.OK
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["digits", "Pending", "2"]
 
-    assert await ddp("scale", "digits", "1") == exits.OK
+    assert await ddp("scale", "digits", "1") == ExitCode.OK
     assert "asked for 1 nodes (it had 2)" in capsys.readouterr().out
     resized = await world.resource("digits", lambda found: found["status"].get("attemptNodes") == 1)
     job = resized["status"]["jobName"]
-    assert await ddp("suspend", "digits") == exits.OK
+    assert await ddp("suspend", "digits") == ExitCode.OK
     await world.phase("digits", "Suspended")
-    assert await ddp("why", "digits") == exits.OK
+    assert await ddp("why", "digits") == ExitCode.OK
     assert "ddp resume digits" in capsys.readouterr().out
-    assert await ddp("resume", "digits") == exits.OK
+    assert await ddp("resume", "digits") == ExitCode.OK
 
     watching = asyncio.create_task(ddp("watch", "digits"))
     pod = await world.run_pod(job, 0)
@@ -74,14 +74,14 @@ async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
     following = asyncio.create_task(ddp("logs", "digits", "-f"))
     await world.resource("digits", lambda found: found["status"]["nodes"]["ready"] == 1)
     await world.finish_pod(job, 0)
-    assert (await watching, await following) == (exits.OK, exits.OK)
+    assert (await watching, await following) == (ExitCode.OK, ExitCode.OK)
     shown = capsys.readouterr()
     assert "[rank 0] loss 0.5\n[rank 0] loss 0.4\n" in shown.out
     assert " digits: Succeeded" in shown.out
     assert "digits has succeeded" in shown.err
-    assert await ddp("scale", "digits", "3") == exits.FAILED
+    assert await ddp("scale", "digits", "3") == ExitCode.FAILED
     assert "has ended (Succeeded) and cannot be changed" in capsys.readouterr().err
-    assert await ddp("delete", "digits", "--wait") == exits.OK
+    assert await ddp("delete", "digits", "--wait") == ExitCode.OK
     assert await world.get(KIND, "digits") is None
     assert await world.list("Pod") == []
 
@@ -95,11 +95,11 @@ async def test_a_failed_job_ends_a_watch_with_1_and_its_cause(
     await world.run_pod("digits-1", 0)
     words = json.dumps({"category": "UserError", "message": "no such file", "rank": 0, "hint": "give another path"})
     await world.finish_pod("digits-1", 0, exit_code=EXIT_USER_ERROR, message=words)
-    assert await watching == exits.FAILED
+    assert await watching == ExitCode.FAILED
     shown = capsys.readouterr()
     assert "no such file." in shown.err
     assert "Give another path." in shown.err
-    assert await ddp("watch", "digits", "-o", "json") == exits.FAILED
+    assert await ddp("watch", "digits", "-o", "json") == ExitCode.FAILED
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["status"]["phase"] == "Failed"
 
@@ -109,30 +109,30 @@ async def test_logs_of_all_ranks_are_merged_by_time(
 ) -> None:
     start()
     await world.create(job_manifest())
-    assert await ddp("logs", "digits") == exits.NOT_FOUND
+    assert await ddp("logs", "digits") == ExitCode.NOT_FOUND
     assert "ddp why digits" in capsys.readouterr().err
     for index in (0, 1):
         pod = await world.run_pod("digits-1", index)
         server.write_log(pod["metadata"]["name"], *(f"2026-01-01T00:00:0{index + 2 * n}Z line {n}" for n in range(2)))
-    assert await ddp("logs", "digits") == exits.OK
+    assert await ddp("logs", "digits") == ExitCode.OK
     assert capsys.readouterr().out == "[rank 0] line 0\n[rank 1] line 0\n[rank 0] line 1\n[rank 1] line 1\n"
-    assert await ddp("logs", "digits", "--node", "1", "--tail", "1", "--timestamps") == exits.OK
+    assert await ddp("logs", "digits", "--node", "1", "--tail", "1", "--timestamps") == ExitCode.OK
     assert capsys.readouterr().out == "2026-01-01T00:00:03Z [rank 1] line 1\n"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["why", "nobody"], exits.NOT_FOUND, 'there is no job "nobody" in namespace "default"'),
-        (["scale", "nobody", "2"], exits.NOT_FOUND, "`ddp list -A` shows all"),
-        (["delete", "nobody"], exits.NOT_FOUND, 'there is no job "nobody"'),
-        (["logs", "nobody"], exits.NOT_FOUND, 'there is no job "nobody"'),
-        (["watch", "nobody"], exits.NOT_FOUND, 'there is no job "nobody"'),
-        (["drill", "nobody", "--kill", "0"], exits.NOT_FOUND, 'there is no job "nobody"'),
-        (["drill", "nobody", "--kill", "-1"], exits.BAD_INPUT, "ranks are counted from 0"),
-        (["watch", "x", "-A"], exits.BAD_INPUT, "-A shows all jobs"),
-        (["submit", "none.yaml"], exits.BAD_INPUT, "No such file or directory; give the path of a job's YAML"),
-        (["list", "--context", "other"], exits.BAD_INPUT, "the kubeconfig does not say how to log in"),
+        (["why", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody" in namespace "default"'),
+        (["scale", "nobody", "2"], ExitCode.NOT_FOUND, "`ddp list -A` lists all"),
+        (["delete", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
+        (["logs", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
+        (["watch", "nobody"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
+        (["drill", "nobody", "--kill", "0"], ExitCode.NOT_FOUND, 'there is no job "nobody"'),
+        (["drill", "nobody", "--kill", "-1"], ExitCode.BAD_INPUT, "ranks are counted from 0"),
+        (["watch", "x", "-A"], ExitCode.BAD_INPUT, "-A shows all jobs"),
+        (["submit", "none.yaml"], ExitCode.BAD_INPUT, "No such file or directory; give the path of a job's YAML"),
+        (["list", "--context", "other"], ExitCode.BAD_INPUT, "the kubeconfig does not say how to log in"),
     ],
 )
 async def test_bad_input_is_one_sentence(
@@ -151,10 +151,10 @@ def test_a_cluster_that_does_not_answer_or_has_no_operator_is_said(
     with StandIn(crd=False) as bare:
         (tmp_path / "bare").mkdir()
         other = bare.write_kubeconfig(tmp_path / "bare")
-        assert main(["list", "--kubeconfig", str(other)]) == exits.CLUSTER
+        assert main(["list", "--kubeconfig", str(other)]) == ExitCode.CLUSTER
         assert "install the operator" in capsys.readouterr().err
     server.stop()
-    assert main(["list", "--kubeconfig", str(kubeconfig)]) == exits.CLUSTER
+    assert main(["list", "--kubeconfig", str(kubeconfig)]) == ExitCode.CLUSTER
     complaint = capsys.readouterr().err
     assert "does not answer (Connection refused)" in complaint
     assert complaint.count("\n") == 1
@@ -163,9 +163,9 @@ def test_a_cluster_that_does_not_answer_or_has_no_operator_is_said(
 def test_an_empty_list_says_what_to_do_and_json_stays_json(
     kubeconfig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["list", "--kubeconfig", str(kubeconfig)]) == exits.OK
+    assert main(["list", "--kubeconfig", str(kubeconfig)]) == ExitCode.OK
     assert "ddp submit" in capsys.readouterr().err
-    assert main(["list", "-A", "-o", "json", "--kubeconfig", str(kubeconfig)]) == exits.OK
+    assert main(["list", "-A", "-o", "json", "--kubeconfig", str(kubeconfig)]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["items"] == []
 
 
@@ -174,6 +174,6 @@ async def test_what_the_rules_refuse_is_refused_before_the_cluster_is_asked(
 ) -> None:
     bad: dict[str, Any] = job_manifest(nodes=0)
     manifest.write_text(yaml.safe_dump(bad))
-    assert await ddp("submit", str(manifest)) == exits.BAD_INPUT
+    assert await ddp("submit", str(manifest)) == ExitCode.BAD_INPUT
     assert "ddp submit: refused\nspec.nodes: Invalid value: 0" in capsys.readouterr().err
     assert server.calls == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import cli, exits
+from ddp_operator import cli
+from ddp_operator.cli.errors import ExitCode
 from ddp_operator.cluster import Key
 from ddp_operator.local import runner
 from ddp_operator.local.recorder import Recorder
@@ -66,7 +67,7 @@ def test_an_error_in_some_passes_is_kept_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
-    assert run.run("print('done')") == exits.OK
+    assert run.run("print('done')") == ExitCode.OK
     assert run.read("errors.log").count("KeyError: 'lost'") == 4
     assert "Traceback" in run.read("errors.log")
     output = capsys.readouterr().out
@@ -78,7 +79,7 @@ def test_an_error_in_every_pass_ends_the_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost") if Path("ready").exists() else None)
-    assert run.run(SAVES_ON_SIGTERM) == exits.BROKEN
+    assert run.run(SAVES_ON_SIGTERM) == ExitCode.BROKEN
     assert Path("saved").exists()
     status = run.resource()["status"]
     assert status["phase"] == "Failed"
@@ -97,7 +98,7 @@ def test_before_any_pod_it_ends_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost"))
-    assert run.run("") == exits.BROKEN
+    assert run.run("") == ExitCode.BROKEN
     assert run.passes == 8
     assert run.resource()["status"]["phase"] == "Failed"
     assert "0 attempts" in capsys.readouterr().out
@@ -111,7 +112,7 @@ def test_a_run_does_without_what_only_watches(
 
     monkeypatch.setattr(Recorder, "sample", sample)
     run = Run(tmp_path, monkeypatch, lambda number: None)
-    assert run.run("print('done')") == exits.OK
+    assert run.run("print('done')") == ExitCode.OK
     assert "the run goes on without the samples of the metrics" in capsys.readouterr().out
     assert "KeyError: 'page'" in run.read("errors.log")
 
@@ -124,7 +125,7 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(
 
     monkeypatch.setattr("ddp_operator.report.build_report", draw)
     run = Run(tmp_path, monkeypatch, lambda number: None)
-    assert run.run("print('done')") == exits.OK
+    assert run.run("print('done')") == ExitCode.OK
     assert "the run goes on without the report" in capsys.readouterr().out
     assert "KeyError: 'chart'" in run.read("errors.log")
     assert "toy: Succeeded" in run.read("summary.txt")
@@ -138,6 +139,6 @@ def test_the_end_of_a_pod_that_cannot_be_recorded_ends_the_run(
 
     monkeypatch.setattr("ddp_operator.local.pods.read_termination_message", read_nothing)
     run = Run(tmp_path, monkeypatch, lambda number: None)
-    assert run.run("print('done')") == exits.BROKEN
+    assert run.run("print('done')") == ExitCode.BROKEN
     assert run.resource()["status"]["phase"] == "Failed"
     assert "KeyError: 'end'" in capsys.readouterr().out

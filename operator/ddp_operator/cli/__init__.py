@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-from ddp_operator import __version__, exits
-from ddp_operator.exits import CommandError
+from ddp_operator import __version__
+from ddp_operator.cli.errors import CommandError, ExitCode
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
@@ -41,19 +41,19 @@ COMMANDS: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code (``exits.MEANINGS``)."""
+    """Run one subcommand and return its exit code (``errors.MEANINGS``)."""
     words = list(sys.argv[1:] if argv is None else argv)
     asked = next((word for word in words if not word.startswith("-")), "")
     try:
         parser, modules = build_parser(asked)
     except ModuleNotFoundError as error:
-        return _complain(asked, _explain_missing(error), exits.BAD_INPUT)
+        return _complain(asked, _explain_missing(error), ExitCode.BAD_INPUT)
     typed = shlex.join(["ddp", *words])
     words, extra = _split(words)
     arguments = parser.parse_args(words)
     if arguments.command is None:
         parser.print_help()
-        return exits.BAD_INPUT
+        return ExitCode.BAD_INPUT
     arguments.extra, arguments.typed = extra, typed
     return _run(modules[arguments.command], arguments)
 
@@ -85,17 +85,17 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
     except CommandError as error:
         return _complain(arguments.command, str(error), error.code)
     except InvalidManifest as error:
-        return _complain(arguments.command, f"refused\n{error}", exits.BAD_INPUT)
+        return _complain(arguments.command, f"refused\n{error}", ExitCode.BAD_INPUT)
     except ModuleNotFoundError as error:
-        return _complain(arguments.command, _explain_missing(error), exits.BAD_INPUT)
+        return _complain(arguments.command, _explain_missing(error), ExitCode.BAD_INPUT)
     except KeyboardInterrupt:
-        return exits.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # `ddp logs … | head`: nobody reads on, and the interpreter's own flush must not complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.OK
+        return ExitCode.OK
     except Exception:  # whatever else it is, it is no answer to what was asked
         traceback.print_exc()
-        return _complain(arguments.command, "this is an error in ddp itself; please report it", exits.BROKEN)
+        return _complain(arguments.command, "this is an error in ddp itself; please report it", ExitCode.BROKEN)
 
 
 def _complain(command: str, words: str, code: int) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from ddp_operator import constants, exits
-from ddp_operator.exits import CommandError
+from ddp_operator import constants
+from ddp_operator.cli.errors import CommandError, ExitCode
 
 Object = dict[str, Any]
 
@@ -24,7 +24,7 @@ class ApiRefusal(CommandError):
     """The API server answered, and not with what was asked for. ``status`` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
-        super().__init__(message, exits.NOT_FOUND if status == 404 else exits.CLUSTER)
+        super().__init__(message, ExitCode.NOT_FOUND if status == 404 else ExitCode.CLUSTER)
         self.status = status
 
 
@@ -49,7 +49,7 @@ class Api:
         try:
             return dict(json.loads(answer.data))
         except ValueError:
-            raise CommandError(f"{self._host}{path}: the answer is not JSON", exits.CLUSTER) from None
+            raise CommandError(f"{self._host}{path}: the answer is not JSON", ExitCode.CLUSTER) from None
 
     def lines(self, path: str, query: Mapping[str, str] | None = None, *, timeout: float = _SECONDS) -> Iterator[str]:
         """Yield the lines of an answer as they come; a silence of more than ``timeout`` seconds ends it.
@@ -106,7 +106,7 @@ class Api:
         words = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # [Errno 111] apart
         return CommandError(
             f"{self._host} does not answer ({words}); is the cluster up, and is the context the right one?",
-            exits.CLUSTER,
+            ExitCode.CLUSTER,
         )
 
 
@@ -164,7 +164,7 @@ def connect(arguments: argparse.Namespace) -> Api:
             namespace = _IN_CLUSTER_NAMESPACE.read_text().strip() if _IN_CLUSTER_NAMESPACE.exists() else ""
         except ConfigException:
             raise CommandError(
-                f"no cluster to talk to ({error}); set KUBECONFIG or give --kubeconfig", exits.CLUSTER
+                f"no cluster to talk to ({error}); set KUBECONFIG or give --kubeconfig", ExitCode.CLUSTER
             ) from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         # The official client says so of some files that are no kubeconfig; others it trips over.
@@ -190,7 +190,7 @@ def write(
         return api.request(method, path, query, body, content_type)
     except ApiRefusal as refusal:
         if refusal.status in (400, 422):
-            raise CommandError(f"refused\n{refusal}", exits.BAD_INPUT) from None
+            raise CommandError(f"refused\n{refusal}", ExitCode.BAD_INPUT) from None
         raise
 
 
@@ -200,7 +200,8 @@ def explain_missing(refusal: ApiRefusal, api: Api, name: str) -> CommandError:
         return refusal
     list_jobs(api, api.namespace)  # a 404 here says that the cluster does not know the kind
     return CommandError(
-        f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` shows all there are', exits.NOT_FOUND
+        f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` lists all jobs',
+        ExitCode.NOT_FOUND,
     )
 
 
@@ -213,7 +214,7 @@ def list_jobs(api: Api, namespace: str | None) -> Object:
             raise
         raise CommandError(
             f"the cluster does not know {constants.KIND}; install the operator: helm install ddp-operator charts/",
-            exits.CLUSTER,
+            ExitCode.CLUSTER,
         ) from None
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError
 
 # Name, metavar (None: a switch), help. The benchmark declares the same ones; tests/contract keeps the two equal.
 FLAGS: Final = (

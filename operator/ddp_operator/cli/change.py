@@ -7,7 +7,6 @@ import json
 import time
 from typing import Any, Final
 
-from ddp_operator import exits
 from ddp_operator.cli.api import (
     MERGE_PATCH,
     Api,
@@ -22,7 +21,7 @@ from ddp_operator.cli.api import (
     list_pods,
     write,
 )
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError, ExitCode
 
 _ENDED: Final = ("Succeeded", "Failed")
 _LOOK_SECONDS: Final = 0.5
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     phase = job.get("status", {}).get("phase")
     if phase in _ENDED:
         raise CommandError(
-            f"{arguments.name} has ended ({phase}) and cannot be changed; delete it and submit it anew", exits.FAILED
+            f"{arguments.name} has ended ({phase}) and cannot be changed; delete it and submit it anew", ExitCode.FAILED
         )
     if arguments.command == "scale":
         change: dict[str, Any] = {"nodes": arguments.nodes}
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         job = _patch(api, arguments.name, {"spec": change})
     print(json.dumps(job, indent=2) if arguments.output == "json" else f"{arguments.name}: {words}")
-    return exits.OK
+    return ExitCode.OK
 
 
 def _patch(api: Api, name: str, patch: Object) -> Object:
@@ -85,7 +84,7 @@ def _delete(api: Api, name: str, *, wait: bool) -> int:
     print(f"{name}: deleted", flush=True)
     while wait and list_pods(api, name):
         time.sleep(_LOOK_SECONDS)
-    return exits.OK
+    return ExitCode.OK
 
 
 def _count(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from ddp_operator import exits
+from ddp_operator.cli.errors import ExitCode
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _BASH: Final = """\
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
     print(build_script(arguments.shell, describe_commands()), end="")
-    return exits.OK
+    return ExitCode.OK
 
 
 def describe_commands() -> dict[str, tuple[str, dict[str, str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ddp_operator import exits
+from ddp_operator.cli.errors import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
     if not any(document.get("kind") == "PyTorchJob" for document in documents):
         raise InvalidManifest([FieldError("kind", "the file holds no kubeflow.org/v1 PyTorchJob")])
-    code, parts = exits.OK, []
+    code, parts = ExitCode.OK, []
     for document in documents:
         if document.get("kind") != "PyTorchJob":
             parts.append(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             check_manifest(written)
         except InvalidManifest as error:
-            code = exits.FAILED
+            code = ExitCode.FAILED
             print(f"ddp convert: to be mended by hand\n{error}", file=sys.stderr)
     print("---\n".join(parts), end="")
     return code

@@ -16,10 +16,10 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any, Final, Protocol
 
-from ddp_operator import constants, exits
+from ddp_operator import constants
 from ddp_operator.cli.api import Api, add_cluster_arguments, add_output_argument, connect, get_job, list_pods
+from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.logs import LogPod, log_pod
-from ddp_operator.exits import CommandError
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
 
 _EVERY_SECONDS: Final = 0.2
@@ -68,11 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         api = connect(arguments)
         phase = (get_job(api, arguments.job).get("status") or {}).get("phase", "Pending")
         if phase != "Running":
-            raise CommandError(f"{arguments.job} is {phase}; a drill needs a job that is Running", exits.FAILED)
+            raise CommandError(f"{arguments.job} is {phase}; a drill needs a job that is Running", ExitCode.FAILED)
         target = PodTarget(api, arguments.job)
         who, found = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     report(arguments, who, found)
-    return exits.OK
+    return ExitCode.OK
 
 
 def drill(
@@ -91,7 +91,7 @@ def drill(
     killed_at = clock()
     found = measure(before, killed_at, itertools.takewhile(lambda s: s.time < killed_at + timeout, samples))
     if found is None:
-        raise CommandError(f"killed {who}; training has not begun again within {timeout:.0f} s", exits.FAILED)
+        raise CommandError(f"killed {who}; training has not begun again within {timeout:.0f} s", ExitCode.FAILED)
     return who, found
 
 
@@ -105,7 +105,7 @@ def _wait_for_steps(samples: Iterator[Sample], after: int, until: float) -> Samp
             break
     raise CommandError(
         f"rank 0 has not made {after} steps; a drill needs a job that trains (one that reports no steps: --after 0)",
-        exits.FAILED,
+        ExitCode.FAILED,
     )
 
 
@@ -213,7 +213,9 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
         )
     except client.ApiException as error:
         if error.status in (403, 401):
-            raise CommandError(f"needs pods/exec in namespace {api.namespace}: {error.reason}", exits.CLUSTER) from None
+            raise CommandError(
+                f"needs pods/exec in namespace {api.namespace}: {error.reason}", ExitCode.CLUSTER
+            ) from None
         return  # the pod has gone, or is not quite there
     try:
         while socket.is_open() or socket.peek_stdout():

@@ -16,12 +16,12 @@ from typing import Final
 
 import yaml
 
-from ddp_operator import constants, exits
+from ddp_operator import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import load_documents, parse_manifest
 from ddp_operator.cli import probe
+from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.io import read_file
-from ddp_operator.exits import CommandError
 from ddp_operator.recovery import Sample, parse_sample
 
 _EVERY_SECONDS: Final = 0.1
@@ -77,7 +77,7 @@ class LocalRun:
             page = probe.read_page(port) if port is not None else {}
             yield parse_sample(page, time.monotonic(), self._attempt())
             if self._process.poll() is not None:
-                raise CommandError("the run ended before the drill was over; its last words are above", exits.FAILED)
+                raise CommandError("the run ended before the drill was over; its last words are above", ExitCode.FAILED)
             time.sleep(_EVERY_SECONDS)
 
     def kill(self, rank: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ddp_operator.cli.api import Api, Object, job_path, list_jobs
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError
 
 Jobs = dict[tuple[str, str], Object]
 

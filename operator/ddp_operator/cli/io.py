@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError
 
 
 def read_file(name: str, what: str = "a job's YAML") -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ddp_operator import exits
 from ddp_operator.cli.api import add_cluster_arguments, connect, list_jobs
+from ddp_operator.cli.errors import ExitCode
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
 
@@ -30,16 +30,16 @@ def run(arguments: argparse.Namespace) -> int:
     found = list_jobs(api, None if arguments.all_namespaces else api.namespace)
     if arguments.output == "json":
         print(json.dumps(found, indent=2))
-        return exits.OK
+        return ExitCode.OK
     items = found["items"]
     if not items:
         where = "in any namespace" if arguments.all_namespaces else f'in namespace "{api.namespace}"'
         print(f"there are no jobs {where}; `ddp submit job.yaml` makes one", file=sys.stderr)
-        return exits.OK
+        return ExitCode.OK
     wide = arguments.output == "wide"
     for line in format_table(items, datetime.now(UTC), namespaces=arguments.all_namespaces, wide=wide):
         print(line)
-    return exits.OK
+    return ExitCode.OK
 
 
 def format_table(

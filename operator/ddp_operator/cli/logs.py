@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator import constants, exits
+from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli.api import Api, ApiRefusal, add_cluster_arguments, connect, get_job, list_pods, place
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError, ExitCode
 
 _LOOK_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # a rank may say nothing for that long
@@ -48,18 +48,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.follow:
         for line in follow(source):
             _print(line, timestamps=arguments.timestamps)
-        return exits.OK
+        return ExitCode.OK
     pods = source.pods()
     if not pods:
         raise CommandError(
             f"{arguments.name} has no pods that match; `ddp why {arguments.name}` says what it waits for",
-            exits.NOT_FOUND,
+            ExitCode.NOT_FOUND,
         )
     newest = max(pod.attempt for pod in pods)
     streams = [source.lines(pod, follow=False) for pod in pods if pod.attempt == newest]
     for line in heapq.merge(*streams, key=lambda line: line.order):
         _print(line, timestamps=arguments.timestamps)
-    return exits.OK
+    return ExitCode.OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class PodLogs:
         try:
             return (get_job(self._api, self._name).get("status") or {}).get("phase") in ENDED_PHASES
         except CommandError as error:
-            if error.code == exits.NOT_FOUND:
+            if error.code == ExitCode.NOT_FOUND:
                 return True
             raise
 

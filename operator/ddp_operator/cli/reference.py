@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from ddp_operator import exits
 from ddp_operator.cli import COMMANDS, build_parser
+from ddp_operator.cli.errors import MEANINGS
 
 _HEAD: Final = """\
 # The command `ddp`
@@ -34,7 +34,7 @@ def write_reference() -> str:
     parser, _ = build_parser(*(name for name, _, _ in COMMANDS))
     actions = parser._subparsers._group_actions if parser._subparsers else []
     choices = dict(actions[0].choices or {})
-    lines = [f"| {code} | {meaning} |" for code, meaning in exits.MEANINGS.items()]
+    lines = [f"| {code} | {meaning} |" for code, meaning in MEANINGS.items()]
     lines += ["", "## Commands", "", "| command | what it does |", "|---|---|"]
     lines += [f"| [`ddp {name}`](#ddp-{name}) | {text} |" for name, _, text in COMMANDS]
     for name, _, text in COMMANDS:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from ddp_operator import exits
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError, ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("takes no arguments after --; they are for `ddp run`")
     children = check_manifest(read_file(arguments.file)).children
     if arguments.check:
-        return exits.OK
+        return ExitCode.OK
     if arguments.output == "json":
         objects = {"apiVersion": "v1", "kind": "List", "items": list(children)}
         print(json.dumps(objects, indent=2))
@@ -34,4 +33,4 @@ def run(arguments: argparse.Namespace) -> int:
         import yaml
 
         print(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True), end="")
-    return exits.OK
+    return ExitCode.OK

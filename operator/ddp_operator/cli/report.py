@@ -6,8 +6,7 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_operator import exits
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError, ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"{target}: {error.strerror}; give another --output") from None
     print(target)
-    return exits.OK
+    return ExitCode.OK
 
 
 def find_run(name: str | None, runs: Path) -> Path:
@@ -47,10 +46,10 @@ def find_run(name: str | None, runs: Path) -> Path:
         for path in (Path(name), runs / name):
             if path.is_dir():
                 return path
-        raise CommandError(f"there is no run {name}, neither as a folder nor in {runs}", exits.NOT_FOUND)
+        raise CommandError(f"there is no run {name}, neither as a folder nor in {runs}", ExitCode.NOT_FOUND)
     found = sorted(runs.glob("*/status.yaml"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise CommandError(
-            f"{runs} holds no run; make one with `ddp run job.yaml`, or give its folder", exits.NOT_FOUND
+            f"{runs} holds no run; make one with `ddp run job.yaml`, or give its folder", ExitCode.NOT_FOUND
         )
     return found[-1].parent

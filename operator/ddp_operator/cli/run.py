@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp_operator.exits import CommandError
+from ddp_operator.cli.errors import CommandError, ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +48,17 @@ def run(arguments: argparse.Namespace) -> int:
         plan = _prepare(read_file(arguments.file), arguments)
     except Unsuitable as error:
         raise CommandError(f"refused\n{error}") from None
-    from ddp_operator.local.runner import run_job
+    from ddp_operator.local.runner import CannotStart, run_job
 
-    return run_job(plan)
+    try:
+        outcome = run_job(plan)
+    except CannotStart as error:
+        raise CommandError(str(error)) from None
+    if outcome.broken:
+        return ExitCode.BROKEN
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return {"Succeeded": ExitCode.OK, "Rejected": ExitCode.BAD_INPUT}.get(outcome.phase, ExitCode.FAILED)
 
 
 def _prepare(text: str, arguments: argparse.Namespace) -> Any:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator import constants, exits
+from ddp_operator import constants
 from ddp_operator.cli.api import (
     FIELD_MANAGER,
     Api,
@@ -22,8 +22,8 @@ from ddp_operator.cli.api import (
     place,
     write,
 )
+from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.io import read_file
-from ddp_operator.exits import CommandError
 
 _APPLY: Final = "application/apply-patch+yaml"
 
@@ -55,14 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     name = created["metadata"]["name"]
     if arguments.output == "json":
         print(json.dumps(created, indent=2))
-        return exits.OK
+        return ExitCode.OK
     done = "would be submitted" if arguments.dry_run else "submitted"
     print(f'{name}: {done} to namespace "{api.namespace}"')
     if arguments.dry_run:
-        return exits.OK
+        return ExitCode.OK
     if not arguments.watch:
         print(f"follow it with:  ddp watch {name}   ddp logs {name} -f   ddp why {name}", file=sys.stderr)
-        return exits.OK
+        return ExitCode.OK
     from ddp_operator.cli.watch import watch_one
 
     return watch_one(api, name)
@@ -77,7 +77,7 @@ def _create(api: Api, resource: Mapping[str, Any], *, dry_run: bool) -> Object:
             raise CommandError(
                 f'there is already a job "{name}" in namespace "{api.namespace}"; '
                 f"`ddp delete {name}` removes it, or choose another metadata.name",
-                exits.FAILED,
+                ExitCode.FAILED,
             ) from None
         raise
 
@@ -102,7 +102,7 @@ def _apply(api: Api, other: Mapping[str, Any], *, dry_run: bool) -> None:
     try:
         api.request("PATCH", path, query, body, _APPLY)
     except ApiRefusal as refusal:
-        raise CommandError(f"{kind} {name}: {refusal}", exits.CLUSTER) from None
+        raise CommandError(f"{kind} {name}: {refusal}", ExitCode.CLUSTER) from None
     print(f"{kind} {name}: {'would be applied' if dry_run else 'applied'}", file=sys.stderr)
 
 

@@ -10,11 +10,10 @@ from typing import Any, Final, Protocol, TextIO
 
 import msgspec
 
-from ddp_operator import exits
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cli.api import Api, add_cluster_arguments, connect, get_job
+from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.following import Jobs, follow_jobs
-from ddp_operator.exits import CommandError
 from ddp_operator.local.display import PlainDisplay, View, describe_progress
 from ddp_operator.why import explain_why
 
@@ -71,15 +70,15 @@ def _show(states: Iterable[Jobs], screen: Screen, namespace: str = "", name: str
                 continue
             job = jobs.get((namespace, name))
             if job is None:
-                raise CommandError(f"{name} has been deleted", exits.NOT_FOUND)
+                raise CommandError(f"{name} has been deleted", ExitCode.NOT_FOUND)
             phase = job.get("status", {}).get("phase")
             if phase in ENDED_PHASES:
                 screen.close()
                 print(explain_why(job, (), _now()), file=sys.stderr)
-                return exits.OK if phase == "Succeeded" else exits.FAILED
+                return ExitCode.OK if phase == "Succeeded" else ExitCode.FAILED
     finally:
         screen.close()
-    return exits.OK
+    return ExitCode.OK
 
 
 def view_of(job: dict[str, Any]) -> View:

@@ -6,7 +6,6 @@ import argparse
 import json
 from datetime import UTC, datetime
 
-from ddp_operator import exits
 from ddp_operator.cli.api import (
     ApiRefusal,
     add_cluster_arguments,
@@ -15,6 +14,7 @@ from ddp_operator.cli.api import (
     get_job,
     list_events,
 )
+from ddp_operator.cli.errors import ExitCode
 from ddp_operator.why import explain_why
 
 
@@ -39,4 +39,4 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(parts, indent=2))
     else:
         print(why)
-    return exits.OK
+    return ExitCode.OK

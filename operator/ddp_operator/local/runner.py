@@ -17,7 +17,6 @@ from typing import Any, Final, TextIO, cast
 
 import msgspec
 
-from ddp_operator import exits
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
@@ -71,8 +70,21 @@ class RunPlan:
     """Returns the HTML of the report on a run folder."""
 
 
-def run_job(plan: RunPlan) -> int:
-    """Run to the end and return the exit code. Raises: CommandError where nothing can be kept."""
+class CannotStart(Exception):
+    """Nothing has run: a claim or the run folder cannot be had. The text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: the job's phase, the first signal that was received, and whether a bug of ours ended it."""
+
+    phase: str
+    signal: int | None = None
+    broken: bool = False
+
+
+def run_job(plan: RunPlan) -> Outcome:
+    """Run the job to its end. Raises: CannotStart."""
     return asyncio.run(Run(plan).run())
 
 
@@ -92,7 +104,7 @@ class Run:
             self._folder.write_manifest(plan.text, plan.children, plan.resource, plan.command)
         except OSError as error:
             room = "free space there or " if is_out_of_space(error) else ""
-            raise exits.CommandError(
+            raise CannotStart(
                 f"{plan.runs_dir}: no run folder can be made there ({error.strerror}); {room}choose another --runs-dir"
             ) from None
         if self._claim is not None:
@@ -120,7 +132,7 @@ class Run:
         self._url_shown = False
         self._showing = False
 
-    async def run(self) -> int:
+    async def run(self) -> Outcome:
         """Run the job, then write what is left to write."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -239,7 +251,7 @@ class Run:
             if self._cluster.kubelet.busy:
                 await self._wake.wait()
 
-    async def _finish(self) -> int:
+    async def _finish(self) -> Outcome:
         from ddp_operator.local.summary import describe_run
 
         if self._broken is not None:
@@ -262,11 +274,7 @@ class Run:
         self._folder.write_summary(summary + "\n")
         self._screen.write(summary + "\n")
         self._screen.flush()
-        if self._broken is not None:
-            return exits.BROKEN
-        if self._signals:
-            return 128 + self._signals[0]
-        return {"Succeeded": 0, "Rejected": 2}.get(self._status.phase or "", 1)
+        return Outcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
 
     async def _write_report(self) -> None:
         self._folder.write_report(self._plan.build_report(self._folder.path))
@@ -389,12 +397,12 @@ class Run:
 
 
 def _hold_claim(plan: RunPlan) -> ClaimLock | None:
-    """Take the claim that keeps the job's checkpoints. Raises: CommandError where another run has it; OSError."""
+    """Take the claim that keeps the job's checkpoints. Raises: CannotStart where another run has it; OSError."""
     claim = exclusive_claim(parse_resource(plan.resource))
     try:
         return None if claim is None else ClaimLock(plan.runs_dir / CLAIMS, claim)
     except ClaimInUse as holder:
-        raise exits.CommandError(
+        raise CannotStart(
             f"spec.checkpoint.claimName: {holder} writes its checkpoints to claim {claim}; wait until it has ended, "
             "stop it, or name another claim. Where each run writes files of its own, set spec.checkpoint.shared: true"
         ) from None

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import cli, exits
+from ddp_operator import cli
+from ddp_operator.cli.errors import ExitCode
 from ddp_operator.local import adapt
 from ddp_operator.local.claims import ClaimInUse, ClaimLock
-from ddp_operator.local.runner import Run
+from ddp_operator.local.runner import Outcome, Run
 from tests.builders import resource, template, trainer
 
 
@@ -22,9 +23,9 @@ from tests.builders import resource, template, trainer
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    async def run(self: Run) -> int:
+    async def run(self: Run) -> Outcome:
         """Nothing is started here: what comes before is what is tested."""
-        return exits.OK
+        return Outcome("Succeeded")
 
     monkeypatch.setattr(Run, "run", run)
 
@@ -53,27 +54,27 @@ class TestClaim:
     def test_second_run_is_refused_with_what_uses_it_and_the_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
         lock = ClaimLock(Path("ddp-runs/claims"), "weights")
         lock.sign("process 7 (run folder ddp-runs/train-1)")
-        assert ddp_run(checkpoint=self.CHECKPOINT) == exits.BAD_INPUT
+        assert ddp_run(checkpoint=self.CHECKPOINT) == ExitCode.BAD_INPUT
         words = capsys.readouterr().err
         assert "process 7 (run folder ddp-runs/train-1) writes its checkpoints to claim weights" in words
         assert "spec.checkpoint.shared: true" in words
         assert runs() == []
         lock.release()
-        assert ddp_run(checkpoint=self.CHECKPOINT) == exits.OK
+        assert ddp_run(checkpoint=self.CHECKPOINT) == ExitCode.OK
 
     def test_a_run_that_shares_it_is_not(self) -> None:
         lock = ClaimLock(Path("ddp-runs/claims"), "weights")
-        assert ddp_run(checkpoint=self.CHECKPOINT | {"shared": True}) == exits.OK
+        assert ddp_run(checkpoint=self.CHECKPOINT | {"shared": True}) == ExitCode.OK
         lock.release()
 
     def test_a_run_that_goes_on_keeps_it_and_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def run(self: Run) -> int:
+        async def run(self: Run) -> Outcome:
             with pytest.raises(ClaimInUse, match=rf"process {os.getpid()} \(run folder ddp-runs/train-"):
                 ClaimLock(Path("ddp-runs/claims"), "weights")
-            return 42
+            return Outcome("Running", signal=15)
 
         monkeypatch.setattr(Run, "run", run)
-        assert ddp_run(checkpoint=self.CHECKPOINT) == 42
+        assert ddp_run(checkpoint=self.CHECKPOINT) == 128 + 15
 
 
 class TestFullDisk:
@@ -89,7 +90,7 @@ class TestFullDisk:
             return original(path, *arguments, **options)
 
         monkeypatch.setattr(Path, call, fail_in_run_folder)
-        assert ddp_run() == exits.BAD_INPUT
+        assert ddp_run() == ExitCode.BAD_INPUT
         assert capsys.readouterr().err == (
             "ddp run: ddp-runs: no run folder can be made there (No space left on device); free space there or choose "
             "another --runs-dir\n"
@@ -101,7 +102,7 @@ class TestMetricsPort:
     def test_one_that_is_in_use_is_refused_with_its_pod(self, capsys: pytest.CaptureFixture[str]) -> None:
         with socket.create_server(("", 0)) as server:
             taken = server.getsockname()[1]
-            assert ddp_run("--metrics-port", str(taken)) == exits.BAD_INPUT
+            assert ddp_run("--metrics-port", str(taken)) == ExitCode.BAD_INPUT
         words = capsys.readouterr().err
         assert f"--metrics-port: pod 0 cannot listen on port {taken} (Address already in use)" in words
         assert runs() == []

@@ -20,11 +20,11 @@ from ddp_operator.cli.api import _is_about
 from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
 from ddp_operator.cli.drill import drill
 from ddp_operator.cli.drill_local import LocalRun
+from ddp_operator.cli.errors import CommandError
 from ddp_operator.cli.following import follow_jobs
 from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, build_table, choose_screen
-from ddp_operator.exits import CommandError
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.recovery import Sample
 from tests.builders import NOW, child_pod
