@@ -139,6 +139,10 @@ release-check: install ## build wheel and sdist, check them, install the wheel i
 demo: install ## train on real digits with two torchrun nodes on this machine
 	@$(BIN)/ddp run deploy/samples/digits.yaml $(ARGS)
 
+.PHONY: images
+images: ## build both images and load them into kind, k3d or minikube, or push them (REGISTRY=registry.example/team)
+	@images/build
+
 .PHONY: monitoring
 monitoring: ## a Prometheus with the alerts on this machine, for ddp run --metrics-port 9400
 	@deploy/monitoring/prometheus/run

@@ -256,10 +256,11 @@ class TestImage:
     @pytest.mark.parametrize(
         ("values", "image"),
         [
-            ({}, "ddp-operator/operator:0.1.0"),
+            ({}, "localhost/ddp-operator/operator:0.1.0"),
+            ({"registry": ""}, "ddp-operator/operator:0.1.0"),
             ({"registry": "r.example"}, "r.example/ddp-operator/operator:0.1.0"),
-            ({"tag": "1"}, "ddp-operator/operator:1"),
-            ({"tag": "1", "digest": f"sha256:{'0' * 64}"}, f"ddp-operator/operator@sha256:{'0' * 64}"),
+            ({"tag": "1"}, "localhost/ddp-operator/operator:1"),
+            ({"tag": "1", "digest": f"sha256:{'0' * 64}"}, f"localhost/ddp-operator/operator@sha256:{'0' * 64}"),
         ],
     )
     def test_name(self, values: dict[str, str], image: str) -> None:
@@ -270,11 +271,15 @@ class TestNotes:
     @ci_files
     def test_tell_the_next_two_commands(self, path: Path) -> None:
         notes = render_texts(read_values(path), namespace="system")["NOTES.txt"]
-        commands = re.findall(r"^  (kubectl .*)$", notes, flags=re.MULTILINE)
+        commands = re.findall(r"^  ((?:kubectl|sed) .*)$", notes, flags=re.MULTILINE)
         assert len(commands) == 2
         name = the(render(read_values(path)), "Deployment")["metadata"]["name"]
         assert commands[0] == f"kubectl -n system rollout status deployment/{name}"
-        assert (ROOT / commands[1].split()[-1]).is_file()
+        sample = re.search(r"deploy/samples/\S+", commands[1])
+        assert sample
+        assert (ROOT / sample[0]).is_file()
+        registry = read_values(path).get("image", {}).get("registry", "localhost")
+        assert ("localhost" in commands[1]) == (registry != "localhost"), "a sample's image is where the operator's is"
         foreign = path.stem == "foreign-account-values"
         assert ("WARNING: crds.keep=false" in notes) == foreign
         assert ("paused" in notes) == foreign

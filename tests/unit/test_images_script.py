@@ -1,0 +1,114 @@
+"""`make images` without a builder or a cluster: what images/build calls, and what it says next."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddp_operator import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+# Writes down how it was called; answers for the current context, and fails where FAIL says so.
+FAKE = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$CALLS"
+case "$(basename "$0") $*" in
+  "kubectl config current-context") echo "$CURRENT" ;;
+  "minikube profile list -o json") echo '{"valid":[{"Name":"mini"}]}' ;;
+esac
+case "$(basename "$0") $*" in "${FAIL:-nothing}"*) exit 3 ;; esac
+"""
+BASICS = ("bash", "basename", "dirname", "git", "grep", "mktemp", "rm", "sed", "sh")
+
+
+def run(
+    folder: Path, *arguments: str, tools: tuple[str, ...], context: str = "", **env: str
+) -> tuple[int, str, list[str]]:
+    """Run the script with these tools, which only write down how they were called; return code, output and calls."""
+    programs = folder / "tools"
+    programs.mkdir()
+    for name in tools:
+        (programs / name).write_text(FAKE)
+        (programs / name).chmod(0o755)
+    for name in BASICS:
+        found = shutil.which(name)
+        assert found, name
+        (programs / name).symlink_to(found)
+    calls = folder / "calls"
+    calls.touch()
+    environment = {"PATH": str(programs), "CALLS": str(calls), "TMPDIR": str(folder), "CURRENT": context, **env}
+    done = subprocess.run(
+        [str(ROOT / "images/build"), *arguments],
+        env=environment, text=True, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    asking = ("docker info", "kubectl config", "minikube profile")
+    made = [call for call in calls.read_text().splitlines() if not call.startswith(asking)]
+    assert not list(folder.glob("tmp.*")), "a temporary folder stayed"
+    return done.returncode, done.stdout + done.stderr, made
+
+
+@pytest.mark.parametrize(
+    ("context", "tool", "load"),
+    [
+        ("kind-dev", "kind", "kind load image-archive --name dev "),
+        ("k3d-dev", "k3d", "k3d image import --cluster dev "),
+        ("mini", "minikube", "minikube --profile mini image load "),
+    ],
+)
+def test_images_are_loaded_into_the_local_cluster_of_the_context(
+    tmp_path: Path, context: str, tool: str, load: str
+) -> None:
+    code, output, calls = run(tmp_path, tools=("docker", "kubectl", tool), context=context)
+    assert code == 0, output
+    names = [f"localhost/ddp-operator/{name}:{__version__}" for name in ("operator", "trainer")]
+    assert [name in call for name, call in zip(names, calls[:2], strict=True)] == [True, True]
+    assert [call.startswith(load) for call in calls] == [False, False, False, True, False, True]
+    assert "helm install ddp-operator charts/ --namespace ddp-operator --create-namespace\n" in output
+    assert f"image: {names[1]}" in output
+
+
+@pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
+def test_a_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str) -> None:
+    code, output, calls = run(tmp_path, tools=(builder,), REGISTRY="registry.example/team/", TORCH="cu130")
+    assert code == 0, output
+    prefix = "registry.example/team/ddp-operator"
+    assert calls[2:] == [
+        f"{builder} push {prefix}/operator:{__version__}",
+        f"{builder} push {prefix}/trainer:{__version__}-cuda",
+    ]
+    assert "--build-arg TORCH=cu130" in calls[1]
+    assert "--set image.registry=registry.example/team\n" in output
+
+
+def test_without_a_cluster_or_a_registry_the_next_step_is_named(tmp_path: Path) -> None:
+    code, output, calls = run(tmp_path, "operator", tools=("podman", "kubectl"), context="gke_prod")
+    assert (code, len(calls)) == (0, 1)
+    assert "make images REGISTRY=" in output
+
+
+@pytest.mark.parametrize("step", ["docker build", "docker save", "kind load"])
+def test_a_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
+    code, output, calls = run(tmp_path, tools=("docker", "kubectl", "kind"), context="kind-dev", FAIL=step)
+    assert code == 3
+    assert calls[-1].startswith(step)
+    assert "helm install" not in output
+
+
+@pytest.mark.parametrize(
+    ("tools", "env", "arguments", "said"),
+    [
+        ((), {}, (), "install docker, podman or buildah"),
+        (("docker",), {"FAIL": "docker info"}, (), "is its daemon running?"),
+        (("docker", "kubectl"), {"CURRENT": "kind-dev"}, (), "kind is not installed; context kind-dev needs it"),
+        (("docker",), {}, ("launcher",), "there is no image launcher"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_built(
+    tmp_path: Path, tools: tuple[str, ...], env: dict[str, str], arguments: tuple[str, ...], said: str
+) -> None:
+    context = env.pop("CURRENT", "")
+    code, output, calls = run(tmp_path, *arguments, tools=tools, context=context, **env)
+    assert (code, calls) == (2, [])
+    assert said in output
