@@ -50,8 +50,8 @@ from ddp_operator.status.decision import (
     ResizeJob,
     SuspendJob,
 )
+from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
 from ddp_operator.status.events import transition_events
-from ddp_operator.status.failure import MOST_FAILURES, read_failures
 from ddp_operator.status.lost_labels import may_be_unseen
 from ddp_operator.status.observation import NodeView, Observation, Trouble, observe_children, view_node
 from ddp_operator.status.ownership import explain_conflict, is_owned
@@ -162,7 +162,7 @@ class Reconciler:
         observation = await self._compare_ranks(key, job, observation)
         observation = await self._read_failures(job, observation)
         decision = self._decide(job, observation, refusal)
-        if decision.doubtful and not certain:
+        if decision.needs_fresh_read and not certain:
             # Watches may bring the Job's end before that of the pod to blame, or of the one that tells the last step.
             return await self._pass(key, await self._cluster.fetch(key), certain=True)
         wait = _SUSPICION if unseen else None

@@ -13,7 +13,7 @@ from ddp_operator import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import Status
 from ddp_operator.progress import build_checkpoint, build_progress, parse_page
-from ddp_operator.status.failure import judge
+from ddp_operator.status.diagnosis import diagnose
 from ddp_operator.status.observation import view_pod
 from ddp_operator.status.termination import parse_termination
 from tests.builders import NOW, child_pod
@@ -118,7 +118,7 @@ def test_any_last_words_are_a_cause_that_can_be_stored(
     end = parse_termination(code, reason, text, finished)
     assert end.category in constants.CATEGORIES
     pod = child_pod(0, "Failed", code=code, reason=reason, message=text)
-    verdict = judge(1, None, (view_pod(pod),), NOW)
-    if verdict is not None and verdict.cause is not None:
+    diagnosis = diagnose(1, None, (view_pod(pod),), NOW)
+    if diagnosis is not None and diagnosis.cause is not None:
         progress = build_progress(end.progress)
-        check_status(Status(last_failure=verdict.cause, progress=progress, checkpoint=build_checkpoint(end.progress)))
+        check_status(Status(last_failure=diagnosis.cause, progress=progress, checkpoint=build_checkpoint(end.progress)))

@@ -122,8 +122,8 @@ class Straggler(_Fields, frozen=True, kw_only=True):
 
 
 class LastFailure(_Fields, frozen=True, kw_only=True):
-    """The root cause of the latest failure: the earliest one that is not another's victim. Training may have been
-    started again since, in place or as a group."""
+    """The root cause of the latest failure: the earliest one that is not secondary (the loss of a peer). Training may
+    have been started again since, in place or as a group."""
 
     attempt: int
     rank: Annotated[int | None, Meta(description="Global rank of the worker, where one is to blame.")] = None
@@ -136,6 +136,9 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
     message: str = ""
     traceback: Annotated[str, Meta(description="The tail of the worker's traceback, else its last lines.")] = ""
     hint: Annotated[str, Meta(description="What to do about it.")] = ""
+    conclusion: Annotated[
+        str, Meta(description="Why the job was not started again after it. Unset: it was, or the category says why.")
+    ] = ""
     time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
     signature: Annotated[
         str,

@@ -20,11 +20,9 @@ from ddp_operator.status import lost_nodes
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
 from ddp_operator.status.describe import count_all, count_nodes, describe, note_steps, take_final_progress, without_eta
-from ddp_operator.status.failure import blame_node
+from ddp_operator.status.diagnosis import blame_node
 from ddp_operator.status.observation import JobView, Observation, PodView
 
-# An attempt that ran so long has done something, also where its script reports no steps.
-_LASTED = timedelta(minutes=5)
 _BELIEVED = timedelta(minutes=10)
 # The Job controller's back-off after a failed pod.
 _FIRST_DELAY, _LONGEST_DELAY = timedelta(seconds=10), timedelta(minutes=6)
@@ -65,12 +63,15 @@ def recover(job: DDPTrainingJob, observation: Observation, newest: JobView, now:
 
 
 def restart(
-    job: DDPTrainingJob, observation: Observation, cause: LastFailure, refusal: Refusal | None, now: datetime
+    job: DDPTrainingJob,
+    observation: Observation,
+    cause: LastFailure,
+    charged: Restarts,
+    refusal: Refusal | None,
+    now: datetime,
 ) -> Decision:
-    """Begin the next attempt after a failure; it uses up one of recovery.maxRestarts."""
-    charged = charge(job, cause, observation.pods_of(job.status.attempt), now)
-    before = replace(charged, used=charged.used + 1, counted=charged.counted + 1)
-    status = _next_attempt(job, before, observation, now, failure=cause)
+    """Begin the next attempt after a failure that was charged to the budget."""
+    status = _next_attempt(job, charged, observation, now, failure=cause)
     delay = start_delay(status)
     when = f" in {delay.total_seconds():.0f} s," if delay else ""
     words = f"attempt {status.attempt}{when} after: {say(cause)}"
@@ -111,40 +112,6 @@ def readmit(job: DDPTrainingJob, observation: Observation, words: str, now: date
     status = _next_attempt(job, before, observation, now, failure=None)
     words = f"attempt {status.attempt} may use the nodes that failed again: {words}"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
-
-
-def is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...]) -> bool:
-    """Tell whether a failure of the current attempt is the same as the last one, without progress in between."""
-    last = job.status.last_failure
-    if last is None or not cause.signature or cause.signature != last.signature:
-        return False
-    if (cause.pod, cause.time) == (last.pod, last.time):
-        return False  # it is that very one, which was seen on the pod's page
-    if cause.step:
-        return cause.step <= max(last.step or 0, job.status.restarts.step)
-    return not _lasted(pods)
-
-
-def charge(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...], now: datetime) -> Restarts:
-    """Return the budget as a counted failure of the current attempt finds it.
-
-    Checkpointed progress renews it; a step beyond the farthest one ends a row of failures without progress. Where no
-    step is ever reported, an attempt that lasted counts as progress.
-    """
-    status = take_final_progress(job.status, pods, now)
-    restarts = status.restarts
-    checkpoint = status.checkpoint.step if status.checkpoint else 0
-    # What the failing rank itself said at its end is exact; pod 0's page was read some seconds before.
-    step = cause.step or (status.progress.step if status.progress else None) or 0
-    renewed = checkpoint - restarts.checkpoint_step >= job.spec.recovery.reset_after_steps
-    moved = step > restarts.step or (step == 0 and _lasted(pods))
-    return replace(
-        restarts,
-        used=0 if renewed else restarts.used,
-        checkpoint_step=checkpoint if renewed or restarts.used == 0 else restarts.checkpoint_step,
-        without_progress=0 if moved else restarts.without_progress + 1,
-        step=max(step, restarts.step),
-    )
 
 
 def lose_nodes(
@@ -217,10 +184,18 @@ def _success(job: DDPTrainingJob, pods: tuple[PodView, ...], nodes: int) -> tupl
 
 
 def fail(
-    job: DDPTrainingJob, pods: tuple[PodView, ...], cause: LastFailure | None, reason: str, message: str, now: datetime
+    job: DDPTrainingJob,
+    pods: tuple[PodView, ...],
+    cause: LastFailure | None,
+    reason: str,
+    conclusion: str,
+    now: datetime,
 ) -> Decision:
-    """End badly."""
-    status = replace(job.status, last_failure=cause or job.status.last_failure)
+    """End badly. ``conclusion``: why there is no further attempt; it may be empty where a cause says it."""
+    status, message = job.status, conclusion
+    if cause is not None:
+        status = replace(status, last_failure=replace(cause, conclusion=conclusion))
+        message = f"{conclusion}; last: {say(cause)}" if conclusion else say(cause)
     facts = [Fact(c.SUCCEEDED, "False", c.FINISHED), Fact(c.FAILED, "True", reason, message)]
     return _end(job, status, "Failed", facts, pods, now)
 
@@ -247,11 +222,6 @@ def _last_restart(status: Status, now: datetime, failure: LastFailure | None) ->
     # A training pod's clock may be anything.
     began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
     return note_steps(LastRestart(attempt=status.attempt + 1, time=format_time(began)), status)
-
-
-def _lasted(pods: tuple[PodView, ...]) -> bool:
-    ends = [(pod.started, pod.termination.time) for pod in pods if pod.termination]
-    return any(start and end and end - start.timestamp() >= _LASTED.total_seconds() for start, end in ends)
 
 
 def _next_attempt(

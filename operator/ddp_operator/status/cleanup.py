@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status.decision import Action, Decision, DeleteJob, DeleteResource, SuspendJob
-from ddp_operator.status.failure import will_fail_job
+from ddp_operator.status.diagnosis import will_fail_job
 from ddp_operator.status.lost_nodes import free_lost_pods
 from ddp_operator.status.observation import JobView, Observation
 from ddp_operator.status.queueing import is_queued

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects.timestamps import format_time, parse_time
-from ddp_operator.status import attempts, deadlines, lost_nodes
+from ddp_operator.status import attempts, budget, deadlines, lost_nodes
 from ddp_operator.status import conditions as c
 from ddp_operator.status.cleanup import LATER, after_the_end, will_fail
 from ddp_operator.status.conditions import Fact
@@ -29,12 +29,12 @@ from ddp_operator.status.decision import (
     SuspendJob,
 )
 from ddp_operator.status.describe import count_nodes, describe, without_eta
-from ddp_operator.status.failure import Verdict, is_guess, judge
+from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import JobView, Observation, PodView
 from ddp_operator.status.queueing import is_queued, was_suspending
-from ddp_operator.status.scheduling import blame_image, next_question
+from ddp_operator.status.scheduling import next_question
 
-# While something is awaited that sends no event: a page, a witness.
+# While something is awaited that sends no event: a page, a report.
 _SOON = 1.0
 _RECHECK_REFUSAL = 30.0
 # While a silent pod is waited for: of its node no event tells.
@@ -42,8 +42,6 @@ _RECHECK_NODE = 5.0
 # A spec mostly stays bad until it is edited, but what an API server takes can be changed on its side too.
 _RECHECK_SPEC = 300.0
 _FIRST_STEP = timedelta(minutes=2)
-# So many failures in a row without a step beyond what was reached before: more would be a waste.
-_CRASH_LOOP = 3
 # How long pods that have trained together may end one after another.
 _LATE_COMERS = timedelta(seconds=30)
 # How long the nodes that failed are avoided although no other can take a pod; an autoscaler may bring one.
@@ -74,13 +72,13 @@ def decide(
     if _is_enough(job, pods, now):
         return attempts.succeed(job, pods, now)
     if attempt_job is not None and attempt_job.complete:
-        unheard = count_nodes(status.attempt_nodes, pods).succeeded < status.attempt_nodes
-        return dataclasses.replace(attempts.succeed(job, pods, now), doubtful=unheard)
+        unseen = count_nodes(status.attempt_nodes, pods).succeeded < status.attempt_nodes
+        return dataclasses.replace(attempts.succeed(job, pods, now), needs_fresh_read=unseen)
     lost_now = lost_nodes.lost_pods(job, observation, now)
     if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
         return attempts.lose_nodes(job, lost_now, now, explains=_explains(job, lost_now))
     if not job.spec.suspend:
-        verdict = judge(
+        diagnosis = diagnose(
             status.attempt,
             attempt_job,
             pods,
@@ -89,9 +87,10 @@ def decide(
             since=now if was_suspending(job) else deadlines.waiting_since(job, attempt_job),
             nodes=observation.nodes,
         )
-        if verdict is not None:
-            decision = _answer_failure(job, observation, verdict, pods, now, refusal)
-            return dataclasses.replace(decision, doubtful=verdict.hearsay and any(pod.alive for pod in pods))
+        if diagnosis is not None:
+            decision = _answer_failure(job, observation, diagnosis, pods, now, refusal)
+            unseen = diagnosis.secondary_only and any(pod.alive for pod in pods)
+            return dataclasses.replace(decision, needs_fresh_read=unseen)
         deadline = deadlines.active(job, attempt_job, now)
         if deadline is not None and now >= deadline:
             words = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
@@ -154,54 +153,53 @@ def scrape_interval(status: Status, now: datetime, progress_interval: float) -> 
 def _answer_failure(
     job: DDPTrainingJob,
     observation: Observation,
-    verdict: Verdict,
+    diagnosis: Diagnosis,
     pods: tuple[PodView, ...],
     now: datetime,
     refusal: Refusal | None,
 ) -> Decision:
-    cause = verdict.cause
+    cause = diagnosis.cause
     if cause is None:
-        return _await_report(job, verdict, pods, now)
-    if verdict.repeated or attempts.is_repeated(job, cause, pods):
-        words = f"the same {cause.signature} twice without progress in between, not tried again; last: "
-        return attempts.fail(job, pods, cause, c.REPEATED_FAILURE, words + attempts.say(cause), now)
-    if verdict.permanent:
-        return attempts.fail(job, pods, cause, cause.category, attempts.say(cause), now)
-    if verdict.disruption and not job.spec.recovery.count_disruptions:
-        return attempts.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
-    attempt_job = observation.job(job.status.attempt)
-    if verdict.hearsay and _ended_in_suspension(job, attempt_job):
-        return attempts.restart_free(job, observation, cause, c.RESUMED, refusal, now)
-    if verdict.hearsay and attempt_job is not None and attempt_job.suspended:  # while its queue took the pods back
-        return attempts.restart_free(job, observation, cause, c.DISRUPTED, refusal, now)
-    limit, budget = job.spec.recovery.max_restarts, attempts.charge(job, cause, pods, now)
-    if budget.used >= limit:
-        since = f" since step {budget.checkpoint_step}" if budget.counted > budget.used else ""
-        often = f"failed {budget.used + 1} times{since}, " if budget.used else "not started again, as "
-        words = f"{often}recovery.maxRestarts is {limit}; last: {attempts.say(cause)}"
-        return attempts.fail(job, pods, cause, c.RESTART_BUDGET_EXHAUSTED, words, now)
-    if budget.without_progress >= _CRASH_LOOP and not cause.container:
-        at = f"beyond step {budget.step}" if budget.step else "before the first step"
-        words = f"failed {budget.without_progress} times in a row without progress {at}; last: {attempts.say(cause)}"
-        return attempts.fail(job, pods, cause, c.CRASH_LOOP, words, now)
-    return attempts.restart(job, observation, cause, refusal, now)
+        return _await_report(job, diagnosis, pods, now)
+    final = budget.is_final(job, diagnosis, pods)
+    if final is not None:
+        return attempts.fail(job, pods, cause, *final, now)
+    free = _why_free(job, diagnosis, observation.job(job.status.attempt))
+    if free:
+        return attempts.restart_free(job, observation, cause, free, refusal, now)
+    charged = budget.charge(job, cause, pods, now)
+    limit = budget.find_limit(job, cause, charged)
+    if limit is not None:
+        return attempts.fail(job, pods, cause, *limit, now)
+    return attempts.restart(job, observation, cause, charged, refusal, now)
 
 
-def _await_report(job: DDPTrainingJob, verdict: Verdict, pods: tuple[PodView, ...], now: datetime) -> Decision:
+def _why_free(job: DDPTrainingJob, diagnosis: Diagnosis, attempt_job: JobView | None) -> str:
+    """Return the reason of Restarting for a failure that costs nothing; empty: it is charged to the budget."""
+    if diagnosis.disruption and not job.spec.recovery.count_disruptions:
+        return c.DISRUPTED
+    if diagnosis.secondary_only and _ended_in_suspension(job, attempt_job):
+        return c.RESUMED
+    if diagnosis.secondary_only and attempt_job is not None and attempt_job.suspended:
+        return c.DISRUPTED  # its queue took the pods back
+    return ""
+
+
+def _await_report(job: DDPTrainingJob, diagnosis: Diagnosis, pods: tuple[PodView, ...], now: datetime) -> Decision:
     """Say for whom it is waited before a failure counts, and change nothing else."""
-    fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, verdict.waiting)
+    fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, diagnosis.waiting)
     status = replace(
         job.status,
         nodes=count_nodes(job.status.attempt_nodes, pods),
         progress=without_eta(job.status.progress),
         conditions=c.merge_conditions(job.status.conditions, [fact], now, job.generation),
     )
-    left = (verdict.until - now).total_seconds() + 0.1 if verdict.until else _SOON
+    left = (diagnosis.until - now).total_seconds() + 0.1 if diagnosis.until else _SOON
     return Decision(status, requeue_after=min(max(_SOON, left), _RECHECK_NODE))
 
 
 def _ended_in_suspension(job: DDPTrainingJob, attempt_job: JobView | None) -> bool:
-    """Tell whether the attempt ended while its pods were told to stop: a peer that was slower to hear is a victim."""
+    """Tell whether the attempt ended while its pods were told to stop: a slower one then reports a lost peer."""
     if was_suspending(job):
         return True
     failed_at, resumed = attempt_job.failed_at if attempt_job else None, parse_time(job.status.start_time)

@@ -71,14 +71,14 @@ class Decision:
 
     ``requeue_after`` is in seconds; None: look again only when something changes; 0: at once. Where the ledger changes
     (attempt, restarts, lastFailure, the end), ``actions`` is empty: the ledger is written first, a later pass acts on
-    it, and a crash in between loses nothing. ``doubtful``: the Job's end is about to be written, a good one or one
-    without a culprit, while a pod seems to live whose end, and last words, may only not have been heard of.
+    it, and a crash in between loses nothing. ``needs_fresh_read``: the job's end is about to be written, a good one
+    or one without a root cause, while a pod seems to live: its end, and its termination message, may not be seen yet.
     """
 
     status: Status
     actions: tuple[Action, ...] = ()
     requeue_after: float | None = None
-    doubtful: bool = False
+    needs_fresh_read: bool = False
 
 
 AT_ONCE: Final = 0.0

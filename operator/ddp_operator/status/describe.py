@@ -26,7 +26,7 @@ from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress,
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
-from ddp_operator.status.failure import find_in_place
+from ddp_operator.status.diagnosis import find_in_place
 from ddp_operator.status.lost_nodes import describe_lost_contact
 from ddp_operator.status.observation import Observation, PodView
 from ddp_operator.status.queueing import waits_in_queue

@@ -13,9 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import LastFailure
-from ddp_operator.constants import CATEGORY_IMAGE_PULL, KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
-from ddp_operator.kubeobjects.timestamps import format_time, parse_time
+from ddp_operator.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
+from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.deadlines import waiting_since
@@ -169,25 +168,6 @@ def _name_missing_workload(job: Mapping[str, Any]) -> Trouble | None:
         priority = f"PriorityClass {pod['priorityClassName']}"
     asks = f"is there a {priority}, and does Kueue run?" if priority else "does Kueue run?"
     return Trouble(c.WORKLOAD_MISSING, f"Kueue has made no Workload for it; {asks}")
-
-
-def blame_image(attempt: int, pods: tuple[PodView, ...], now: datetime) -> LastFailure | None:
-    """Return the failure of an attempt whose image never came, or None where it waited for something else."""
-    pod = next(
-        (pod for pod in c.newest_by_index(pods).values() if pod.alive and pod.waiting_reason == c.IMAGE_PULL), None
-    )
-    if pod is None:
-        return None
-    return LastFailure(
-        attempt=attempt,
-        node=pod.index,
-        pod=pod.name,
-        node_name=pod.node_name,
-        category=CATEGORY_IMAGE_PULL,
-        message=pod.waiting_message[:_MAX_WORDS],
-        hint="look at the image's name and tag, and at imagePullSecrets",
-        time=format_time(now),
-    )
 
 
 def _line(text: Any) -> str:

@@ -43,7 +43,7 @@ _OBEYED = re.compile(
 _MAX_TIME = 4e9  # the year 2096
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     category: str = ""
     exit_code: int | None = None
     rank: int | None = None
@@ -53,20 +53,27 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     hint: str = ""
     time: float | None = None
     restarts: int = 0
-    victim: bool = False
+    secondary: bool = False
+    """Whether it is the consequence of another pod's failure, as a lost peer is."""
     signature: str = ""
     step: float | None = None
     repeated: bool = False
+    """Whether the pod had failed like this before, and made no progress in between."""
     world_size: int | None = None
     group_size: int | None = None
     progress: dict[str, float] = {}
 
 
-class Termination(_Message, frozen=True, kw_only=True, rename="camel"):
-    """One pod's end. ``container_exit_code`` is the launcher's own code, ``exit_code`` the failing worker's;
-    ``repeated``: the pod had failed like this before, and made no progress in between."""
+class _Message(_Fields, frozen=True, kw_only=True, rename="camel"):
+    victim: bool = False
+    """What older launchers call ``secondary``."""
+
+
+class Termination(_Fields, frozen=True, kw_only=True, rename="camel"):
+    """One pod's end. ``exit_code`` is the failing worker's."""
 
     container_exit_code: int
+    """The launcher's own, on which the Job's podFailurePolicy acts."""
     container: str = ""
     """The init container that failed; empty where it was the training container."""
     permanent: bool = False
@@ -80,60 +87,40 @@ def parse_termination(
     finished = finished_at.timestamp() if finished_at else None
     if finished is not None and not 0 < finished < _MAX_TIME:
         finished = None
-    message = _decode(text)
-    if reason == "OOMKilled" and message is None:
-        return Termination(
-            container_exit_code=exit_code,
-            category=constants.CATEGORY_OOM,
-            exit_code=exit_code,
-            message="the container was killed because it used more memory than its limit",
-            hint=_OOM_HINT,
-            time=finished,
-        )
-    missing = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
+    decoded = _decode(text)
+    found = decoded or _Message(exit_code=exit_code, message=_describe(exit_code, reason, text))
+    secondary = found.secondary or found.victim or exit_code == constants.EXIT_PEER_LOST
+    category = found.category if found.category in constants.CATEGORIES else _category(exit_code)
+    message, hint, permanent = found.message, found.hint, exit_code == constants.EXIT_USER_ERROR
+    if reason == "OOMKilled" and decoded is None:
+        category, secondary, permanent, hint = constants.CATEGORY_OOM, False, False, _OOM_HINT
+        message = "the container was killed because it used more memory than its limit"
+    elif reason == "OOMKilled" and not secondary and exit_code != constants.EXIT_PREEMPTED:
+        # The kernel has killed one of its processes, and the launcher knows which rank that has ended, and how.
+        hint = hint if category == constants.CATEGORY_OOM else _OOM_HINT
+        category = constants.CATEGORY_OOM
+    missing = _NO_PROGRAM.search(text) if decoded is None and reason in _START_ERRORS else None
     if missing:
-        return Termination(
-            container_exit_code=exit_code,
-            category=constants.CATEGORY_USER_ERROR,
-            exit_code=exit_code,
-            message=_describe(exit_code, reason, text),
-            hint=_NO_PROGRAM_HINT.format(program=missing[1]),
-            time=finished,
-            permanent=True,
-        )
-    if message is None:
-        return Termination(
-            container_exit_code=exit_code,
-            category=_category(exit_code),
-            exit_code=exit_code,
-            message=_describe(exit_code, reason, text),
-            time=finished,
-            victim=exit_code == constants.EXIT_PEER_LOST,
-            permanent=exit_code == constants.EXIT_USER_ERROR,
-        )
-    # The kernel has killed one of its processes, and the launcher knows which rank that has ended, and how.
-    of_memory = reason == "OOMKilled" and not message.victim and exit_code != constants.EXIT_PREEMPTED
-    if of_memory and message.category != constants.CATEGORY_OOM:
-        message = msgspec.structs.replace(message, category=constants.CATEGORY_OOM, hint=_OOM_HINT)
+        category, permanent, hint = constants.CATEGORY_USER_ERROR, True, _NO_PROGRAM_HINT.format(program=missing[1])
     return Termination(
         container_exit_code=exit_code,
-        category=message.category if message.category in constants.CATEGORIES else _category(exit_code),
-        exit_code=_sane_int(message.exit_code),
-        rank=_sane_int(message.rank),
-        node=_sane_int(message.node),
-        message=_clean(message.message[:_MAX_TEXT]),
-        traceback=_clean(message.traceback[-_MAX_TEXT:]),
-        hint=_clean(message.hint[:_MAX_TEXT]),
-        time=_sane_time(message.time, finished),
-        world_size=_sane_int(message.world_size),
-        group_size=_sane_int(message.group_size),
-        restarts=min(max(0, message.restarts), _MAX_INT),
-        victim=message.victim or exit_code == constants.EXIT_PEER_LOST,
-        signature=_clean(message.signature[:_MAX_SIGNATURE]),
-        step=message.step if message.step is not None and 0 <= message.step <= _MAX_STEP else None,
-        repeated=message.repeated,
-        permanent=exit_code == constants.EXIT_USER_ERROR,
-        progress={k: v for k, v in message.progress.items() if math.isfinite(v)},
+        category=category,
+        exit_code=_sane_int(found.exit_code),
+        rank=_sane_int(found.rank),
+        node=_sane_int(found.node),
+        message=_clean(message[:_MAX_TEXT]),
+        traceback=_clean(found.traceback[-_MAX_TEXT:]),
+        hint=_clean(hint[:_MAX_TEXT]),
+        time=_sane_time(found.time, finished),
+        world_size=_sane_int(found.world_size),
+        group_size=_sane_int(found.group_size),
+        restarts=min(max(0, found.restarts), _MAX_INT),
+        secondary=secondary,
+        signature=_clean(found.signature[:_MAX_SIGNATURE]),
+        step=found.step if found.step is not None and 0 <= found.step <= _MAX_STEP else None,
+        repeated=found.repeated,
+        permanent=permanent,
+        progress={k: v for k, v in found.progress.items() if math.isfinite(v)},
     )
 
 

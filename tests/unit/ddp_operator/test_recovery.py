@@ -13,8 +13,8 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
+from ddp_operator.status.diagnosis import blame_node
 from ddp_operator.status.events import transition_events
-from ddp_operator.status.failure import blame_node
 from ddp_operator.status.observation import NodeView, observe_children, view_node, view_pod
 from tests.builders import NOW, child_job, child_pod, job, last_words, page
 

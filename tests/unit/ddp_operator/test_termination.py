@@ -21,7 +21,7 @@ def test_what_the_launcher_says_is_taken() -> None:
         last_words("CUDAError", rank=5, node=1, exitCode=3, message="boom", traceback="tb", hint="h", restarts=2)
     )
     assert (end.category, end.rank, end.node, end.exit_code, end.container_exit_code) == ("CUDAError", 5, 1, 3, 82)
-    assert (end.message, end.traceback, end.hint, end.restarts, end.victim) == ("boom", "tb", "h", 2, False)
+    assert (end.message, end.traceback, end.hint, end.restarts, end.secondary) == ("boom", "tb", "h", 2, False)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_without_words_the_end_is_described(code: int, reason: str, text: str, m
 
 def test_kubelets_kill_for_memory_wins_over_any_words() -> None:
     end = parse(last_words("UserError"), 137, "OOMKilled")
-    assert (end.category, end.victim) == ("OOM", False)
+    assert (end.category, end.secondary) == ("OOM", False)
     assert "resources.limits.memory" in end.hint
 
 
@@ -79,7 +79,7 @@ def test_out_of_memory_keeps_the_rank_that_the_launcher_has_reported(category: s
     end = parse(last_words(category, rank=3, exitCode=137, traceback="t"), 84, "OOMKilled")
     assert (end.category, end.rank, end.exit_code, end.traceback) == ("OOM", 3, 137, "t")
     secondary = parse(last_words("Network", rank=1, victim=True), constants.EXIT_PEER_LOST, "OOMKilled")
-    assert (secondary.category, secondary.victim) == ("Network", True)
+    assert (secondary.category, secondary.secondary) == ("Network", True)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_image_without_the_program_is_a_users_error_that_no_retry_helps(
 
 
 def test_peer_lost_is_a_victim_whatever_it_says() -> None:
-    assert parse(last_words("NCCL", victim=False), constants.EXIT_PEER_LOST).victim
-    assert parse("", constants.EXIT_PEER_LOST).victim
+    assert parse(last_words("NCCL", victim=False), constants.EXIT_PEER_LOST).secondary
+    assert parse("", constants.EXIT_PEER_LOST).secondary
 
 
 @pytest.mark.parametrize(

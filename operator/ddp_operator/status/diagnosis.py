@@ -10,6 +10,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import Page
+from ddp_operator.status.conditions import IMAGE_PULL, newest_by_index
 from ddp_operator.status.lost_nodes import find_node_problem
 from ddp_operator.status.observation import JobView, NodeView, PodView
 from ddp_operator.status.termination import Termination, parse_termination
@@ -19,9 +20,9 @@ _REPORT_WAIT = timedelta(seconds=15)
 # A pod that runs may be on a lost node. Kubernetes finds that out after 50 seconds (40 before 1.32), and a kubelet that
 # lives has reported by then too; the next attempt could not begin before the end of that pod anyway.
 _NODE_WAIT = timedelta(seconds=60)
-# A pod that was killed longer before the first victim spoke has long been replaced: it is not the cause.
+# A pod that was killed longer before the first secondary failure has long been replaced: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
-# What a rank says whose peer went away without a word: true, but not the cause.
+# What a rank reports that has lost its peer: true, but not the cause.
 _SYMPTOMS = (constants.CATEGORY_NCCL, constants.CATEGORY_NETWORK, constants.CATEGORY_HANG)
 _LOST_NODE = "look at the node; status.failedNodes lists the nodes that the next attempts avoid"
 _NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", constants.CATEGORY_NODE_LOST)
@@ -32,24 +33,25 @@ MOST_FAILURES = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """An attempt's failure.
 
-    ``cause`` is None while only secondary failures are reported and better may come: ``waiting`` says for whom it is
-    waited, and until when. ``disruption``: a pod was taken away, which is nobody's fault. ``hearsay``: all reports are
-    of secondary failures. ``repeated``: the pod itself has seen that failure before, without progress in between.
+    ``cause`` is None while only secondary failures are reported and better may come: ``waiting`` says which pod is
+    waited for, and until when. ``disruption``: a pod was taken away, which is not counted. ``secondary_only``: all
+    reports are of secondary failures. ``permanent``: another attempt would fail as well. ``repeated``: the pod itself
+    has seen that failure before, without progress in between.
     """
 
     cause: LastFailure | None
     permanent: bool = False
     disruption: bool = False
-    hearsay: bool = False
+    secondary_only: bool = False
     waiting: str = ""
     until: datetime | None = None
     repeated: bool = False
 
 
-def judge(
+def diagnose(
     attempt: int,
     job: JobView | None,
     pods: tuple[PodView, ...],
@@ -58,8 +60,8 @@ def judge(
     keeps_job: bool = True,
     since: datetime | None = None,
     nodes: Mapping[str, NodeView] | None = None,
-) -> Verdict | None:
-    """Return the verdict on an attempt, or None where it has not failed.
+) -> Diagnosis | None:
+    """Return the diagnosis of an attempt, or None where it has not failed.
 
     ``keeps_job``: a pod that was taken away is left to the Job controller, which replaces it. Otherwise its attempt is
     over. What was deleted before ``since`` was deleted by a suspension. ``nodes``: those that were asked after.
@@ -68,36 +70,36 @@ def judge(
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
     job_failed = job is not None and job.failed
     if not fatal and not job_failed:
-        return None if keeps_job else _judge_taken(attempt, job, pods, since)
-    culprits = [(pod, end) for pod, end in fatal if not end.victim]
+        return None if keeps_job else _diagnose_taken(attempt, job, pods, since)
+    roots = [(pod, end) for pod, end in fatal if not end.secondary]
     times = [end.time for _, end in fatal if end.time is not None]
     if not times and job is not None and job.failed_at is not None:
         times = [job.failed_at.timestamp()]
     first = datetime.fromtimestamp(min(times), UTC) if times else None
-    if all(end.category in _SYMPTOMS for _, end in culprits):
+    if all(end.category in _SYMPTOMS for _, end in roots):
         taken = [pod for pod in pods if _was_taken_before(pod, first, job)]
         if taken:
             return _disruption(attempt, min(taken, key=_taken_order))
         for pod in pods:
             if problem := find_node_problem(pod, nodes or {}):
-                return Verdict(blame_node(attempt, pod, problem, now), disruption=True)
-    if culprits:
-        pod, end = min(culprits, key=_order)
+                return Diagnosis(blame_node(attempt, pod, problem, now), disruption=True)
+    if roots:
+        pod, end = min(roots, key=_order)
         repeated = end.permanent and end.repeated
-        return Verdict(_last_failure(attempt, pod, end), permanent=end.permanent, repeated=repeated)
+        return Diagnosis(_last_failure(attempt, pod, end), permanent=end.permanent, repeated=repeated)
     if (wait := _wait_for_peers(pods, fatal, first, now)) is not None:
         return wait
     # No root cause was reported: a signal-killed pod is a likelier one than those that lost their peer.
     killed = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
     if killed:
-        pod, end = min(killed, key=lambda item: (item[1].victim, _order(item)))
-        # Where all ranks of all pods wait for each other, a hang has only victims; watchdog.action may still say Fail.
+        pod, end = min(killed, key=lambda item: (item[1].secondary, _order(item)))
+        # Where all ranks of all pods wait for each other, every hang is secondary; watchdog.action may still be Fail.
         permanent = any(one.permanent for _, one in fatal)
-        return Verdict(_last_failure(attempt, pod, end), permanent=permanent, hearsay=True)
+        return Diagnosis(_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
     message = (job.failed_message if job else "") or "the Job failed"
     unknown = constants.CATEGORY_UNKNOWN
     failure = LastFailure(attempt=attempt, category=unknown, message=message, time=format_time(first or now))
-    return Verdict(failure, hearsay=True)
+    return Diagnosis(failure, secondary_only=True)
 
 
 def read_failures(pages: Iterable[tuple[PodView, Page]]) -> tuple[tuple[PodView, Termination], ...]:
@@ -107,8 +109,8 @@ def read_failures(pages: Iterable[tuple[PodView, Page]]) -> tuple[tuple[PodView,
 
 
 def find_in_place(attempt: int, found: tuple[tuple[PodView, Termination], ...]) -> LastFailure | None:
-    """Return the root cause of the latest restart in place, or None where only victims have spoken."""
-    roots = [(pod, end) for pod, end in found if not end.victim]
+    """Return the root cause of the latest restart in place, or None where only secondary ones are reported."""
+    roots = [(pod, end) for pod, end in found if not end.secondary]
     latest = max((end.restarts for _, end in roots), default=0)
     same = [(pod, end) for pod, end in roots if end.restarts == latest]
     return _last_failure(attempt, *min(same, key=_order)) if same else None
@@ -133,16 +135,33 @@ def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFai
     )
 
 
+def blame_image(attempt: int, pods: tuple[PodView, ...], now: datetime) -> LastFailure | None:
+    """Return the failure of an attempt whose image never came, or None where it waited for something else."""
+    pod = next((pod for pod in newest_by_index(pods).values() if pod.alive and pod.waiting_reason == IMAGE_PULL), None)
+    if pod is None:
+        return None
+    return LastFailure(
+        attempt=attempt,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        category=constants.CATEGORY_IMAGE_PULL,
+        message=pod.waiting_message[:1024],
+        hint="look at the image's name and tag, and at imagePullSecrets",
+        time=format_time(now),
+    )
+
+
 def is_guess(failure: LastFailure) -> bool:
     """Tell whether a failure is what survivors made of it, so that a lost node explains it better."""
     known = (constants.CATEGORY_UNKNOWN, constants.CATEGORY_PREEMPTED, *_SYMPTOMS)
     return failure.category in known or (failure.category == constants.CATEGORY_NODE_LOST and failure.rank is not None)
 
 
-def _judge_taken(
+def _diagnose_taken(
     attempt: int, job: JobView | None, pods: tuple[PodView, ...], since: datetime | None
-) -> Verdict | None:
-    """Judge an attempt that lost a pod while its Job goes on: it would wait for the Job controller's back-off."""
+) -> Diagnosis | None:
+    """Diagnose an attempt that lost a pod while its Job goes on: it would wait for the Job controller's back-off."""
     if job is None or job.finished or job.deleting or job.suspended:
         return None  # the Job's own end takes its pods away
     replaced = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
@@ -160,7 +179,7 @@ def _judge_taken(
     killed = [(pod, pod.termination) for pod in lost if pod.termination]
     if killed:
         # A script that says by its own exit code that it was preempted is no disruption: it would go on for ever.
-        return Verdict(_last_failure(attempt, *min(killed, key=_order)))
+        return Diagnosis(_last_failure(attempt, *min(killed, key=_order)))
     return None
 
 
@@ -176,12 +195,12 @@ def _was_taken_before(pod: PodView, first: datetime | None, job: JobView | None)
     return timedelta(0) < failed - pod.deleted_at <= _SAME_INCIDENT
 
 
-def _disruption(attempt: int, pod: PodView) -> Verdict:
+def _disruption(attempt: int, pod: PodView) -> Diagnosis:
     category = constants.CATEGORY_NODE_LOST if pod.disruption in _NODE_REASONS else constants.CATEGORY_PREEMPTED
     how = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
     moment = pod.termination.time if pod.termination else None
     time = datetime.fromtimestamp(moment, UTC) if moment is not None else pod.deleted_at
-    return Verdict(
+    return Diagnosis(
         LastFailure(
             attempt=attempt,
             node=pod.index,
@@ -210,7 +229,7 @@ def _ends_attempt(pod: PodView, end: Termination) -> bool:
 
 def _wait_for_peers(
     pods: tuple[PodView, ...], failed: list[tuple[PodView, Termination]], since: datetime | None, now: datetime
-) -> Verdict | None:
+) -> Diagnosis | None:
     """Return for whom and until when to wait: for pods that have neither ended nor reported; None: not any longer."""
     silent = sorted((pod for pod in pods if pod.alive), key=lambda pod: (not pod.has_run, pod.index))
     if since is None or not silent:
@@ -229,7 +248,7 @@ def _wait_for_peers(
         f"{report}; pod {peer.index} ({peer.name}, node {peer.node_name or 'unknown'}){others} has neither ended nor "
         f"reported: waiting for it until {format_time(until)}, in case its node is lost"
     )
-    return Verdict(None, waiting=text, until=until)
+    return Diagnosis(None, waiting=text, until=until)
 
 
 def _was_stopped(end: Termination, first: datetime | None) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.kubeobjects.timestamps import format_time
-from ddp_operator.status.failure import Verdict, judge, will_fail_job
+from ddp_operator.status.diagnosis import Diagnosis, diagnose, will_fail_job
 from ddp_operator.status.observation import view_job, view_pod
 from tests.builders import NOW, child_job, child_pod, last_words
 
@@ -27,11 +27,11 @@ def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float 
     return child_pod(index, "Failed", code=code, message=message, at=at(seconds), **changes)
 
 
-def verdict(*pods: Any, job: Any = None, seconds: float = 1, keeps_job: bool = True) -> Verdict | None:
-    return judge(1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds), keeps_job=keeps_job)
+def diagnosis(*pods: Any, job: Any = None, seconds: float = 1, keeps_job: bool = True) -> Diagnosis | None:
+    return diagnose(1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds), keeps_job=keeps_job)
 
 
-def blamed(found: Verdict | None) -> tuple[int | None, str]:
+def blamed(found: Diagnosis | None) -> tuple[int | None, str]:
     assert found is not None
     assert found.cause is not None
     return found.cause.node, found.cause.category
@@ -41,14 +41,14 @@ class TestNoFailure:
     @pytest.mark.parametrize("code", [0, 85, 130, 137, 143])
     def test_pod_that_is_done_or_replaced_ends_no_attempt(self, code: int) -> None:
         phase = "Succeeded" if code == 0 else "Failed"
-        assert verdict(child_pod(0, phase, code=code), child_pod(1)) is None
+        assert diagnosis(child_pod(0, phase, code=code), child_pod(1)) is None
 
     @pytest.mark.parametrize("code", [1, 81, 82, 86, 128])
     def test_disrupted_pod_ends_no_attempt_whatever_its_code(self, code: int) -> None:
-        assert verdict(ended(0, code, disrupted=True), child_pod(1)) is None
+        assert diagnosis(ended(0, code, disrupted=True), child_pod(1)) is None
 
     def test_evicted_pod_without_any_container_is_replaced(self) -> None:
-        assert verdict(child_pod(0, "Failed", status={"reason": "Evicted", "message": "disk pressure"})) is None
+        assert diagnosis(child_pod(0, "Failed", status={"reason": "Evicted", "message": "disk pressure"})) is None
 
     def test_sidecar_that_was_stopped_is_no_failed_init_container(self) -> None:
         status = {
@@ -56,27 +56,27 @@ class TestNoFailure:
             "reason": "Evicted",
         }
         spec = {"initContainers": [{"name": "logs", "restartPolicy": "Always"}]}
-        assert verdict(child_pod(0, "Failed", status=status, spec=spec)) is None
+        assert diagnosis(child_pod(0, "Failed", status=status, spec=spec)) is None
 
 
 class TestCause:
     def test_earliest_of_two_that_are_no_victims(self) -> None:
         pods = ended(0, 82, "NCCL", seconds=5), ended(1, 82, "CUDAError", seconds=2)
-        assert blamed(verdict(*pods)) == blamed(verdict(*reversed(pods))) == (1, "CUDAError")
+        assert blamed(diagnosis(*pods)) == blamed(diagnosis(*reversed(pods))) == (1, "CUDAError")
 
     def test_lowest_index_where_times_are_equal_or_unknown(self) -> None:
-        assert blamed(verdict(ended(1, 82, "Hang"), ended(0, 82))) == (0, "CUDAError")
+        assert blamed(diagnosis(ended(1, 82, "Hang"), ended(0, 82))) == (0, "CUDAError")
         unknown = ended(1, 82, "Hang")
         del unknown["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
         unknown["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = ""
-        assert blamed(verdict(unknown, ended(2, 82, seconds=9), seconds=10)) == (2, "CUDAError")
+        assert blamed(diagnosis(unknown, ended(2, 82, seconds=9), seconds=10)) == (2, "CUDAError")
 
     def test_that_is_no_victim_although_it_spoke_last(self) -> None:
-        assert blamed(verdict(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
+        assert blamed(diagnosis(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
 
     def test_whole_story_is_kept(self) -> None:
         words = last_words("UserError", rank=3, node=1, exitCode=2, message="m", traceback="t", hint="h")
-        found = verdict(ended(1, 81, message=words))
+        found = diagnosis(ended(1, 81, message=words))
         assert found is not None
         assert found.permanent
         cause = found.cause
@@ -86,13 +86,13 @@ class TestCause:
 
     @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (83, False), (84, False), (1, False)])
     def test_only_a_users_error_is_permanent(self, code: int, permanent: bool) -> None:
-        found = verdict(ended(0, code, message=""))
+        found = diagnosis(ended(0, code, message=""))
         assert found is not None
         assert found.permanent is permanent
 
     def test_killed_for_memory(self) -> None:
         pod = child_pod(1, "Failed", code=137, reason="OOMKilled")
-        assert blamed(verdict(pod, child_pod(0))) == (1, "OOM")
+        assert blamed(diagnosis(pod, child_pod(0))) == (1, "OOM")
         assert not will_fail_job((view_pod(pod),)), "the Job controller would replace it"
 
     @pytest.mark.parametrize("said", [True, False], ids=["launcher spoke", "nobody spoke"])
@@ -101,7 +101,7 @@ class TestCause:
         words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
         status = {"reason": "Evicted", "message": words}
         last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if said else {}
-        found = verdict(child_pod(1, "Failed", status=status, **last), child_pod(0), keeps_job=False)
+        found = diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), keeps_job=False)
         assert found is not None
         assert found.cause is not None
         assert (found.cause.category, found.cause.message, found.disruption) == ("Unknown", f"Evicted: {words}", False)
@@ -111,14 +111,14 @@ class TestCause:
         status = {"reason": "Evicted", "message": "The node was low on resource: memory."}
         pod = child_pod(1, "Failed", code=85, message=last_words("Preempted"), disrupted="TerminationByKubelet")
         pod["status"] |= status
-        found = verdict(pod, child_pod(0), keeps_job=False)
+        found = diagnosis(pod, child_pod(0), keeps_job=False)
         assert found is not None
         assert found.disruption
 
     def test_failed_init_container(self) -> None:
         status = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 3}}}]}
         pod = child_pod(0, "Failed", status=status)
-        found = verdict(pod)
+        found = diagnosis(pod)
         assert found is not None
         assert found.cause is not None
         assert found.cause.message.startswith("init container fetch: ")
@@ -129,55 +129,55 @@ class TestCause:
         pod = ended(0, 82)
         for part in (pod["spec"]["containers"], pod["status"]["containerStatuses"]):
             part[0]["name"] = "main"
-        assert blamed(verdict(pod)) == (0, "CUDAError")
+        assert blamed(diagnosis(pod)) == (0, "CUDAError")
 
 
 class TestVictims:
     def test_wait_for_a_witness_while_another_pod_lives(self) -> None:
-        found = verdict(ended(0, 86), child_pod(1), seconds=10)
+        found = diagnosis(ended(0, 86), child_pod(1), seconds=10)
         assert found is not None
         assert found.cause is None
 
     @pytest.mark.parametrize(("peer", "seconds"), [(child_pod(1), 60), (child_pod(1, "Pending"), 15)])
     def test_secondary_failure_counts_when_a_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
         """A pod that runs may be on a lost node, which Kubernetes finds out after 50 seconds at most."""
-        waiting = verdict(ended(0, 86), peer, seconds=seconds)
+        waiting = diagnosis(ended(0, 86), peer, seconds=seconds)
         assert waiting is not None
         assert waiting.cause is None
         assert "waiting for it until" in waiting.waiting
-        assert blamed(verdict(ended(0, 86), peer, seconds=seconds + 1)) == (0, "NCCL")
+        assert blamed(diagnosis(ended(0, 86), peer, seconds=seconds + 1)) == (0, "NCCL")
 
     def test_are_believed_when_nobody_is_left(self) -> None:
-        assert blamed(verdict(ended(0, 86), ended(1, 86), seconds=1)) == (0, "NCCL")
+        assert blamed(diagnosis(ended(0, 86), ended(1, 86), seconds=1)) == (0, "NCCL")
 
     @pytest.mark.parametrize("skew", [-3000, 3000])
     def test_clock_that_is_wrong_makes_nobody_wait_longer(self, skew: float) -> None:
-        assert blamed(verdict(ended(0, 86, seconds=skew), child_pod(1))) == (0, "NCCL")
+        assert blamed(diagnosis(ended(0, 86, seconds=skew), child_pod(1))) == (0, "NCCL")
 
     def test_yield_to_a_pod_that_was_killed(self) -> None:
-        assert blamed(verdict(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Unknown")
+        assert blamed(diagnosis(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Unknown")
 
     def test_do_not_yield_to_a_pod_that_only_obeyed_when_the_failed_job_was_taken_down(self) -> None:
         """A rank that its peer gave up on sleeps on until it is told to stop: that stop explains nothing."""
         gave_up = ended(0, constants.EXIT_PEER_LOST)
         late = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=2)
-        assert blamed(verdict(gave_up, late, seconds=3)) == (0, "NCCL")
+        assert blamed(diagnosis(gave_up, late, seconds=3)) == (0, "NCCL")
         early = ended(1, constants.EXIT_PREEMPTED, "Preempted", seconds=-2)
-        assert blamed(verdict(gave_up, early, seconds=3)) == (1, "Preempted")
+        assert blamed(diagnosis(gave_up, early, seconds=3)) == (1, "Preempted")
 
     def test_pods_deleted_because_the_job_has_failed_explain_nothing(self) -> None:
         """The Job controller decides, deletes the other pods, and adds the condition Failed when they are gone."""
         job = child_job(conditions={"FailureTarget": "exit code 83", "Failed": "exit code 83"})
         job["status"]["conditions"][1]["lastTransitionTime"] = format_time(at(20))
         deleted = child_pod(1, deleting=True, at=at(1))
-        found = verdict(ended(0, constants.EXIT_HANG, "Hang", seconds=-1), deleted, job=job, seconds=21)
+        found = diagnosis(ended(0, constants.EXIT_HANG, "Hang", seconds=-1), deleted, job=job, seconds=21)
         assert blamed(found) == (0, "Hang")
         assert found is not None
         assert not found.disruption
 
     def test_do_not_yield_to_a_pod_that_was_killed_and_replaced_long_ago(self) -> None:
         long_ago = ended(1, 137, seconds=-3600, suffix="first", age=7200)
-        assert blamed(verdict(long_ago, ended(0, 86), ended(1, 86, seconds=1), seconds=20)) == (0, "NCCL")
+        assert blamed(diagnosis(long_ago, ended(0, 86), ended(1, 86, seconds=1), seconds=20)) == (0, "NCCL")
 
 
 class TestJobWithoutWitness:
@@ -185,24 +185,24 @@ class TestJobWithoutWitness:
         return child_job(conditions={"FailureTarget": "backoff limit"}, at=at(seconds))
 
     def test_is_waited_for_as_pods_are_seen_later_than_jobs(self) -> None:
-        found = verdict(child_pod(0), child_pod(1), job=self.failed(), seconds=5)
+        found = diagnosis(child_pod(0), child_pod(1), job=self.failed(), seconds=5)
         assert found is not None
         assert found.cause is None
 
     def test_is_believed_after_a_while_although_a_pod_never_ends(self) -> None:
-        found = verdict(child_pod(0), job=self.failed(), seconds=61)
+        found = diagnosis(child_pod(0), job=self.failed(), seconds=61)
         assert found is not None
         assert found.cause is not None
         assert (found.cause.category, found.cause.message, found.cause.node) == ("Unknown", "backoff limit", None)
 
     def test_without_pods_says_the_controllers_words(self) -> None:
-        found = verdict(job=self.failed())
+        found = diagnosis(job=self.failed())
         assert found is not None
         assert found.cause is not None
         assert found.cause.message == "backoff limit"
 
     def test_repeats_itself_exactly(self) -> None:
-        assert verdict(job=self.failed(), seconds=1) == verdict(job=self.failed(), seconds=99)
+        assert diagnosis(job=self.failed(), seconds=1) == diagnosis(job=self.failed(), seconds=99)
 
 
 class TestPolicy:

@@ -1,0 +1,87 @@
+"""Whether a failure is answered by another attempt. Every limit here is in docs/api.md, with where to change it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec.structs import replace
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import LastFailure, Restarts
+from ddp_operator.status import conditions as c
+from ddp_operator.status.describe import take_final_progress
+from ddp_operator.status.diagnosis import Diagnosis
+from ddp_operator.status.observation import PodView
+
+CRASH_LOOP: Final = 3
+"""So many failures in a row without a step beyond what was reached before end a job: more would be a waste."""
+_LASTED = timedelta(minutes=5)
+"""An attempt that ran so long has done something, also where its script reports no steps."""
+
+Limit = tuple[str, str]
+"""Why there is no further attempt: the reason of the condition Failed, and the conclusion in words."""
+
+
+def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: tuple[PodView, ...]) -> Limit | None:
+    """Return why another attempt would end alike, whatever is left of the budget; None: it might not."""
+    cause = diagnosis.cause
+    if cause is None:
+        return None
+    if diagnosis.repeated or _is_repeated(job, cause, pods):
+        return c.REPEATED_FAILURE, f"the same {cause.signature} twice without progress in between, not tried again"
+    return (cause.category, "") if diagnosis.permanent else None
+
+
+def charge(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...], now: datetime) -> Restarts:
+    """Return the budget with a failure of the current attempt charged to it.
+
+    Checkpointed progress renews it; a step beyond the farthest one ends a row of failures without progress. Where no
+    step is ever reported, an attempt that lasted counts as progress.
+    """
+    status = take_final_progress(job.status, pods, now)
+    restarts = status.restarts
+    checkpoint = status.checkpoint.step if status.checkpoint else 0
+    # What the failing rank itself reported at its end is exact; pod 0's page was read some seconds before.
+    step = cause.step or (status.progress.step if status.progress else None) or 0
+    renewed = checkpoint - restarts.checkpoint_step >= job.spec.recovery.reset_after_steps
+    moved = step > restarts.step or (step == 0 and _lasted(pods))
+    return replace(
+        restarts,
+        used=1 if renewed else restarts.used + 1,
+        counted=restarts.counted + 1,
+        checkpoint_step=checkpoint if renewed or restarts.used == 0 else restarts.checkpoint_step,
+        without_progress=0 if moved else restarts.without_progress + 1,
+        step=max(step, restarts.step),
+    )
+
+
+def find_limit(job: DDPTrainingJob, cause: LastFailure, charged: Restarts) -> Limit | None:
+    """Return the limit that a charged failure exceeds; None: another attempt follows."""
+    limit = job.spec.recovery.max_restarts
+    if charged.used > limit:
+        since = f" since step {charged.checkpoint_step}" if charged.counted > charged.used else ""
+        often = f"failed {charged.used} times{since}" if charged.used > 1 else "not started again"
+        joint = ", " if charged.used > 1 else ", as "
+        return c.RESTART_BUDGET_EXHAUSTED, f"{often}{joint}recovery.maxRestarts is {limit}"
+    if charged.without_progress >= CRASH_LOOP and not cause.container:
+        at = f"beyond step {charged.step}" if charged.step else "before the first step"
+        return c.CRASH_LOOP, f"failed {charged.without_progress} times in a row without progress {at}"
+    return None
+
+
+def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...]) -> bool:
+    """Tell whether a failure of the current attempt is the same as the last one, without progress in between."""
+    last = job.status.last_failure
+    if last is None or not cause.signature or cause.signature != last.signature:
+        return False
+    if (cause.pod, cause.time) == (last.pod, last.time):
+        return False  # it is that very one, which was seen on the pod's page
+    if cause.step:
+        return cause.step <= max(last.step or 0, job.status.restarts.step)
+    return not _lasted(pods)
+
+
+def _lasted(pods: tuple[PodView, ...]) -> bool:
+    ends = [(pod.started, pod.termination.time) for pod in pods if pod.termination]
+    return any(start and end and end - start.timestamp() >= _LASTED.total_seconds() for start, end in ends)
