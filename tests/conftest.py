@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from .processes import ProcessGuard
-from .tiers import TIERS, TierReport
+from .support.processes import ProcessGuard
+from .support.tiers import TIERS, TierReport
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -1,4 +1,4 @@
-"""What every cluster promises the reconcile. One suite; ``worlds`` holds an entry for each implementation."""
+"""What every cluster promises the reconcile. One suite for all in ``support.cluster_drivers``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from ddp_operator import constants
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cluster import AlreadyExists, Conflict, Event, Key, Object, Refused, Snapshot
-
-from .worlds import OPENERS, World
-from .worlds.base import index_of, living, serve
+from tests.support.cluster_drivers import OPENERS, ClusterDriver
+from tests.support.cluster_drivers.base import index_of, living, serve
 
 KEY = Key("default", "train")
 JOB = "train-1"
@@ -24,7 +23,7 @@ LABELS = {constants.LABEL_JOB_NAME: KEY.name, constants.LABEL_MANAGED_BY: consta
 
 
 @pytest_asyncio.fixture(params=sorted(OPENERS))
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClusterDriver]:
     async with OPENERS[request.param](tmp_path) as opened:
         yield opened
 
@@ -70,20 +69,20 @@ def job(owner: Object | None = None, nodes: int = 2, *, suspend: bool = False) -
     }
 
 
-async def start_job(world: World, nodes: int = 2) -> Object:
+async def start_job(driver: ClusterDriver, nodes: int = 2) -> Object:
     """Create a resource and its Job, and let all pods run."""
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(world.dress(job(owner, nodes)))
-    await until_running(world, nodes)
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(driver.dress(job(owner, nodes)))
+    await until_running(driver, nodes)
     return owner
 
 
-async def until_running(world: World, nodes: int) -> Snapshot:
-    snapshot = await world.until(KEY, lambda seen: len(living(seen)) == nodes, f"{nodes} pods")
+async def until_running(driver: ClusterDriver, nodes: int) -> Snapshot:
+    snapshot = await driver.until(KEY, lambda seen: len(living(seen)) == nodes, f"{nodes} pods")
     for index, pod in living(snapshot).items():
         if not runs(pod):
-            await world.run_pod(JOB, index)
-    return await world.until(KEY, lambda seen: all(map(runs, living(seen).values())), "all pods running")
+            await driver.run_pod(JOB, index)
+    return await driver.until(KEY, lambda seen: all(map(runs, living(seen).values())), "all pods running")
 
 
 def runs(pod: Object) -> bool:
@@ -108,9 +107,9 @@ def ended(snapshot: Snapshot) -> dict[int, Any]:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_job_gets_a_pod_for_each_index_that_knows_its_index(world: World) -> None:
-    await start_job(world, 3)
-    snapshot = await world.cluster.observe(KEY)
+async def test_a_job_gets_a_pod_for_each_index_that_knows_its_index(driver: ClusterDriver) -> None:
+    await start_job(driver, 3)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     assert sorted(living(snapshot)) == [0, 1, 2]
     for index, pod in living(snapshot).items():
@@ -120,68 +119,68 @@ async def test_a_job_gets_a_pod_for_each_index_that_knows_its_index(world: World
         assert constants.ANNOTATION_COMPLETION_INDEX in variable["valueFrom"]["fieldRef"]["fieldPath"]
 
 
-async def test_a_running_pod_is_ready_and_says_since_when(world: World) -> None:
-    await start_job(world)
-    snapshot = await world.until(KEY, lambda seen: seen.jobs[0]["status"].get("ready") == 2, "2 ready pods in the Job")
+async def test_a_running_pod_is_ready_and_says_since_when(driver: ClusterDriver) -> None:
+    await start_job(driver)
+    snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("ready") == 2, "2 ready pods in the Job")
     for pod in snapshot.pods:
         assert has(pod, "Ready")
         assert pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
 
 
-async def test_exit_code_and_termination_message_of_a_pod_are_in_its_status(world: World) -> None:
-    await start_job(world)
-    await world.finish_pod(JOB, 1, code=FATAL, message='{"category": "OOM"}')
-    snapshot = await world.until(KEY, lambda seen: 1 in ended(seen), "the end of pod 1")
+async def test_exit_code_and_termination_message_of_a_pod_are_in_its_status(driver: ClusterDriver) -> None:
+    await start_job(driver)
+    await driver.finish_pod(JOB, 1, code=FATAL, message='{"category": "OOM"}')
+    snapshot = await driver.until(KEY, lambda seen: 1 in ended(seen), "the end of pod 1")
     state = ended(snapshot)[1]
     assert (state["exitCode"], state["message"]) == (FATAL, '{"category": "OOM"}')
     assert state["finishedAt"] >= state["startedAt"]
 
 
-async def test_success_of_all_pods_completes_the_job(world: World) -> None:
-    await start_job(world)
+async def test_success_of_all_pods_completes_the_job(driver: ClusterDriver) -> None:
+    await start_job(driver)
     for index in (0, 1):
-        await world.finish_pod(JOB, index)
-    snapshot = await world.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "a complete Job")
+        await driver.finish_pod(JOB, index)
+    snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "a complete Job")
     assert snapshot.jobs[0]["status"]["completedIndexes"] == "0,1" or snapshot.jobs[0]["status"]["succeeded"] == 2
     assert [p["status"]["phase"] for p in snapshot.pods] == ["Succeeded", "Succeeded"]
 
 
-async def test_one_success_alone_does_not_complete_the_job(world: World) -> None:
-    await start_job(world)
-    await world.finish_pod(JOB, 0)
-    snapshot = await world.until(KEY, lambda seen: seen.jobs[0]["status"].get("succeeded") == 1, "one success")
+async def test_one_success_alone_does_not_complete_the_job(driver: ClusterDriver) -> None:
+    await start_job(driver)
+    await driver.finish_pod(JOB, 0)
+    snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("succeeded") == 1, "one success")
     assert not has(snapshot.jobs[0], "Complete")
     assert sorted(living(snapshot)) == [1]
 
 
-async def test_a_success_policy_completes_the_job_without_its_other_pods(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
+async def test_a_success_policy_completes_the_job_without_its_other_pods(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
     manifest = job(owner)
     manifest["spec"]["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
-    await world.cluster.create(world.dress(manifest))
-    await until_running(world, 2)
-    await world.finish_pod(JOB, 0)
-    seen = await world.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "the Job complete")
+    await driver.cluster.create(driver.dress(manifest))
+    await until_running(driver, 2)
+    await driver.finish_pod(JOB, 0)
+    seen = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "the Job complete")
     assert living(seen) == {}
 
 
-async def test_a_fatal_exit_code_fails_the_job_and_ends_its_other_pods(world: World) -> None:
-    await start_job(world, 3)
-    await world.finish_pod(JOB, 1, code=FATAL)
-    snapshot = await world.until(KEY, lambda seen: has(seen.jobs[0], "Failed"), "a failed Job")
+async def test_a_fatal_exit_code_fails_the_job_and_ends_its_other_pods(driver: ClusterDriver) -> None:
+    await start_job(driver, 3)
+    await driver.finish_pod(JOB, 1, code=FATAL)
+    snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Failed"), "a failed Job")
     (condition,) = [c for c in snapshot.jobs[0]["status"]["conditions"] if c["type"] == "Failed"]
     assert condition["reason"] == "PodFailurePolicy"
     assert f"exit code {FATAL}" in condition["message"]
     assert living(snapshot) == {}
 
 
-async def test_a_replaceable_exit_code_gets_a_new_pod_under_the_same_index(world: World) -> None:
-    await start_job(world)
-    before = await world.cluster.observe(KEY)
+async def test_a_replaceable_exit_code_gets_a_new_pod_under_the_same_index(driver: ClusterDriver) -> None:
+    await start_job(driver)
+    before = await driver.cluster.observe(KEY)
     assert before is not None
     former = {index: pod["metadata"]["uid"] for index, pod in living(before).items()}
-    await world.finish_pod(JOB, 1, code=REPLACED)
-    snapshot = await world.until(
+    await driver.finish_pod(JOB, 1, code=REPLACED)
+    snapshot = await driver.until(
         KEY,
         # The Job may have been listed before the pods were.
         lambda seen: (
@@ -196,42 +195,44 @@ async def test_a_replaceable_exit_code_gets_a_new_pod_under_the_same_index(world
     assert not has(snapshot.jobs[0], "FailureTarget")
 
 
-async def test_suspending_ends_all_pods_and_resuming_makes_new_ones(world: World) -> None:
-    await start_job(world)
-    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
-    snapshot = await world.until(
+async def test_suspending_ends_all_pods_and_resuming_makes_new_ones(driver: ClusterDriver) -> None:
+    await start_job(driver)
+    await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
+    snapshot = await driver.until(
         KEY, lambda seen: has(seen.jobs[0], "Suspended") and not seen.jobs[0]["status"].get("active"), "suspension"
     )
     assert living(snapshot) == {}
-    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": False}})
-    snapshot = await until_running(world, 2)
+    await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": False}})
+    snapshot = await until_running(driver, 2)
     assert sorted(living(snapshot)) == [0, 1]
     assert not has(snapshot.jobs[0], "Suspended")
 
 
-async def test_a_job_created_suspended_has_no_pod(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(world.dress(job(owner, suspend=True)))
-    snapshot = await world.until(KEY, lambda seen: seen.jobs and has(seen.jobs[0], "Suspended"), "suspension")
+async def test_a_job_created_suspended_has_no_pod(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(driver.dress(job(owner, suspend=True)))
+    snapshot = await driver.until(KEY, lambda seen: seen.jobs and has(seen.jobs[0], "Suspended"), "suspension")
     assert snapshot.pods == ()
 
 
-async def test_completions_and_parallelism_patched_together_resize_the_job(world: World) -> None:
-    await start_job(world, 2)
-    await world.cluster.patch_job("default", JOB, {"spec": {"completions": 3, "parallelism": 3}})
-    await until_running(world, 3)
-    await world.cluster.patch_job("default", JOB, {"spec": {"completions": 1, "parallelism": 1}})
-    snapshot = await world.until(KEY, lambda seen: len(living(seen)) == 1, "one pod")
+async def test_completions_and_parallelism_patched_together_resize_the_job(driver: ClusterDriver) -> None:
+    await start_job(driver, 2)
+    await driver.cluster.patch_job("default", JOB, {"spec": {"completions": 3, "parallelism": 3}})
+    await until_running(driver, 3)
+    await driver.cluster.patch_job("default", JOB, {"spec": {"completions": 1, "parallelism": 1}})
+    snapshot = await driver.until(KEY, lambda seen: len(living(seen)) == 1, "one pod")
     assert sorted(living(snapshot)) == [0]
 
 
-async def test_a_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_it_has_ended(world: World) -> None:
-    await start_job(world)
-    snapshot = await world.cluster.observe(KEY)
+async def test_a_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_it_has_ended(
+    driver: ClusterDriver,
+) -> None:
+    await start_job(driver)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     victim = living(snapshot)[1]["metadata"]
-    await world.cluster.delete("Pod", "default", victim["name"], uid=victim["uid"])
-    snapshot = await world.until(
+    await driver.cluster.delete("Pod", "default", victim["name"], uid=victim["uid"])
+    snapshot = await driver.until(
         KEY, lambda seen: 1 in living(seen) and living(seen)[1]["metadata"]["uid"] != victim["uid"], "a new pod 1"
     )
     assert not [p for p in snapshot.pods if p["metadata"]["uid"] == victim["uid"] and p["status"]["phase"] == "Running"]
@@ -240,234 +241,234 @@ async def test_a_deleted_pod_keeps_its_grace_time_in_view_and_is_replaced_once_i
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_pod_that_is_declared_failed_is_replaced_and_costs_the_job_nothing(world: World) -> None:
-    await start_job(world)
-    before = await world.cluster.observe(KEY)
+async def test_a_pod_that_is_declared_failed_is_replaced_and_costs_the_job_nothing(driver: ClusterDriver) -> None:
+    await start_job(driver)
+    before = await driver.cluster.observe(KEY)
     assert before is not None
     lost = living(before)[1]
-    await world.cluster.fail_pod(lost, "NodeLost", "the node is gone")
+    await driver.cluster.fail_pod(lost, "NodeLost", "the node is gone")
     uid = lost["metadata"]["uid"]
-    after = await world.until(
+    after = await driver.until(
         KEY, lambda seen: living(seen).get(1, lost)["metadata"]["uid"] != uid, "a new pod under the same index"
     )
     (own,) = after.jobs
     assert not has(own, "Failed")
     assert not has(own, "FailureTarget")
-    await world.cluster.fail_pod(lost, "NodeLost", "once more")  # gone, or a conflict that passes
+    await driver.cluster.fail_pod(lost, "NodeLost", "once more")  # gone, or a conflict that passes
 
 
-async def test_a_pods_node_can_be_asked_after(world: World) -> None:
-    await start_job(world)
-    snapshot = await world.cluster.observe(KEY)
+async def test_a_pods_node_can_be_asked_after(driver: ClusterDriver) -> None:
+    await start_job(driver)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
-    node = await world.cluster.node(living(snapshot)[0]["spec"]["nodeName"])
+    node = await driver.cluster.node(living(snapshot)[0]["spec"]["nodeName"])
     assert node is None or node["kind"] == "Node"
 
 
-async def test_the_resources_whose_checkpoints_go_to_a_claim_are_found(world: World) -> None:
+async def test_the_resources_whose_checkpoints_go_to_a_claim_are_found(driver: ClusterDriver) -> None:
     for name, claim in (("one", "weights"), ("two", "weights"), ("three", "weights-2"), ("four", None)):
-        await world.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
-    found = await world.cluster.resources_on_claim("default", "weights")
+        await driver.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
+    found = await driver.cluster.resources_on_claim("default", "weights")
     assert sorted(item["metadata"]["name"] for item in found) == ["one", "two"]
-    assert list(await world.cluster.resources_on_claim("another", "weights")) == []
+    assert list(await driver.cluster.resources_on_claim("another", "weights")) == []
 
 
-async def test_what_is_not_there_is_observed_as_none(world: World) -> None:
-    assert await world.cluster.observe(KEY) is None
+async def test_what_is_not_there_is_observed_as_none(driver: ClusterDriver) -> None:
+    assert await driver.cluster.observe(KEY) is None
 
 
-async def test_only_children_with_the_label_are_observed(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(service(owner))
+async def test_only_children_with_the_label_are_observed(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(service(owner))
     other = service(owner, name="other")
     other["metadata"]["labels"] = {constants.LABEL_JOB_NAME: "another"}
-    await world.cluster.create(other)
-    await world.cluster.create(config_map(owner))
-    snapshot = await world.until(KEY, lambda seen: seen.services and seen.config_maps, "both children")
+    await driver.cluster.create(other)
+    await driver.cluster.create(config_map(owner))
+    snapshot = await driver.until(KEY, lambda seen: seen.services and seen.config_maps, "both children")
     assert [s["metadata"]["name"] for s in snapshot.services] == ["train"]
     assert [s["kind"] for s in (*snapshot.services, *snapshot.config_maps)] == ["Service", "ConfigMap"]
 
 
-async def test_a_name_that_is_taken_is_refused_with_the_object_that_has_it(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(service())
+async def test_a_name_that_is_taken_is_refused_with_the_object_that_has_it(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(service())
     with pytest.raises(AlreadyExists) as caught:
-        await world.cluster.create(service(owner))
+        await driver.cluster.create(service(owner))
     assert caught.value.existing["metadata"]["uid"]
     assert not caught.value.existing["metadata"].get("ownerReferences")
 
 
-async def test_what_is_not_observed_is_discarded_by_its_name_and_owner(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(service())  # somebody else's
-    await world.cluster.create(config_map(owner))
-    await world.cluster.discard(service(owner))
-    await world.cluster.discard(config_map(owner))
-    await world.cluster.discard(config_map(owner))  # gone already
-    left = await world.until(KEY, lambda seen: not seen.config_maps, "the end of the own one")
+async def test_what_is_not_observed_is_discarded_by_its_name_and_owner(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(service())  # somebody else's
+    await driver.cluster.create(config_map(owner))
+    await driver.cluster.discard(service(owner))
+    await driver.cluster.discard(config_map(owner))
+    await driver.cluster.discard(config_map(owner))  # gone already
+    left = await driver.until(KEY, lambda seen: not seen.config_maps, "the end of the own one")
     assert [found["metadata"]["name"] for found in left.services] == ["train"]
 
 
-async def test_a_dry_run_finds_a_taken_name_too(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(service())
+async def test_a_dry_run_finds_a_taken_name_too(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(service())
     with pytest.raises(AlreadyExists):
-        await world.cluster.create(service(owner), dry_run=True)
+        await driver.cluster.create(service(owner), dry_run=True)
 
 
-async def test_a_dry_run_stores_nothing(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(world.dress(job(owner)), dry_run=True)
-    await world.cluster.create(service(owner), dry_run=True)
-    snapshot = await world.cluster.observe(KEY)
+async def test_a_dry_run_stores_nothing(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(driver.dress(job(owner)), dry_run=True)
+    await driver.cluster.create(service(owner), dry_run=True)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot == Snapshot(snapshot.resource if snapshot else {})
 
 
-async def test_an_impossible_job_is_refused_and_so_is_its_dry_run(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    spoiled = world.unacceptable(world.dress(job(owner)))
+async def test_an_impossible_job_is_refused_and_so_is_its_dry_run(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    spoiled = driver.unacceptable(driver.dress(job(owner)))
     for dry_run in (True, False):
         with pytest.raises(Refused) as caught:
-            await world.cluster.create(spoiled, dry_run=dry_run)
+            await driver.cluster.create(spoiled, dry_run=dry_run)
         assert caught.value.reason == "Invalid"
         assert caught.value.message
-    snapshot = await world.cluster.observe(KEY)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     assert snapshot.jobs == ()
 
 
-async def test_a_status_replaces_the_former_one_and_leaves_the_rest(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.patch_status(
+async def test_a_status_replaces_the_former_one_and_leaves_the_rest(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.patch_status(
         KEY, {"phase": "Running", "attempt": 1}, resource_version=owner["metadata"]["resourceVersion"]
     )
-    first = await world.until(KEY, lambda seen: seen.resource.get("status"), "a status")
+    first = await driver.until(KEY, lambda seen: seen.resource.get("status"), "a status")
     version = first.resource["metadata"]["resourceVersion"]
-    await world.cluster.patch_status(KEY, {"phase": "Failed"}, resource_version=version)
-    second = await world.until(KEY, lambda seen: seen.resource["status"]["phase"] == "Failed", "the new status")
+    await driver.cluster.patch_status(KEY, {"phase": "Failed"}, resource_version=version)
+    second = await driver.until(KEY, lambda seen: seen.resource["status"]["phase"] == "Failed", "the new status")
     assert second.resource["status"].get("attempt") in (None, 0)
     assert second.resource["spec"] == owner["spec"]
     assert second.resource["metadata"]["generation"] == owner["metadata"]["generation"]
 
 
-async def test_a_status_for_an_older_version_is_a_conflict(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
+async def test_a_status_for_an_older_version_is_a_conflict(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
     version = owner["metadata"]["resourceVersion"]
-    await world.cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
+    await driver.cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
     with pytest.raises(Conflict):
-        await world.cluster.patch_status(KEY, {"phase": "Failed"}, resource_version=version)
-    snapshot = await world.cluster.observe(KEY)
+        await driver.cluster.patch_status(KEY, {"phase": "Failed"}, resource_version=version)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     assert snapshot.resource["status"]["phase"] == "Running"
 
 
-async def test_a_status_for_a_resource_that_is_gone_is_a_conflict(world: World) -> None:
+async def test_a_status_for_a_resource_that_is_gone_is_a_conflict(driver: ClusterDriver) -> None:
     with pytest.raises(Conflict):
-        await world.cluster.patch_status(KEY, {"phase": "Running"}, resource_version="1")
+        await driver.cluster.patch_status(KEY, {"phase": "Running"}, resource_version="1")
 
 
-async def test_deleting_by_another_uid_deletes_nothing(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(service(owner))
-    await world.cluster.delete("Service", "default", "train", uid="another")
-    await world.cluster.delete_resource(KEY, uid="another")
-    snapshot = await world.cluster.observe(KEY)
+async def test_deleting_by_another_uid_deletes_nothing(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(service(owner))
+    await driver.cluster.delete("Service", "default", "train", uid="another")
+    await driver.cluster.delete_resource(KEY, uid="another")
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     assert len(snapshot.services) == 1
 
 
-async def test_what_has_changed_since_it_was_seen_is_neither_patched_nor_deleted(world: World) -> None:
-    owner = await start_job(world)
-    before = await world.cluster.observe(KEY)
+async def test_what_has_changed_since_it_was_seen_is_neither_patched_nor_deleted(driver: ClusterDriver) -> None:
+    owner = await start_job(driver)
+    before = await driver.cluster.observe(KEY)
     assert before is not None
-    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
+    await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
     old = before.jobs[0]["metadata"]
     with pytest.raises(Conflict):
-        await world.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=before.jobs[0])
+        await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=before.jobs[0])
     with pytest.raises(Conflict):
-        await world.cluster.delete("Job", "default", JOB, uid=old["uid"], resource_version=old["resourceVersion"])
-    await world.cluster.patch_status(
+        await driver.cluster.delete("Job", "default", JOB, uid=old["uid"], resource_version=old["resourceVersion"])
+    await driver.cluster.patch_status(
         KEY, {"phase": "Suspended"}, resource_version=before.resource["metadata"]["resourceVersion"]
     )
     with pytest.raises(Conflict):
-        await world.cluster.delete_resource(
+        await driver.cluster.delete_resource(
             KEY, uid=owner["metadata"]["uid"], resource_version=before.resource["metadata"]["resourceVersion"]
         )
-    snapshot = await world.until(KEY, lambda seen: has(seen.jobs[0], "Suspended"), "suspension")
+    snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Suspended"), "suspension")
     assert snapshot.jobs[0]["spec"]["suspend"]
     # What is as it was seen is changed.
-    await world.until(KEY, lambda seen: not living(seen), "the end of the pods")
-    settled = await world.cluster.observe(KEY)
+    await driver.until(KEY, lambda seen: not living(seen), "the end of the pods")
+    settled = await driver.cluster.observe(KEY)
     assert settled is not None
-    await world.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=settled.jobs[0])
-    await until_running(world, 2)
+    await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=settled.jobs[0])
+    await until_running(driver, 2)
 
 
-async def test_what_is_gone_may_be_deleted_and_patched(world: World) -> None:
-    await world.cluster.delete("Job", "default", "nothing", uid="x")
-    await world.cluster.delete_resource(KEY, uid="x")
-    await world.cluster.patch_job("default", "nothing", {"spec": {"suspend": True}})
+async def test_what_is_gone_may_be_deleted_and_patched(driver: ClusterDriver) -> None:
+    await driver.cluster.delete("Job", "default", "nothing", uid="x")
+    await driver.cluster.delete_resource(KEY, uid="x")
+    await driver.cluster.patch_job("default", "nothing", {"spec": {"suspend": True}})
 
 
-async def test_deleting_a_job_deletes_its_pods_and_frees_its_name(world: World) -> None:
-    owner = await start_job(world)
-    snapshot = await world.cluster.observe(KEY)
+async def test_deleting_a_job_deletes_its_pods_and_frees_its_name(driver: ClusterDriver) -> None:
+    owner = await start_job(driver)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     uid = snapshot.jobs[0]["metadata"]["uid"]
-    await world.cluster.delete("Job", "default", JOB, uid=uid)
-    await world.until(KEY, lambda seen: not seen.jobs and not seen.pods, "the end of the Job and its pods")
-    await world.cluster.create(world.dress(job(owner)))
+    await driver.cluster.delete("Job", "default", JOB, uid=uid)
+    await driver.until(KEY, lambda seen: not seen.jobs and not seen.pods, "the end of the Job and its pods")
+    await driver.cluster.create(driver.dress(job(owner)))
 
 
-async def test_deleting_the_resource_deletes_all_that_it_owns(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(service(owner))
-    await world.cluster.create(config_map(owner))
-    await world.cluster.create(world.dress(job(owner)))
-    await until_running(world, 2)
-    await world.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
-    assert await world.cluster.observe(KEY) is None
+async def test_deleting_the_resource_deletes_all_that_it_owns(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(service(owner))
+    await driver.cluster.create(config_map(owner))
+    await driver.cluster.create(driver.dress(job(owner)))
+    await until_running(driver, 2)
+    await driver.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
+    assert await driver.cluster.observe(KEY) is None
     # The same name again: what is still seen under the label belongs to the former one.
-    await world.add_resource(KEY.name)
-    snapshot = await world.until(
+    await driver.add_resource(KEY.name)
+    snapshot = await driver.until(
         KEY, lambda seen: not (seen.services or seen.config_maps or seen.jobs or seen.pods), "the end of all children"
     )
     assert snapshot.resource["metadata"]["uid"] != owner["metadata"]["uid"]
 
 
-async def test_a_foreign_object_survives_the_end_of_the_resource(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.create(service())
-    await world.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
+async def test_a_foreign_object_survives_the_end_of_the_resource(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.create(service())
+    await driver.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
     with pytest.raises(AlreadyExists):
-        await world.cluster.create(service())
+        await driver.cluster.create(service())
 
 
-async def test_an_event_may_be_posted_about_a_resource(world: World) -> None:
-    owner = await world.add_resource(KEY.name)
-    await world.cluster.emit(owner, Event("Normal", "Started", "attempt 1"))
+async def test_an_event_may_be_posted_about_a_resource(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource(KEY.name)
+    await driver.cluster.emit(owner, Event("Normal", "Started", "attempt 1"))
 
 
 # --- metrics pages ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_metrics_page_of_a_running_pod_is_read(world: World) -> None:
-    await start_job(world, 1)
-    snapshot = await world.cluster.observe(KEY)
+async def test_the_metrics_page_of_a_running_pod_is_read(driver: ClusterDriver) -> None:
+    await start_job(driver, 1)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     with serve(b"ddp_loss 0.5\n") as port:
-        known = world.announce_port(snapshot.pods[0], port)
+        known = driver.announce_port(snapshot.pods[0], port)
         found = None
         while found is None:  # what comes late is given up, and asked for again by who wants it
-            found = await world.cluster.scrape(snapshot.pods[0], known)
+            found = await driver.cluster.scrape(snapshot.pods[0], known)
         assert found == "ddp_loss 0.5\n"
-    assert await world.cluster.scrape(snapshot.pods[0], known) is None
+    assert await driver.cluster.scrape(snapshot.pods[0], known) is None
 
 
-async def test_an_endless_metrics_page_is_given_up(world: World) -> None:
-    await start_job(world, 1)
-    snapshot = await world.cluster.observe(KEY)
+async def test_an_endless_metrics_page_is_given_up(driver: ClusterDriver) -> None:
+    await start_job(driver, 1)
+    snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     with serve(b"#" * (2 << 20)) as port:
-        known = world.announce_port(snapshot.pods[0], port)
-        assert await world.cluster.scrape(snapshot.pods[0], known) is None
+        known = driver.announce_port(snapshot.pods[0], port)
+        assert await driver.cluster.scrape(snapshot.pods[0], known) is None

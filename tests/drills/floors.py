@@ -23,7 +23,8 @@ from typing import IO
 
 from ddp_operator.local.adapt import hold_free_port
 from tests.drills.core import Perished
-from tests.drills.scene import ARGUMENTS, MARK, PATIENCE, PAUSE, ROOT, TRAINEE, find_marked
+from tests.drills.scene import ARGUMENTS, MARK, PATIENCE, PAUSE, TRAINEE, find_marked
+from tests.support import ROOT
 
 Begin = Callable[[list[str], dict[str, str], IO[bytes]], "list[subprocess.Popen[bytes]]"]
 

@@ -20,8 +20,8 @@ import psutil
 import yaml
 
 from tests.drills.core import Outcome, Perished
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAINEE = Path(__file__).with_name("trainee.py")
 PATIENCE = float(os.environ.get("DDP_DRILL_PATIENCE", "240"))
 """Seconds after which something counts as never happening."""

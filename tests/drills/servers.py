@@ -14,12 +14,13 @@ from typing import Any
 from ddp_operator.constants import EXIT_RETRYABLE, KIND
 from ddp_operator.kubeobjects.timestamps import format_time
 from tests.drills.core import NotHere, Outcome, Perished, check_blamed, drill
-from tests.drills.scene import PATIENCE, ROOT, Scene
-from tests.integration.apiserver import ControlPlane, find_binary, free_ports
-from tests.integration.conftest import job_manifest
-from tests.integration.operator_process import OperatorProcess
-from tests.standin import StandIn, World
-from tests.standin.world import killed
+from tests.drills.scene import PATIENCE, Scene
+from tests.support import ROOT
+from tests.support.builders import job_manifest
+from tests.support.control_plane import ControlPlane, find_binary, free_ports
+from tests.support.operator_process import OperatorProcess
+from tests.support.standin import ClusterActors, StandIn
+from tests.support.standin.actors import killed
 
 Json = dict[str, Any]
 NAME = "digits"
@@ -28,8 +29,8 @@ NAME = "digits"
 class Stage:
     """A stand-in API server, the operator beside it, and users."""
 
-    def __init__(self, server: StandIn, world: World, operator: OperatorProcess) -> None:
-        self.server, self.world, self.operator = server, world, operator
+    def __init__(self, server: StandIn, actors: ClusterActors, operator: OperatorProcess) -> None:
+        self.server, self.actors, self.operator = server, actors, operator
 
     async def until(self, probe: Callable[[], Any], what: str) -> Any:
         """Look into the storage, which is there also while the server is not, until something is so."""
@@ -53,13 +54,13 @@ class Stage:
         """Let both pods of a Job run."""
         for index in (0, 1):
             await self.until(partial(self.pod, job, index), f"pod {index} of {job}")
-            await self.world.run_pod(job, index)
+            await self.actors.run_pod(job, index)
         await self.until(lambda: self.status().get("phase") == "Running", f"{job} running")
 
     async def succeed(self, job: str) -> Json:
         """Let both pods of a Job end well."""
         for index in (0, 1):
-            await self.world.finish_pod(job, index)
+            await self.actors.finish_pod(job, index)
         await self.until(lambda: self.status().get("phase") == "Succeeded", "success")
         return self.status()
 
@@ -81,8 +82,8 @@ async def stage(scene: Scene) -> AsyncIterator[Stage]:
         (port,) = free_ports(1)
         env = {"DDP_OPERATOR_CALL_TIMEOUT": "2"} | scene.marks
         with OperatorProcess(kubeconfig, scene.folder / "operator.log", port=port, env=env) as operator:
-            async with World(kubeconfig) as world:
-                yield Stage(server, world, operator)
+            async with ClusterActors(kubeconfig) as actors:
+                yield Stage(server, actors, operator)
 
 
 @drill("api-down", "no call to the API server gets through for 60 s; meanwhile a pod fails", trains=False)
@@ -92,7 +93,7 @@ def api_down(scene: Scene) -> Outcome:
 
 async def _api_down(scene: Scene, seconds: float) -> Outcome:
     async with stage(scene) as here:
-        await here.world.create(job_manifest(NAME))
+        await here.actors.create(job_manifest(NAME))
         await here.train(f"{NAME}-1")
         pod = here.pod(f"{NAME}-1", 1)
         assert pod is not None
@@ -127,28 +128,28 @@ async def _api_frozen(scene: Scene, seconds: float) -> Outcome:
         plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
         (port,) = free_ports(1)
         with OperatorProcess(plane.admin, scene.folder / "operator.log", port=port, env=scene.marks) as operator:
-            async with World(plane.admin) as world:
-                await world.create(job_manifest(NAME))
+            async with ClusterActors(plane.admin) as actors:
+                await actors.create(job_manifest(NAME))
                 for index in (0, 1):
-                    await world.run_pod(f"{NAME}-1", index)
-                await world.phase(NAME, "Running")
+                    await actors.run_pod(f"{NAME}-1", index)
+                await actors.phase(NAME, "Running")
                 plane.signal("kube-apiserver", signal.SIGSTOP)
                 await asyncio.sleep(seconds)
                 plane.signal("kube-apiserver", signal.SIGCONT)
-                await world.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE)
+                await actors.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE)
                 failed = time.monotonic()
-                while await world.get("Job", f"{NAME}-2") is None:
+                while await actors.get("Job", f"{NAME}-2") is None:
                     if time.monotonic() - failed > PATIENCE:
                         raise Perished(f"no next attempt\n{operator.log[-4000:]}")
-                    await world.end_deleted_pods()  # nothing else here is a kubelet
+                    await actors.end_deleted_pods()  # nothing else here is a kubelet
                     await asyncio.sleep(0.05)
                 taken = time.monotonic() - failed
                 for index in (0, 1):
-                    await world.run_pod(f"{NAME}-2", index)
+                    await actors.run_pod(f"{NAME}-2", index)
                 for index in (0, 1):
-                    await world.finish_pod(f"{NAME}-2", index)
-                status = (await world.phase(NAME, "Succeeded"))["status"]
-                jobs = [job["metadata"]["name"] for job in await world.list("Job")]
+                    await actors.finish_pod(f"{NAME}-2", index)
+                status = (await actors.phase(NAME, "Succeeded"))["status"]
+                jobs = [job["metadata"]["name"] for job in await actors.list("Job")]
             if operator.process is None or operator.process.poll() is not None:
                 raise Perished(f"the operator ended\n{operator.log[-4000:]}")
     if sorted(jobs) != [f"{NAME}-1", f"{NAME}-2"] or status["restarts"]["counted"] != 1:
@@ -163,12 +164,12 @@ def recreate(scene: Scene) -> Outcome:
 
 async def _recreate(scene: Scene) -> Outcome:
     async with stage(scene) as here:
-        old = await here.world.create(job_manifest(NAME))
+        old = await here.actors.create(job_manifest(NAME))
         await here.train(f"{NAME}-1")
-        await here.world.delete(KIND, NAME)
+        await here.actors.delete(KIND, NAME)
         since = time.monotonic()
         await here.until(lambda: here.server.get(KIND, NAME) is None, "the deletion")
-        new = await here.world.create(job_manifest(NAME))
+        new = await here.actors.create(job_manifest(NAME))
         assert new["metadata"]["uid"] != old["metadata"]["uid"]
 
         def made_anew() -> bool:

@@ -32,10 +32,10 @@ from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.workqueue import WorkQueue
 from tests.drills.scene import MARK, PATIENCE, describe_process, find_marked
-from tests.integration.apiserver import free_ports
-from tests.integration.conftest import job_manifest
-from tests.integration.operator_process import OperatorProcess
-from tests.standin import StandIn, World
+from tests.support.builders import job_manifest
+from tests.support.control_plane import free_ports
+from tests.support.operator_process import OperatorProcess
+from tests.support.standin import ClusterActors, StandIn
 
 STUB = Path(__file__).with_name("stub")
 WARM_UP = 0.25
@@ -186,28 +186,28 @@ async def soak_operator(folder: Path, count: int) -> Samples:
         with OperatorProcess(kubeconfig, folder / "operator.log", port=port) as operator:
             assert operator.process is not None
             process = psutil.Process(operator.process.pid)
-            async with World(kubeconfig) as world:
+            async with ClusterActors(kubeconfig) as actors:
                 for first in range(0, count, wave):
                     names = [f"job-{number}" for number in range(first, min(first + wave, count))]
-                    await asyncio.gather(*(_live(world, name) for name in names))
+                    await asyncio.gather(*(_live(actors, name) for name in names))
                     await _until(lambda: not server.list("Job") and not server.list("Pod"), "garbage collection")
                     samples.take(first + len(names), process)
     return samples
 
 
-async def _live(world: World, name: str) -> None:
-    await world.create(job_manifest(name, nodes=1))
-    await _until(lambda: world.get("Job", f"{name}-1"), f"the Job of {name}")
-    await _until(lambda: world.list("Pod", f"batch.kubernetes.io/job-name={name}-1"), f"the pod of {name}")
-    await world.run_pod(f"{name}-1", 0)
-    await world.finish_pod(f"{name}-1", 0)
+async def _live(actors: ClusterActors, name: str) -> None:
+    await actors.create(job_manifest(name, nodes=1))
+    await _until(lambda: actors.get("Job", f"{name}-1"), f"the Job of {name}")
+    await _until(lambda: actors.list("Pod", f"batch.kubernetes.io/job-name={name}-1"), f"the pod of {name}")
+    await actors.run_pod(f"{name}-1", 0)
+    await actors.finish_pod(f"{name}-1", 0)
 
     async def ended() -> bool:
-        resource = await world.get(constants.KIND, name)
+        resource = await actors.get(constants.KIND, name)
         return resource is not None and resource["status"].get("phase") == "Succeeded"
 
     await _until(ended, f"the success of {name}")
-    await world.delete(constants.KIND, name)
+    await actors.delete(constants.KIND, name)
 
 
 async def _until(probe: Any, what: str) -> None:

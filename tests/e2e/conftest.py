@@ -33,8 +33,8 @@ from kubernetes.client import ApiException
 from kubernetes.client.exceptions import NotFoundException
 
 from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0
 """Seconds after which something that should happen counts as never happening. No test measures time with it."""
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from .conftest import ROOT, Cluster, adapt
+from tests.support import ROOT
+
+from .conftest import Cluster, adapt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -16,7 +16,7 @@ import yaml
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.manifests.children import build_children, load_launcher
-from tests.builders import UID, resource, template, trainer
+from tests.support.builders import UID, resource, template, trainer
 
 SAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "samples"
 NEWEST = kubernetes_validate.latest_version()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,10 @@ import pytest
 import pytest_asyncio
 
 from ddp_operator.settings import Settings
-from tests.standin import StandIn, World
-
-from .apiserver import ControlPlane
-from .running_operator import RunningOperator
-
-ROOT = Path(__file__).resolve().parents[2]
-Start = Callable[..., RunningOperator]
+from tests.support import ROOT
+from tests.support.control_plane import ControlPlane
+from tests.support.running_operator import RunningOperator, Start
+from tests.support.standin import ClusterActors, StandIn
 
 
 @pytest.fixture
@@ -37,9 +31,9 @@ def kubeconfig(server: StandIn, tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def world(kubeconfig: Path) -> AsyncIterator[World]:
+async def actors(kubeconfig: Path) -> AsyncIterator[ClusterActors]:
     """Users and kubelets."""
-    async with World(kubeconfig) as found:
+    async with ClusterActors(kubeconfig) as found:
         yield found
 
 
@@ -57,37 +51,6 @@ def start(kubeconfig: Path) -> Iterator[Start]:
             return operator
 
         yield begin
-
-
-async def in_thread(function: Callable[..., int], *args: Any) -> int:
-    """Call a function in a thread that nobody waits for: one that never returns must not keep a failed test alive."""
-    done: concurrent.futures.Future[int] = concurrent.futures.Future()
-
-    def call() -> None:
-        with suppress(concurrent.futures.InvalidStateError):  # the test has given up on it
-            try:
-                done.set_result(function(*args))
-            except Exception as error:
-                done.set_exception(error)
-
-    threading.Thread(target=call, daemon=True).start()
-    return await asyncio.wrap_future(done)
-
-
-def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:
-    """A small valid custom resource."""
-    return {
-        "apiVersion": "ddp-operator.dev/v1alpha1",
-        "kind": "DDPTrainingJob",
-        "metadata": {"name": name},
-        "spec": {
-            "nodes": 2,
-            "template": {
-                "spec": {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}
-            },
-        }
-        | spec,
-    }
 
 
 @pytest.fixture(scope="session")

@@ -11,20 +11,20 @@ import pytest
 from ddp_operator.cli import main
 from ddp_operator.cli.errors import ExitCode
 from ddp_operator.constants import KIND
-from tests.standin import World
+from tests.support.control_plane import ControlPlane
+from tests.support.running_operator import in_thread
+from tests.support.standin import ClusterActors
 
-from .apiserver import ControlPlane
-from .conftest import in_thread
-from .test_apiserver_operator import SAMPLES, StartProcess, namespace, start, world
+from .test_apiserver_operator import SAMPLES, StartProcess, actors, namespace, start
 
-__all__ = ["namespace", "start", "world"]  # fixtures
+__all__ = ["actors", "namespace", "start"]  # fixtures
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
 
 async def test_a_sample_is_submitted_watched_and_deleted(
     plane: ControlPlane,
     namespace: str,
-    world: World,
+    actors: ClusterActors,
     start: StartProcess,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -36,11 +36,11 @@ async def test_a_sample_is_submitted_watched_and_deleted(
     assert await ddp("submit", sample, "--dry-run") == ExitCode.OK
     assert await ddp("submit", sample) == ExitCode.OK
     assert "would be submitted" in capsys.readouterr().out
-    (job,) = await world.list(KIND)
+    (job,) = await actors.list(KIND)
     name = job["metadata"]["name"]
-    assert await world.list("ConfigMap")
+    assert await actors.list("ConfigMap")
     watching = asyncio.create_task(ddp("watch", name))
-    for act in (world.run_pod, world.finish_pod):
+    for act in (actors.run_pod, actors.finish_pod):
         for index in (0, 1):
             await act(f"{name}-1", index)
     assert await watching == ExitCode.OK
@@ -48,7 +48,7 @@ async def test_a_sample_is_submitted_watched_and_deleted(
     listed = capsys.readouterr().out
     assert json.loads(listed[listed.index('{\n  "apiVersion"') :])["items"][0]["status"]["phase"] == "Succeeded"
     assert await ddp("delete", name) == ExitCode.OK
-    assert await world.get(KIND, name) is None
+    assert await actors.get(KIND, name) is None
     assert await ddp("why", name) == ExitCode.NOT_FOUND
 
 

@@ -16,10 +16,10 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.cluster import Refused
 from ddp_operator.kube import KubeCluster
 from ddp_operator.manifests.children import build_children
-from tests.standin import World
-
-from .apiserver import ControlPlane
-from .conftest import ROOT, job_manifest
+from tests.support import ROOT
+from tests.support.builders import job_manifest
+from tests.support.control_plane import ControlPlane
+from tests.support.standin import ClusterActors
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
@@ -42,12 +42,12 @@ def gang_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlan
 
 
 @pytest_asyncio.fixture
-async def users(gang_plane: ControlPlane) -> AsyncIterator[World]:
-    async with World(gang_plane.admin) as found:
+async def users(gang_plane: ControlPlane) -> AsyncIterator[ClusterActors]:
+    async with ClusterActors(gang_plane.admin) as found:
         yield found
 
 
-async def start(users: World, name: str, nodes: int) -> None:
+async def start(users: ClusterActors, name: str, nodes: int) -> None:
     """Create an attempt's children as the operator does; each pod wants a whole node."""
     container = {"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}
     container |= {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}}
@@ -59,11 +59,11 @@ async def start(users: World, name: str, nodes: int) -> None:
     await cluster.close()
 
 
-async def pods_of(users: World, name: str) -> list[Any]:
+async def pods_of(users: ClusterActors, name: str) -> list[Any]:
     return await users.list("Pod", f"batch.kubernetes.io/job-name={name}-1")
 
 
-async def test_all_pods_of_an_attempt_are_placed_or_none(users: World) -> None:
+async def test_all_pods_of_an_attempt_are_placed_or_none(users: ClusterActors) -> None:
     await start(users, "big", 3)
 
     async def judged() -> list[Any] | None:
@@ -98,5 +98,5 @@ async def test_all_pods_of_an_attempt_are_placed_or_none(users: World) -> None:
     await cluster.close()
 
 
-async def no_pods(users: World, name: str) -> bool:
+async def no_pods(users: ClusterActors, name: str) -> bool:
     return not await pods_of(users, name)

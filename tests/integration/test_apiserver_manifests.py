@@ -14,24 +14,23 @@ from ddp_operator.constants import KIND
 from ddp_operator.kube import ApiError
 from ddp_operator.kube.resources import path
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
-from tests.property.profile import examples, tally
-from tests.property.strategies import FULL, json, mutated
 from tests.property.test_manifests import taken
-from tests.standin import World
-
-from .apiserver import ControlPlane
+from tests.support.control_plane import ControlPlane
+from tests.support.fuzzing import examples, tally
+from tests.support.standin import ClusterActors
+from tests.support.strategies import FULL, json, mutated
 
 pytestmark = pytest.mark.apiserver
 NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["a" * 50, "a" * 51, "digits-1"])
 
 
 @pytest.fixture(scope="module")
-def server(plane: ControlPlane) -> Iterator[tuple[asyncio.Runner, World]]:
+def server(plane: ControlPlane) -> Iterator[tuple[asyncio.Runner, ClusterActors]]:
     """An event loop of its own, and the API server's default namespace."""
     with asyncio.Runner() as runner:
-        world = World(plane.admin)
-        yield runner, world
-        runner.run(world.client.close())
+        actors = ClusterActors(plane.admin)
+        yield runner, actors
+        runner.run(actors.client.close())
 
 
 def as_kubectl_sends(value: Any) -> Any:
@@ -43,11 +42,11 @@ def as_kubectl_sends(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-async def refusal(world: World, raw: Any) -> str:
+async def refusal(actors: ClusterActors, raw: Any) -> str:
     """Return why the API server does not take a manifest; nothing: it does."""
     params = {"dryRun": "All", "fieldValidation": "Strict"}
     try:
-        await world.client.request("POST", path(KIND, "default"), params=params, body=raw)
+        await actors.client.request("POST", path(KIND, "default"), params=params, body=raw)
     except ApiError as error:
         if error.status not in (400, 422):
             raise
@@ -64,13 +63,13 @@ MANIFESTS = (
 
 @examples(300)
 @given(raw=MANIFESTS)
-def test_the_api_server_takes_what_is_taken_offline(server: tuple[asyncio.Runner, World], raw: Any) -> None:
-    runner, world = server
+def test_the_api_server_takes_what_is_taken_offline(server: tuple[asyncio.Runner, ClusterActors], raw: Any) -> None:
+    runner, actors = server
     if not isinstance(raw.get("metadata"), dict) or not isinstance(raw.get("status") or {}, dict):
         return  # the API server drops what a user says of status
     namespace = raw["metadata"].get("namespace")
     if isinstance(namespace, str) and namespace not in ("", "default"):
         return  # kubectl would send it to that namespace, which is not there
-    said = runner.run(refusal(world, as_kubectl_sends(raw)))
+    said = runner.run(refusal(actors, as_kubectl_sends(raw)))
     assert taken(raw) == (not said), said or "the API server takes it"
     tally("manifest held against a real API server")

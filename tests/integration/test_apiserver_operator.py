@@ -15,11 +15,11 @@ import yaml
 from aiohttp import web
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
-from tests.standin import World
-
-from .apiserver import ControlPlane, free_ports
-from .conftest import ROOT, job_manifest
-from .operator_process import OperatorProcess
+from tests.support import ROOT
+from tests.support.builders import job_manifest
+from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.operator_process import OperatorProcess
+from tests.support.standin import ClusterActors
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
@@ -38,18 +38,18 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
 
 
 @pytest_asyncio.fixture
-async def world(plane: ControlPlane, namespace: str) -> AsyncIterator[World]:
+async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
     """Users, and kubelets that let deleted pods go."""
-    async with World(plane.admin, namespace) as found:
+    async with ClusterActors(plane.admin, namespace) as found:
         kubelet = asyncio.create_task(_kubelet(found))
         yield found
         kubelet.cancel()
         await asyncio.gather(kubelet, return_exceptions=True)
 
 
-async def _kubelet(world: World) -> None:
+async def _kubelet(actors: ClusterActors) -> None:
     while True:
-        await world.end_deleted_pods()
+        await actors.end_deleted_pods()
         await asyncio.sleep(0.2)
 
 
@@ -68,41 +68,41 @@ def env_of(pod: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("sample", "name"), [("digits", "digits"), ("job", "cifar10")])
 async def test_a_sample_gets_its_children_and_runs_to_its_end(
-    plane: ControlPlane, namespace: str, world: World, start: StartProcess, sample: str, name: str
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess, sample: str, name: str
 ) -> None:
     start()
     plane.kubectl("apply", "-n", namespace, "-f", str(SAMPLES / f"{sample}.yaml"))
     for index in (0, 1):
-        await world.run_pod(f"{name}-1", index)
-    resource = await world.phase(name, "Running")
+        await actors.run_pod(f"{name}-1", index)
+    resource = await actors.phase(name, "Running")
     for kind in ("Service", "ConfigMap", "Job"):
-        (child,) = await world.list(kind, f"{LABEL_JOB_NAME}={name}")
+        (child,) = await actors.list(kind, f"{LABEL_JOB_NAME}={name}")
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == (KIND, resource["metadata"]["uid"], True)
-    job = await world.child_job(f"{name}-1")
+    job = await actors.child_job(f"{name}-1")
     assert (job["spec"]["completions"], job["spec"]["parallelism"], job["spec"]["completionMode"]) == (2, 2, "Indexed")
-    env = env_of(await world.pod(f"{name}-1", 1))
+    env = env_of(await actors.pod(f"{name}-1", 1))
     assert env["DDP_JOB_NAME"] == name
     assert env["MASTER_ADDR"] == f"{name}-1-0.{name}"
     for index in (0, 1):
-        await world.finish_pod(f"{name}-1", index)
-    done = await world.phase(name, "Succeeded")
+        await actors.finish_pod(f"{name}-1", index)
+    done = await actors.phase(name, "Succeeded")
     assert set(done["metadata"]) & {"finalizers"} == set()
     described = plane.kubectl("describe", "ddp", name, "-n", namespace).stdout
     assert "Succeeded" in described.split("Events:")[1]
 
 
-async def test_a_failed_attempt_is_followed_by_another(world: World, start: StartProcess) -> None:
+async def test_a_failed_attempt_is_followed_by_another(actors: ClusterActors, start: StartProcess) -> None:
     start()
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     for index in (0, 1):
-        await world.run_pod("digits-1", index)
-    await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index)
+    await actors.phase("digits", "Running")
     message = json.dumps({"category": "Unknown", "message": "boom"})
-    await world.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
+    await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
     for index in (0, 1):
-        await world.run_pod("digits-2", index)
-    again = await world.resource(
+        await actors.run_pod("digits-2", index)
+    again = await actors.resource(
         "digits", lambda found: (found["status"]["attempt"], found["status"]["nodes"]["ready"]) == (2, 2)
     )
     assert again["status"]["restarts"]["counted"] == 1
@@ -110,9 +110,9 @@ async def test_a_failed_attempt_is_followed_by_another(world: World, start: Star
     assert (failure["attempt"], failure["node"], failure["message"]) == (1, 1, "boom")
 
 
-async def note_ends(world: World, ends: dict[str, tuple[str, str]]) -> None:
+async def note_ends(actors: ClusterActors, ends: dict[str, tuple[str, str]]) -> None:
     """Note in which phase, and for which reason, each pod was seen that does not run any more."""
-    async for pod in world.watch("Pod"):
+    async for pod in actors.watch("Pod"):
         status = pod["status"]
         if status.get("phase") not in ("Pending", "Running"):
             ends[pod["metadata"]["name"]] = status["phase"], status.get("reason", "")
@@ -123,7 +123,7 @@ async def test_pods_of_a_dead_node_are_declared_failed_so_that_the_job_controlle
 ) -> None:
     """Nobody ends these pods but the operator: a pod that is only deleted would stay for ever, by its finalizer."""
     start()
-    async with World(plane.admin, namespace) as users:
+    async with ClusterActors(plane.admin, namespace) as users:
         pod = {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}
         await users.create(
             job_manifest(
@@ -150,47 +150,47 @@ async def test_pods_of_a_dead_node_are_declared_failed_so_that_the_job_controlle
 
 
 async def test_deleting_the_resource_removes_every_child(
-    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     start()
-    await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
     plane.kubectl("delete", "ddp", "digits", "-n", namespace)
-    await world.until(lambda: _no_child_left(world), "no child left")
+    await actors.until(lambda: _no_child_left(actors), "no child left")
 
 
 async def test_deletion_needs_no_operator(
-    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     operator = start()
-    await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
     operator.stop()
     plane.kubectl("delete", "ddp", "digits", "-n", namespace)
-    await world.until(lambda: _no_child_left(world), "no child left")
+    await actors.until(lambda: _no_child_left(actors), "no child left")
 
 
-async def _no_child_left(world: World) -> bool:
+async def _no_child_left(actors: ClusterActors) -> bool:
     for kind in ("Job", "Pod", "Service", "ConfigMap"):
-        if await world.list(kind, LABEL_JOB_NAME):
+        if await actors.list(kind, LABEL_JOB_NAME):
             return False
     return True
 
 
-async def test_a_restarted_operator_touches_nothing_and_goes_on(world: World, start: StartProcess) -> None:
+async def test_a_restarted_operator_touches_nothing_and_goes_on(actors: ClusterActors, start: StartProcess) -> None:
     first = start()
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     for index in (0, 1):
-        await world.run_pod("digits-1", index)
-    before = await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index)
+    before = await actors.phase("digits", "Running")
     first.stop()
-    job = await world.child_job("digits-1")
+    job = await actors.child_job("digits-1")
     start()
     for index in (0, 1):
-        await world.finish_pod("digits-1", index)
-    after = await world.phase("digits", "Succeeded")
+        await actors.finish_pod("digits-1", index)
+    after = await actors.phase("digits", "Succeeded")
     assert after["status"]["attempt"] == before["status"]["attempt"]
-    assert (await world.child_job("digits-1"))["metadata"]["uid"] == job["metadata"]["uid"]
+    assert (await actors.child_job("digits-1"))["metadata"]["uid"] == job["metadata"]["uid"]
 
 
 @asynccontextmanager
@@ -212,16 +212,16 @@ async def metrics_page(text: str) -> AsyncIterator[int]:
 
 
 async def test_progress_is_shown_by_kubectl_get(
-    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     start()
     page = "ddp_samples_total 6400\nddp_step 100\nddp_steps_total 100\nddp_loss 0.25\nddp_epoch 3\nddp_epochs 4\n"
     page += "ddp_total_steps 200\nddp_progress_ratio 0.5\nddp_step_seconds_sum 50\nddp_world_size 2\n"
     async with metrics_page(page) as port:
-        await world.create(job_manifest(metrics={"port": port}))
+        await actors.create(job_manifest(metrics={"port": port}))
         for index in (0, 1):
-            await world.run_pod("digits-1", index)
-        resource = await world.resource("digits", lambda found: found.get("status", {}).get("progress", {}).get("eta"))
+            await actors.run_pod("digits-1", index)
+        resource = await actors.resource("digits", lambda found: found.get("status", {}).get("progress", {}).get("eta"))
     assert resource["status"]["progress"]["epoch"] == 3
     table = plane.kubectl("get", "ddp", "-n", namespace, "-o", "wide").stdout
     head, row = table.strip().splitlines()
@@ -230,7 +230,7 @@ async def test_progress_is_shown_by_kubectl_get(
 
 
 async def test_a_killed_leader_is_succeeded_and_nothing_is_made_twice(
-    plane: ControlPlane, namespace: str, world: World, tmp_path: Path
+    plane: ControlPlane, namespace: str, actors: ClusterActors, tmp_path: Path
 ) -> None:
     kubeconfig = plane.account("ddp-operator", "ddp-operator")
     ports = free_ports(2)
@@ -241,46 +241,50 @@ async def test_a_killed_leader_is_succeeded_and_nothing_is_made_twice(
             for port in ports
         )
         for number in range(5):
-            await world.create(job_manifest(f"job{number}"))
-        await world.child_job("job0-1")
+            await actors.create(job_manifest(f"job{number}"))
+        await actors.child_job("job0-1")
         first.kill()
         for number in range(5):
             for index in (0, 1):
-                await world.run_pod(f"job{number}-1", index)
-            resource = await world.phase(f"job{number}", "Running")
+                await actors.run_pod(f"job{number}-1", index)
+            resource = await actors.phase(f"job{number}", "Running")
             assert (resource["status"]["attempt"], resource["status"]["restarts"]["total"]) == (1, 0)
-        assert len(await world.list("Job")) == 5
+        assert len(await actors.list("Job")) == 5
         assert "leading as" in second.log
         lease = json.loads(plane.kubectl("get", "lease", namespace, "-n", "ddp-operator", "-o", "json").stdout)
         assert lease["spec"]["leaseTransitions"] == 1
 
 
-async def test_a_bad_pod_template_is_refused_in_the_api_servers_words(world: World, start: StartProcess) -> None:
+async def test_a_bad_pod_template_is_refused_in_the_api_servers_words(
+    actors: ClusterActors, start: StartProcess
+) -> None:
     start()
     manifest = job_manifest()
     manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
-    await world.create(manifest)
-    resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    await actors.create(manifest)
+    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
     assert "resorces" in accepted["message"]
-    assert await _no_child_left(world)
+    assert await _no_child_left(actors)
 
 
-async def test_explain_and_scale_work(plane: ControlPlane, namespace: str, world: World) -> None:
+async def test_explain_and_scale_work(plane: ControlPlane, namespace: str, actors: ClusterActors) -> None:
     assert "nodes" in plane.kubectl("explain", "ddp.spec").stdout
     assert "torchrun" in plane.kubectl("explain", "ddp.spec.nodes").stdout
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     plane.kubectl("scale", "ddp/digits", "--replicas=4", "-n", namespace)
-    resource = await world.get(KIND, "digits")
+    resource = await actors.get(KIND, "digits")
     assert resource is not None
     assert resource["spec"]["nodes"] == 4
 
 
-async def test_a_job_that_has_ended_cannot_be_scaled(plane: ControlPlane, namespace: str, world: World) -> None:
-    await world.create(job_manifest())
+async def test_a_job_that_has_ended_cannot_be_scaled(
+    plane: ControlPlane, namespace: str, actors: ClusterActors
+) -> None:
+    await actors.create(job_manifest())
     status = {"attempt": 1, "phase": "Failed", "completionTime": "2026-11-20T12:00:00Z"}
-    await world.patch(KIND, "digits", {"status": status}, "status")
+    await actors.patch(KIND, "digits", {"status": status}, "status")
     refused = plane.kubectl("scale", "ddp/digits", "--replicas=4", "-n", namespace, check=False)
     assert "spec.nodes can't be changed once the job has ended; delete the job and create it again" in refused.stderr
 
@@ -304,23 +308,23 @@ def test_a_bad_spec_is_refused_by_kubectl_apply(
 
 
 async def test_the_template_can_be_changed_until_a_pod_has_run(
-    plane: ControlPlane, namespace: str, world: World, start: StartProcess
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     start()
     manifest = job_manifest()
     plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest))
-    await world.resource("digits", lambda found: found.get("status", {}).get("attempt"))
+    await actors.resource("digits", lambda found: found.get("status", {}).get("attempt"))
     container = manifest["spec"]["template"]["spec"]["containers"][0]
     container["image"] = "train:2"
     plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest))
 
     async def has_new_image() -> bool:
-        job = await world.get("Job", "digits-1")
+        job = await actors.get("Job", "digits-1")
         return job is not None and job["spec"]["template"]["spec"]["containers"][0]["image"] == "train:2"
 
-    await world.until(has_new_image, "a Job of the new template")
-    await world.run_pod("digits-1", 0)
-    await world.resource("digits", lambda found: found["status"].get("firstRunTime"))
+    await actors.until(has_new_image, "a Job of the new template")
+    await actors.run_pod("digits-1", 0)
+    await actors.resource("digits", lambda found: found["status"].get("firstRunTime"))
     container["image"] = "train:3"
     done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
     assert done.returncode != 0

@@ -17,9 +17,10 @@ import pytest
 import yaml
 
 from ddp_operator.validation import check_manifest
+from tests.support import ROOT
+from tests.support.builders import job_manifest
+from tests.support.control_plane import ControlPlane
 
-from .apiserver import ControlPlane
-from .conftest import ROOT, job_manifest
 from .test_apiserver_operator import namespace
 
 __all__ = ["namespace"]  # a fixture

@@ -18,14 +18,14 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.constants import KIND, PLURAL
 from ddp_operator.kube import ApiError
 from ddp_operator.kube.resources import path
-from tests.builders import resource, template, trainer
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
-from tests.property.profile import examples, tally
-from tests.property.strategies import FULL, RICH, mutated
 from tests.property.test_manifests import SCHEMA, default, prune, taken
-from tests.standin import World
+from tests.support.builders import resource, template, trainer
+from tests.support.control_plane import ControlPlane
+from tests.support.fuzzing import examples, tally
+from tests.support.standin import ClusterActors
+from tests.support.strategies import FULL, RICH, mutated
 
-from .apiserver import ControlPlane
 from .test_apiserver_manifests import as_kubectl_sends
 
 pytestmark = pytest.mark.apiserver
@@ -131,7 +131,7 @@ class Server:
     """An event loop of its own, the API server's default namespace, and what is stored in it, by name."""
 
     runner: asyncio.Runner
-    world: World
+    actors: ClusterActors
     stored: dict[str, dict[str, Any]] = field(repr=False)
 
 
@@ -139,31 +139,31 @@ class Server:
 def server(plane: ControlPlane) -> Iterator[Server]:
     """An API server with a job for every base and status."""
 
-    async def store(world: World) -> dict[str, dict[str, Any]]:
+    async def store(actors: ClusterActors) -> dict[str, dict[str, Any]]:
         for base, manifest in BASES.items():
             for word, status in STATUSES.items():
                 name = f"{base}-{word}"
-                await world.create(manifest | {"metadata": {"name": name}})
+                await actors.create(manifest | {"metadata": {"name": name}})
                 if status is not None:
-                    await world.patch(KIND, name, {"status": status}, "status")
+                    await actors.patch(KIND, name, {"status": status}, "status")
         return {
-            found["metadata"]["name"]: found for found in await world.list(KIND) if "-" in found["metadata"]["name"]
+            found["metadata"]["name"]: found for found in await actors.list(KIND) if "-" in found["metadata"]["name"]
         }
 
     with asyncio.Runner() as runner:
-        world = World(plane.admin)
-        yield Server(runner, world, runner.run(store(world)))
+        actors = ClusterActors(plane.admin)
+        yield Server(runner, actors, runner.run(store(actors)))
         for base in BASES:
             for word in STATUSES:
-                runner.run(world.delete(KIND, f"{base}-{word}"))
-        runner.run(world.client.close())
+                runner.run(actors.delete(KIND, f"{base}-{word}"))
+        runner.run(actors.client.close())
 
 
-async def refusal(world: World, name: str, raw: Any) -> str:
+async def refusal(actors: ClusterActors, name: str, raw: Any) -> str:
     """Return why the API server does not take a new version of a job; nothing: it does."""
     params = {"dryRun": "All", "fieldValidation": "Strict"}
     try:
-        await world.client.request("PUT", path(KIND, "default", name), params=params, body=raw)
+        await actors.client.request("PUT", path(KIND, "default", name), params=params, body=raw)
     except ApiError as error:
         if error.status not in (400, 422):
             raise
@@ -192,7 +192,7 @@ def test_the_api_server_takes_the_changes_that_are_taken_offline(
         return  # the API server drops what a user says of status; another kind is another place
     old = server.stored[name]
     raw = as_kubectl_sends(raw | {"metadata": {"name": name, "resourceVersion": old["metadata"]["resourceVersion"]}})
-    said = server.runner.run(refusal(server.world, name, raw))
+    said = server.runner.run(refusal(server.actors, name, raw))
     assert taken_for(old, raw) == (not said), said or "the API server takes it"
     tally(f"update held against a real API server, which {'refused' if said else 'took'} it")
 
@@ -203,7 +203,7 @@ def test_nothing_passes_for_another_value_of_a_fixed_field(server: Server, field
         old = server.stored[f"{base}-running"]
         for value in VALUES[field]:
             raw = old | {"spec": old["spec"] | {field: value}}
-            said = server.runner.run(refusal(server.world, f"{base}-running", raw))
+            said = server.runner.run(refusal(server.actors, f"{base}-running", raw))
             assert taken_for(old, raw) == (not said), f"{field} {value}: {said or 'the API server takes it'}"
 
 
@@ -221,9 +221,9 @@ def test_a_job_of_an_older_schema_can_still_be_changed(server: Server, plane: Co
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(lax))
         plane.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.older.example.com")
         where = f"/apis/older.example.com/v1alpha1/namespaces/default/{PLURAL}"
-        call = server.world.client.request
+        call = server.actors.client.request
         bare = resource("bare", template={"": ""}) | {"apiVersion": "older.example.com/v1alpha1"}
-        await server.world.until(lambda: takes(call("POST", where, body=bare)), "the older definition")
+        await server.actors.until(lambda: takes(call("POST", where, body=bare)), "the older definition")
         started = bare | {"metadata": {"name": "started"}}
         await call("POST", where, body=started)
         await patch(f"{where}/started/status", {"status": STATUSES["running"]})
@@ -234,7 +234,7 @@ def test_a_job_of_an_older_schema_can_still_be_changed(server: Server, plane: Co
         async def refused() -> bool:
             return not await takes(call("POST", where, body=other, params={"dryRun": "All"}))
 
-        await server.world.until(refused, "the newer definition")
+        await server.actors.until(refused, "the newer definition")
         assert "spec" in strict["required"]
         for name in ("bare", "started"):
             await patch(f"{where}/{name}", {"spec": {"nodes": 3}, "metadata": {"labels": {"a": "b"}}})
@@ -244,7 +244,7 @@ def test_a_job_of_an_older_schema_can_still_be_changed(server: Server, plane: Co
             await patch(f"{where}/started", {"spec": {"template": template()}})
 
     async def patch(where: str, change: dict[str, Any]) -> None:
-        await server.world.client.request("PATCH", where, body=change, content_type="application/merge-patch+json")
+        await server.actors.client.request("PATCH", where, body=change, content_type="application/merge-patch+json")
 
     server.runner.run(scenario())
     plane.kubectl("delete", "crd", f"{PLURAL}.older.example.com")

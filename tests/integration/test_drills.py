@@ -10,8 +10,8 @@ import pytest
 
 from tests.drills import __main__ as drills
 from tests.drills.core import Drill, NotHere, Outcome, Perished, Row, build_table
-from tests.drills.scene import ROOT
 from tests.drills.soak import Samples, soak_local
+from tests.support import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 

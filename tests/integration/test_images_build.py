@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from ddp_operator import __version__
-from tests.unit.test_dockerfiles import ROOT, requirements
+from tests.support import ROOT
+from tests.unit.test_dockerfiles import requirements
 
 PROGRAMS = ("sh", "rm", "du", "cat", "grep")
 BASE = "localhost/ddp-test-base"

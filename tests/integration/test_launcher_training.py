@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .launcher_pods import Pods
+from tests.support.launcher_pods import Pods
 
 pytestmark = pytest.mark.process
 

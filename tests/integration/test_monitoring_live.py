@@ -21,12 +21,12 @@ import pytest
 import yaml
 
 from ddp_operator.settings import Settings
-from tests.ports import HeldPort, hold_row
-from tests.standin import StandIn, World
+from tests.support.builders import job_manifest
+from tests.support.ddp_run import PATIENCE, DdpRun
+from tests.support.ports import HeldPort, hold_row
+from tests.support.running_operator import RunningOperator
+from tests.support.standin import ClusterActors, StandIn
 
-from .conftest import job_manifest
-from .run_command import PATIENCE, DdpRun
-from .running_operator import RunningOperator
 from .test_monitoring_rules import BOARDS, MONITORING, ROOT, SERIES, panels, rules
 
 pytestmark = pytest.mark.prometheus
@@ -104,13 +104,13 @@ def configure(folder: Path, ddp_ports: list[int], operator_port: int) -> Path:
 
 async def submit_jobs(kubeconfig: Path, count: int, page: int) -> None:
     """Give the operator something to do in every second; the first job's pods have the page of the real run."""
-    async with World(kubeconfig) as world:
-        await world.create(job_manifest("trains", metrics={"port": page}))
+    async with ClusterActors(kubeconfig) as actors:
+        await actors.create(job_manifest("trains", metrics={"port": page}))
         for index in (0, 1):
-            await world.run_pod("trains-1", index)
+            await actors.run_pod("trains-1", index)
         for index in range(count):
-            await world.create(job_manifest(f"job-{index}"))
-            await world.child_job(f"job-{index}-1")
+            await actors.create(job_manifest(f"job-{index}"))
+            await actors.child_job(f"job-{index}-1")
             await asyncio.sleep(1)
 
 

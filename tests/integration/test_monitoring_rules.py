@@ -15,8 +15,8 @@ from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTAR
 from ddp_operator.launcher import LOG_GROUPS
 from ddp_operator.telemetry import SAMPLE_RESOURCE, Metrics
 from ddp_trainer.observability.metrics_table import METRICS
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 BOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
 ALERT_FILES = sorted((MONITORING / "alerts").glob("*.yaml"))

@@ -19,11 +19,10 @@ import pytest
 import yaml
 
 from ddp_operator.validation import check_manifest
-from tests.unit.chart.rendering import render, the
-
-from . import pod_network
-from .conftest import job_manifest
-from .pod_network import Pod, build_ruleset
+from tests.support import pod_network
+from tests.support.builders import job_manifest
+from tests.support.chart import render, the
+from tests.support.pod_network import Pod, build_ruleset
 
 RENDEZVOUS, METRICS, GLOO, API, STORAGE = 29400, 9400, 40123, 443, 2049
 TCP = (RENDEZVOUS, METRICS, GLOO, API, STORAGE, 8080, 53)

@@ -17,9 +17,9 @@ from ddp_operator.constants import EXIT_RETRYABLE, KIND, PLURAL
 from ddp_operator.kube import resync
 from ddp_operator.runtime import Operator
 from ddp_operator.status import decide
-from tests.standin import StandIn, World
-
-from .conftest import Start, job_manifest
+from tests.support.builders import job_manifest
+from tests.support.running_operator import Start
+from tests.support.standin import ClusterActors, StandIn
 
 # Every call that writes, and how often it fails in a row: once more where the first one is a dry run.
 WRITES = {
@@ -38,30 +38,30 @@ def _short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers.Forever, "__iter__", lambda self: itertools.repeat(0.05))
 
 
-async def run_to_the_end(world: World, name: str = "digits") -> dict[str, Any]:
+async def run_to_the_end(actors: ClusterActors, name: str = "digits") -> dict[str, Any]:
     for index in (0, 1):
-        await world.run_pod(f"{name}-1", index)
-    await world.phase(name, "Running")
+        await actors.run_pod(f"{name}-1", index)
+    await actors.phase(name, "Running")
     for index in (0, 1):
-        await world.finish_pod(f"{name}-1", index)
-    return await world.phase(name, "Succeeded")
+        await actors.finish_pod(f"{name}-1", index)
+    return await actors.phase(name, "Succeeded")
 
 
-async def all_watches(server: StandIn, world: World) -> None:
+async def all_watches(server: StandIn, actors: ClusterActors) -> None:
     """Wait until Kopf watches all three kinds: before that there is nothing to cut."""
-    await world.until(lambda: server.watch_count() == 3, "three watches")
+    await actors.until(lambda: server.watch_count() == 3, "three watches")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_write_may_fail(server: StandIn, world: World, start: Start, fault: Any) -> None:
+async def test_every_write_may_fail(server: StandIn, actors: ClusterActors, start: Start, fault: Any) -> None:
     start(call_timeout=1.0)
     times = dict.fromkeys(WRITES, 1) if fault == "timeout" else WRITES  # each one costs a second
     broken = [
         server.faults.add(fault, verb=verb, resource=resource, times=count, retry_after=0)
         for (verb, resource), count in times.items()
     ]
-    await world.create(job_manifest())
-    done = await run_to_the_end(world)
+    await actors.create(job_manifest())
+    done = await run_to_the_end(actors)
     assert [rule.hits for rule in broken] == list(times.values())
     assert done["status"]["attempt"] == 1
     assert done["status"]["restarts"]["total"] == 0
@@ -71,79 +71,85 @@ async def test_every_write_may_fail(server: StandIn, world: World, start: Start,
 
 @pytest.mark.parametrize("fault", [403, 422])
 async def test_a_refused_job_is_told_with_the_servers_words(
-    server: StandIn, world: World, start: Start, fault: int
+    server: StandIn, actors: ClusterActors, start: Start, fault: int
 ) -> None:
     start()
     server.faults.add(fault, verb="create", resource="jobs", times=1_000_000)
-    await world.create(job_manifest())
-    resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    await actors.create(job_manifest())
+    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert (accepted["status"], "injected fault" in accepted["message"]) == ("False", True)
 
 
 async def test_a_webhook_that_is_away_is_told_and_waited_for(
-    server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+    server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "_SERVER_PATIENCE", 0.3)
     monkeypatch.setattr(decide, "_RECHECK_REFUSAL", 0.1)
     start()
     words = 'Internal error occurred: failed calling webhook "audit.example.com": connection refused'
     server.faults.add(500, verb="create", resource="jobs", times=1_000_000, message=words)
-    await world.create(job_manifest())
-    told = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    await actors.create(job_manifest())
+    told = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in told["status"]["conditions"] if entry["type"] == "Accepted"]
     assert (accepted["status"], accepted["reason"], told["status"]["phase"]) == ("Unknown", "ServerError", "Pending")
     assert words in accepted["message"]
     server.faults.clear()
-    done = await run_to_the_end(world)
+    done = await run_to_the_end(actors)
     assert done["status"]["restarts"]["total"] == 0
     assert [event["reason"] for event in server.list("Event")].count("ServerError") == 1
 
 
-async def test_a_shared_child_that_somebody_deletes_is_made_anew(server: StandIn, world: World, start: Start) -> None:
+async def test_a_shared_child_that_somebody_deletes_is_made_anew(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     running = start()
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     for index in (0, 1):
-        await world.run_pod("digits-1", index)
+        await actors.run_pod("digits-1", index)
     (config,) = server.list("ConfigMap")
     for kind, name in (("Service", "digits"), ("ConfigMap", config["metadata"]["name"])):
         server.remove(kind, name)
         running.operator.sync.nudge()
-        await world.until(lambda kind=kind: server.list(kind), f"{kind} is made anew beside the running Job")
+        await actors.until(lambda kind=kind: server.list(kind), f"{kind} is made anew beside the running Job")
         server.remove(kind, name)
     # Nobody tells of it; the next attempt must not count on what was there.
-    await world.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE)
-    await world.child_job("digits-2")
+    await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE)
+    await actors.child_job("digits-2")
     assert (len(server.list("Service")), len(server.list("ConfigMap"))) == (1, 1)
 
 
-async def test_events_that_cannot_be_posted_hold_nothing_up(server: StandIn, world: World, start: Start) -> None:
+async def test_events_that_cannot_be_posted_hold_nothing_up(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     start()
     fault = server.faults.add(500, verb="create", resource="events", times=1_000_000)
-    await world.create(job_manifest())
-    await run_to_the_end(world)
+    await actors.create(job_manifest())
+    await run_to_the_end(actors)
     assert fault.hits
     assert server.list("Event") == []
 
 
-async def test_a_status_that_somebody_else_changed_is_read_again(server: StandIn, world: World, start: Start) -> None:
+async def test_a_status_that_somebody_else_changed_is_read_again(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     start()
-    await world.create(job_manifest())
-    await world.child_job("digits-1")
+    await actors.create(job_manifest())
+    await actors.child_job("digits-1")
     for number in range(5):
-        await world.patch(KIND, "digits", {"metadata": {"labels": {"round": str(number)}}})
-    done = await run_to_the_end(world)
+        await actors.patch(KIND, "digits", {"metadata": {"labels": {"round": str(number)}}})
+    done = await run_to_the_end(actors)
     assert done["metadata"]["labels"] == {"round": "4"}
 
 
-async def test_cut_watches_go_on_where_they_were(server: StandIn, world: World, start: Start) -> None:
+async def test_cut_watches_go_on_where_they_were(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
-    await world.create(job_manifest())
-    await world.child_job("digits-1")
-    await all_watches(server, world)
+    await actors.create(job_manifest())
+    await actors.child_job("digits-1")
+    await all_watches(server, actors)
     before = len(server.calls)
     server.cut_watches()
-    await run_to_the_end(world)
+    await run_to_the_end(actors)
     since = server.calls[before:]
     assert ("watch", "jobs", 200) in since
     assert [call for call in since if call[:2] in (("list", "jobs"), ("list", PLURAL))] == []
@@ -151,54 +157,54 @@ async def test_cut_watches_go_on_where_they_were(server: StandIn, world: World, 
 
 @pytest.mark.parametrize("status", [403, 429, 503, "drop"])
 async def test_a_watch_that_is_refused_for_a_while_comes_back(
-    server: StandIn, world: World, start: Start, status: Any
+    server: StandIn, actors: ClusterActors, start: Start, status: Any
 ) -> None:
     start()
-    await world.create(job_manifest())
-    await world.child_job("digits-1")
-    await all_watches(server, world)
+    await actors.create(job_manifest())
+    await actors.child_job("digits-1")
+    await all_watches(server, actors)
     fault = server.faults.add(status, verb="watch", resource="pods", times=2, retry_after=0)
     server.cut_watches()
-    await world.until(lambda: fault.hits == 2, "refused watches")
-    await run_to_the_end(world)
+    await actors.until(lambda: fault.hits == 2, "refused watches")
+    await run_to_the_end(actors)
 
 
 async def test_deletions_missed_in_a_new_listing_are_found(
-    server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+    server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync, "NUDGE_DELAY", 0.1)
     operator = start().operator
     for name in ("stays", "goes"):
-        await world.create(job_manifest(name))
-        await world.run_pod(f"{name}-1", 0)
-    await all_watches(server, world)
+        await actors.create(job_manifest(name))
+        await actors.run_pod(f"{name}-1", 0)
+    await all_watches(server, actors)
     refused = server.faults.add(503, verb="watch", times=1_000_000)
     server.cut_watches()
-    await world.until(lambda: server.watch_count() == 0 and refused.hits >= 3, "all watches to be down")
-    await world.delete(KIND, "goes")
-    await world.until(lambda: len(server.list("Job")) == 1, "garbage collection")
+    await actors.until(lambda: server.watch_count() == 0 and refused.hits >= 3, "all watches to be down")
+    await actors.delete(KIND, "goes")
+    await actors.until(lambda: len(server.list("Job")) == 1, "garbage collection")
     server.compact()
     server.faults.clear()
-    await world.until(lambda: len(operator.store.entries(KIND)) == 1, "the end of the ghost")
-    await world.until(lambda: len(operator.store.entries("Job")) == 1, "the end of its Job")
-    await run_to_the_end(world, "stays")
+    await actors.until(lambda: len(operator.store.entries(KIND)) == 1, "the end of the ghost")
+    await actors.until(lambda: len(operator.store.entries("Job")) == 1, "the end of its Job")
+    await run_to_the_end(actors, "stays")
 
 
 async def test_silent_watches_are_helped_out(
-    server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+    server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync, "GRACE", 0.2)
     start(resync_interval=1.0)
-    await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
-    await all_watches(server, world)
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
+    await all_watches(server, actors)
     server.freeze_watches()
-    await run_to_the_end(world)
+    await run_to_the_end(actors)
     server.thaw_watches()
 
 
 async def test_expiring_tokens_are_renewed_under_way(
-    server: StandIn, world: World, start: Start, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+    server: StandIn, actors: ClusterActors, start: Start, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kopf reads its credentials again when it opens a watch and they have expired; then it closes the other ones."""
     monkeypatch.setattr("ddp_operator.kube.credentials.TOKEN_LIFE", timedelta(seconds=0.5))
@@ -216,47 +222,51 @@ async def test_expiring_tokens_are_renewed_under_way(
     kubeconfig.write_text(yaml.safe_dump(config))
     (kubeconfig.parent / "token").write_text("first")
     start()
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     for number in range(4):
         (kubeconfig.parent / "token").write_text(f"token {number}")
-        await world.patch(KIND, "digits", {"metadata": {"labels": {"round": str(number)}}})
+        await actors.patch(KIND, "digits", {"metadata": {"labels": {"round": str(number)}}})
         while f"token {number}" not in tokens:
             await asyncio.sleep(0.2)
             server.cut_watches()  # it reads them when it opens one, if they have expired by then
-    await run_to_the_end(world)
+    await run_to_the_end(actors)
 
 
-async def test_an_api_server_that_is_away_for_a_while_ends_nothing(server: StandIn, world: World, start: Start) -> None:
+async def test_an_api_server_that_is_away_for_a_while_ends_nothing(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     start(call_timeout=0.5)
-    await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
-    await all_watches(server, world)
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
+    await all_watches(server, actors)
     away = server.faults.add("drop", verb="watch", times=1_000_000)
     server.cut_watches()
-    await world.until(lambda: away.hits >= 6, "watches that fail")
+    await actors.until(lambda: away.hits >= 6, "watches that fail")
     # The users and the kubelets got through meanwhile, so the operator has much to write when its watches are back.
-    await world.run_pod("digits-1", 1)
-    await world.create(job_manifest("meanwhile"))
+    await actors.run_pod("digits-1", 1)
+    await actors.create(job_manifest("meanwhile"))
     written = (("create", "jobs"), ("update", f"{PLURAL}/status"))
     broken = [
         server.faults.add(503, verb=verb, resource=resource, times=6, retry_after=0) for verb, resource in written
     ]
     away.times = 0
-    await world.until(lambda: [fault.hits for fault in broken] == [6, 6], "writes that fail")
+    await actors.until(lambda: [fault.hits for fault in broken] == [6, 6], "writes that fail")
     for name in ("digits", "meanwhile"):
-        done = await run_to_the_end(world, name)
+        done = await run_to_the_end(actors, name)
         assert (done["status"]["attempt"], done["status"]["restarts"]["total"]) == (1, 0)
 
 
-async def test_jobs_and_pods_lost_to_somebody_else_are_replaced(server: StandIn, world: World, start: Start) -> None:
+async def test_jobs_and_pods_lost_to_somebody_else_are_replaced(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     start()
-    await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
     (job,) = server.list("Job")
-    await world.delete("Job", "digits-1")
+    await actors.delete("Job", "digits-1")
 
     async def new_job() -> bool:
         found = server.list("Job")
         return len(found) == 1 and found[0]["metadata"]["uid"] != job["metadata"]["uid"]
 
-    await world.until(new_job, "another Job")
+    await actors.until(new_job, "another Job")

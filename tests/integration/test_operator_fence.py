@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from . import cut_network
+from tests.support import cut_network
 
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--fork", "--kill-child")
 

@@ -19,10 +19,9 @@ from ddp_operator.kube import KubeCluster, resync, scrape
 from ddp_operator.kube.cache import Store
 from ddp_operator.kube.resources import path
 from ddp_operator.kube.resync import Synchroniser
-from tests.standin import StandIn, World
-from tests.standin.kueue import WORKLOAD
-
-from .conftest import job_manifest
+from tests.support.builders import job_manifest
+from tests.support.standin import ClusterActors, StandIn
+from tests.support.standin.kueue import WORKLOAD
 
 KEY = Key("default", "digits")
 LABELS = {LABEL_JOB_NAME: "digits", LABEL_MANAGED_BY: MANAGED_BY}
@@ -50,10 +49,10 @@ def store() -> Store:
 
 
 @pytest_asyncio.fixture
-async def cluster(world: World, store: Store) -> AsyncIterator[KubeCluster]:
+async def cluster(actors: ClusterActors, store: Store) -> AsyncIterator[KubeCluster]:
     """A cluster whose store no watch feeds: what it knows it knows from its own writes."""
-    found = KubeCluster(world.client, store)
-    store.apply(KIND, await world.create(job_manifest()))
+    found = KubeCluster(actors.client, store)
+    store.apply(KIND, await actors.create(job_manifest()))
     yield found
     await found.close()
 
@@ -69,7 +68,7 @@ def names(objects: tuple[Any, ...]) -> list[str]:
 
 
 async def test_workloads_are_read_in_the_version_that_is_served(
-    cluster: KubeCluster, server: StandIn, world: World
+    cluster: KubeCluster, server: StandIn, actors: ClusterActors
 ) -> None:
     mine = {"metadata": {"name": "train-1", "namespace": "default", "uid": "u"}}
     with pytest.raises(Refused, match="Kueue is not installed"):
@@ -78,7 +77,7 @@ async def test_workloads_are_read_in_the_version_that_is_served(
     assert await cluster.workloads_of(mine) == ()
     for name, uid in (("job-train-1-a", "u"), ("job-other-1-a", "v")):
         metadata = {"name": name, "namespace": "default", "labels": {"kueue.x-k8s.io/job-uid": uid}}
-        await world.client.request(
+        await actors.client.request(
             "POST", path("Workload.v1beta2", "default"), body={"metadata": metadata}, kind="workloads"
         )
     assert names(await cluster.workloads_of(mine)) == ["job-train-1-a"]
@@ -102,11 +101,13 @@ async def test_own_writes_are_observed_at_once(cluster: KubeCluster) -> None:
     assert (await seen(cluster)).jobs == ()
 
 
-async def test_the_store_and_the_api_server_tell_the_same(cluster: KubeCluster, world: World, server: StandIn) -> None:
+async def test_the_store_and_the_api_server_tell_the_same(
+    cluster: KubeCluster, actors: ClusterActors, server: StandIn
+) -> None:
     server.controllers.job_controller = None
     await cluster.create(service())
     await cluster.create(job())
-    assert await KubeCluster(world.client).observe(KEY) == await seen(cluster)
+    assert await KubeCluster(actors.client).observe(KEY) == await seen(cluster)
 
 
 async def test_a_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -> None:
@@ -118,8 +119,10 @@ async def test_a_dry_run_leaves_nothing(cluster: KubeCluster, server: StandIn) -
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_a_taken_name_gives_the_object_that_has_it(cluster: KubeCluster, world: World, dry_run: bool) -> None:
-    first = await world.create(service())
+async def test_a_taken_name_gives_the_object_that_has_it(
+    cluster: KubeCluster, actors: ClusterActors, dry_run: bool
+) -> None:
+    first = await actors.create(service())
     with pytest.raises(AlreadyExists) as caught:
         await cluster.create(service(), dry_run=dry_run)
     assert caught.value.existing["metadata"]["uid"] == first["metadata"]["uid"]
@@ -188,12 +191,12 @@ async def test_a_patch_that_may_not_be_is_refused(cluster: KubeCluster) -> None:
 
 
 async def test_a_pod_that_has_changed_since_it_was_looked_at_is_not_declared_failed(
-    cluster: KubeCluster, world: World, server: StandIn
+    cluster: KubeCluster, actors: ClusterActors, server: StandIn
 ) -> None:
     await cluster.create(job())
-    await world.run_pod("digits-1", 0)
+    await actors.run_pod("digits-1", 0)
     (pod,) = server.list("Pod")
-    await world.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"its-node": "is-back"}}})
+    await actors.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"its-node": "is-back"}}})
     with pytest.raises(Conflict):
         await cluster.fail_pod(pod, "NodeLost", "the node is gone")
     (after,) = server.list("Pod")
@@ -201,24 +204,24 @@ async def test_a_pod_that_has_changed_since_it_was_looked_at_is_not_declared_fai
     assert "deletionTimestamp" not in after["metadata"]
 
 
-async def test_a_status_is_replaced_and_nothing_else_touched(cluster: KubeCluster, world: World) -> None:
+async def test_a_status_is_replaced_and_nothing_else_touched(cluster: KubeCluster, actors: ClusterActors) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     await cluster.patch_status(KEY, {"phase": "Pending", "attempt": 1}, resource_version=version)
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
-    resource = await world.get(KIND, "digits")
+    resource = await actors.get(KIND, "digits")
     assert resource is not None
     assert resource["status"] == {"phase": "Running"}
     assert resource["spec"]["template"] == job_manifest()["spec"]["template"]
     assert (await seen(cluster)).resource["status"] == {"phase": "Running"}
 
 
-async def test_a_status_for_an_older_version_is_a_conflict(cluster: KubeCluster, world: World) -> None:
+async def test_a_status_for_an_older_version_is_a_conflict(cluster: KubeCluster, actors: ClusterActors) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
-    await world.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
+    await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
     with pytest.raises(Conflict):
         await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
-    resource = await world.get(KIND, "digits")
+    resource = await actors.get(KIND, "digits")
     assert resource is not None
     assert "status" not in resource
 
@@ -239,9 +242,11 @@ async def test_a_namesake_is_not_deleted(cluster: KubeCluster, server: StandIn) 
     assert len((await seen(cluster)).services) == 1
 
 
-async def test_a_pod_that_ends_slowly_is_seen_ending(cluster: KubeCluster, world: World, server: StandIn) -> None:
+async def test_a_pod_that_ends_slowly_is_seen_ending(
+    cluster: KubeCluster, actors: ClusterActors, server: StandIn
+) -> None:
     server.controllers.ends_pods = False
-    pod = await world.create(
+    pod = await actors.create(
         child("Pod", "p", spec={"nodeName": "node-0", "containers": [{"name": "c", "image": "i"}]})
     )
     await cluster.delete("Pod", "default", "p", uid=pod["metadata"]["uid"])
@@ -249,20 +254,20 @@ async def test_a_pod_that_ends_slowly_is_seen_ending(cluster: KubeCluster, world
     assert found["metadata"]["deletionTimestamp"]
 
 
-async def test_the_resource_itself_can_be_deleted(cluster: KubeCluster, world: World) -> None:
+async def test_the_resource_itself_can_be_deleted(cluster: KubeCluster, actors: ClusterActors) -> None:
     uid = (await seen(cluster)).resource["metadata"]["uid"]
     await cluster.delete_resource(KEY, uid="another")
-    assert await world.get(KIND, "digits") is not None
+    assert await actors.get(KIND, "digits") is not None
     await cluster.delete_resource(KEY, uid=uid)
-    assert await world.get(KIND, "digits") is None
+    assert await actors.get(KIND, "digits") is None
     assert await cluster.observe(KEY) is None
 
 
 @pytest.mark.parametrize("fault", [429, 500, "drop", "timeout"])
 async def test_whatever_may_pass_is_a_cluster_error(kubeconfig: Path, server: StandIn, fault: Any) -> None:
-    async with World(kubeconfig) as world:
-        world.client._timeout = 0.3
-        cluster = KubeCluster(world.client)
+    async with ClusterActors(kubeconfig) as actors:
+        actors.client._timeout = 0.3
+        cluster = KubeCluster(actors.client)
         # More than once: an HTTP client may repeat a GET whose kept connection was cut.
         server.faults.add(fault, times=100)
         for call in (
@@ -288,13 +293,15 @@ async def test_events_name_their_resource_and_are_told_apart(cluster: KubeCluste
     assert {event["involvedObject"]["uid"] for event in events} == {resource["metadata"]["uid"]}
 
 
-async def test_a_comparison_with_lists_mends_the_store(cluster: KubeCluster, world: World, store: Store) -> None:
+async def test_a_comparison_with_lists_mends_the_store(
+    cluster: KubeCluster, actors: ClusterActors, store: Store
+) -> None:
     changed: list[Key] = []
-    syncing = Synchroniser(world.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
+    syncing = Synchroniser(actors.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
     await cluster.create(service())
     await cluster.create(service("extra"))
-    await world.delete("Service", "extra")  # unwatched: nobody tells
-    await world.create(child("ConfigMap", "launcher"))
+    await actors.delete("Service", "extra")  # unwatched: nobody tells
+    await actors.create(child("ConfigMap", "launcher"))
     await syncing.resync()
     snapshot = await seen(cluster)
     assert (names(snapshot.services), names(snapshot.config_maps)) == (["digits"], ["launcher"])
@@ -303,36 +310,36 @@ async def test_a_comparison_with_lists_mends_the_store(cluster: KubeCluster, wor
     assert changed == [KEY, KEY]
 
 
-async def test_an_empty_label_on_somebodys_pod_stops_nobody(world: World, store: Store) -> None:
+async def test_an_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActors, store: Store) -> None:
     nobodys = child("Pod", "p", spec={"containers": [{"name": "c", "image": "i"}]})
     nobodys["metadata"]["labels"][LABEL_JOB_NAME] = ""
-    await world.create(nobodys)
-    syncing = Synchroniser(world.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
+    await actors.create(nobodys)
+    syncing = Synchroniser(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
     running = asyncio.create_task(syncing.run())
-    await world.until(syncing.synced.is_set, "agreement")
+    await actors.until(syncing.synced.is_set, "agreement")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_long_lists_are_read_page_by_page(
-    world: World, store: Store, server: StandIn, monkeypatch: pytest.MonkeyPatch
+    actors: ClusterActors, store: Store, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync, "CHUNK", "2")
     for number in range(5):
-        await world.create(child("ConfigMap", f"c{number}"))
-    await Synchroniser(world.client, store, namespaces=[], interval=3600, on_change=lambda key: None).resync()
+        await actors.create(child("ConfigMap", f"c{number}"))
+    await Synchroniser(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None).resync()
     assert len(store.entries("ConfigMap")) == 5
     assert server.calls.count(("list", "configmaps", 200)) == 3
 
 
-async def test_the_first_comparison_waits_for_the_watches(world: World, store: Store) -> None:
-    resource = await world.create(job_manifest())
-    syncing = Synchroniser(world.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
+async def test_the_first_comparison_waits_for_the_watches(actors: ClusterActors, store: Store) -> None:
+    resource = await actors.create(job_manifest())
+    syncing = Synchroniser(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
     running = asyncio.create_task(syncing.run())
     await asyncio.sleep(0.1)
     assert not syncing.synced.is_set()
     store.apply(KIND, resource)
-    await world.until(syncing.synced.is_set, "agreement")
+    await actors.until(syncing.synced.is_set, "agreement")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

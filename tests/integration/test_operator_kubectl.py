@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.standin import StandIn
-
-from .conftest import ROOT
+from tests.support import ROOT
+from tests.support.standin import StandIn
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 

@@ -13,12 +13,13 @@ from urllib.request import urlopen
 import pytest
 
 from ddp_operator.constants import KIND, PLURAL
-from tests.standin import StandIn, World
-from tests.standin.world import PATIENCE
+from tests.support.builders import job_manifest
+from tests.support.control_plane import free_ports
+from tests.support.operator_process import MODULE, OperatorProcess
+from tests.support.running_operator import Start
+from tests.support.standin import ClusterActors, StandIn
+from tests.support.standin.actors import PATIENCE
 
-from .apiserver import free_ports
-from .conftest import Start, job_manifest
-from .operator_process import MODULE, OperatorProcess
 from .test_operator_start import assert_one_line, run
 
 LEASE_SECONDS = 4
@@ -68,13 +69,13 @@ def lost(operator: OperatorProcess) -> int:
     return process.wait(PATIENCE)
 
 
-async def all_run(server: StandIn, world: World) -> None:
+async def all_run(server: StandIn, actors: ClusterActors) -> None:
     """Let every job run, and check that nothing was made twice."""
     for number in range(JOBS):
         for index in (0, 1):
-            await world.run_pod(f"job{number}-1", index)
+            await actors.run_pod(f"job{number}-1", index)
     for number in range(JOBS):
-        done = await world.phase(f"job{number}", "Running")
+        done = await actors.phase(f"job{number}", "Running")
         assert done["status"]["attempt"] == 1
         assert done["status"]["restarts"]["total"] == 0
     for kind in ("Service", "ConfigMap", "Job"):
@@ -85,12 +86,12 @@ async def all_run(server: StandIn, world: World) -> None:
 
 
 async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
-    server: StandIn, world: World, start_as: StartAs
+    server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
     first, second = (start_as(name, LONG_LEASE_SECONDS) for name in ("first", "second"))
     assert holder(server) == "first"
-    await world.create(job_manifest("job0"))
-    await world.child_job("job0-1")
+    await actors.create(job_manifest("job0"))
+    await actors.child_job("job0-1")
     assert "standing by: first leads" in second.log
     assert writes(server, "second") == []
     assert "watch" not in {call[0] for call in server.calls_of("second")}
@@ -98,8 +99,8 @@ async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
     first.stop()
     assert holder(server) in ("", "second")
     for number in range(1, JOBS):
-        await world.create(job_manifest(f"job{number}"))
-    await all_run(server, world)
+        await actors.create(job_manifest(f"job{number}"))
+    await all_run(server, actors)
     assert holder(server) == "second"
     # An operator that only stands by ends as readily.
     third = start_as("third", LONG_LEASE_SECONDS)
@@ -108,33 +109,33 @@ async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(
 
 
 async def test_a_killed_leader_is_succeeded_in_the_midst_of_its_work(
-    server: StandIn, world: World, start_as: StartAs
+    server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
     first, _ = start_as("first"), start_as("second")
     for number in range(JOBS):
-        await world.create(job_manifest(f"job{number}"))
-    await world.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
+        await actors.create(job_manifest(f"job{number}"))
+    await actors.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
     first.kill()
-    await all_run(server, world)
+    await all_run(server, actors)
     assert writes(server, "second")
 
 
 async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
-    server: StandIn, world: World, start_as: StartAs
+    server: StandIn, actors: ClusterActors, start_as: StartAs
 ) -> None:
     first, second = start_as("first"), start_as("second")
     assert first.process is not None
     for number in range(JOBS):
-        await world.create(job_manifest(f"job{number}"))
-    await world.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
+        await actors.create(job_manifest(f"job{number}"))
+    await actors.until(lambda: len(server.list("Job")) >= 2, "two Jobs")
     first.process.send_signal(signal.SIGSTOP)
     try:
-        await world.until(lambda: holder(server) == "second", "the second one takes over")
-        await all_run(server, world)
+        await actors.until(lambda: holder(server) == "second", "the second one takes over")
+        await all_run(server, actors)
         # Whatever it was in the midst of has arrived by now.
         before = writes(server, "first")
         for number in range(JOBS):
-            await world.delete(KIND, f"job{number}")  # news that would make it work
+            await actors.delete(KIND, f"job{number}")  # news that would make it work
     finally:
         first.process.send_signal(signal.SIGCONT)
     assert lost(first) == 1
@@ -146,34 +147,36 @@ async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
 
 
 async def test_a_leader_that_cannot_renew_writes_nothing_and_goes_on_afterwards(
-    server: StandIn, world: World, start: Start
+    server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start(lease_seconds=3)
     leader = running.operator.leader
     assert leader is not None
     broken = server.faults.add(500, resource="leases", times=1_000_000)
-    await world.until(lambda: not leader.leads, "the fence")
+    await actors.until(lambda: not leader.leads, "the fence")
     before = len(server.writes)
-    await world.create(job_manifest())
-    await world.until(lambda: running.operator.store.entry(KIND, "default", "digits"), "the news has come")
+    await actors.create(job_manifest())
+    await actors.until(lambda: running.operator.store.entry(KIND, "default", "digits"), "the news has come")
     registry, name = running.operator.metrics.registry, "ddp_operator_reconcile_errors_total"
-    await world.until(lambda: registry.get_sample_value(name, {"cause": "Cluster"}), "a reconcile that may not write")
+    await actors.until(lambda: registry.get_sample_value(name, {"cause": "Cluster"}), "a reconcile that may not write")
     assert len(server.writes) == before + 1  # the user's own
     server.faults.clear()
-    await world.child_job("digits-1")
+    await actors.child_job("digits-1")
     assert broken.hits > 0
     assert not running.lost.is_set()
 
 
-async def test_a_lease_that_somebody_else_took_ends_the_operator(server: StandIn, world: World, start: Start) -> None:
+async def test_a_lease_that_somebody_else_took_ends_the_operator(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     running = start(lease_seconds=3)
 
     def take(lease: dict[str, dict[str, str]]) -> None:
         lease["spec"]["holderIdentity"] = "somebody else"
 
     server.change("Lease", "ddp-operator", take)
-    await world.until(running.lost.is_set, "the operator is told to end")
-    await world.create(job_manifest())
+    await actors.until(running.lost.is_set, "the operator is told to end")
+    await actors.create(job_manifest())
     running.stop()
     assert server.list("Job") == []
     assert holder(server) == "somebody else"

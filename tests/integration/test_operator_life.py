@@ -12,10 +12,9 @@ import pytest
 from ddp_operator import reconcile
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
 from ddp_operator.runtime import Operator
-from tests.standin import StandIn, World
-
-from .conftest import Start, job_manifest
-from .running_operator import RunningOperator
+from tests.support.builders import job_manifest
+from tests.support.running_operator import RunningOperator, Start
+from tests.support.standin import ClusterActors, StandIn
 
 CHILDREN = ("services", "configmaps", "jobs", "pods")
 
@@ -61,81 +60,81 @@ async def settle(server: StandIn, running: RunningOperator) -> int:
     return before
 
 
-async def test_the_time_to_the_first_job_is_measured_once_a_resource(world: World, start: Start) -> None:
-    await world.create(job_manifest("before"))
+async def test_the_time_to_the_first_job_is_measured_once_a_resource(actors: ClusterActors, start: Start) -> None:
+    await actors.create(job_manifest("before"))
     running = start()
-    await world.child_job("before-1")
-    await world.create(job_manifest("after"))
+    await actors.child_job("before-1")
+    await actors.create(job_manifest("after"))
     registry, name = running.operator.metrics.registry, "ddp_operator_create_to_job_seconds_count"
-    await world.until(lambda: registry.get_sample_value(name), "a measurement")
+    await actors.until(lambda: registry.get_sample_value(name), "a measurement")
     assert registry.get_sample_value(name) == 1  # how long the other one had waited is not known
     phase = {"namespace": "default", "phase": "Pending"}
-    await world.until(lambda: registry.get_sample_value("ddp_operator_jobs", phase) == 2, "two jobs are counted")
+    await actors.until(lambda: registry.get_sample_value("ddp_operator_jobs", phase) == 2, "two jobs are counted")
 
 
-async def test_a_job_gets_its_children_runs_and_succeeds(server: StandIn, world: World, start: Start) -> None:
+async def test_a_job_gets_its_children_runs_and_succeeds(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
-    resource = await world.create(job_manifest())
-    await world.child_job("digits-1")
+    resource = await actors.create(job_manifest())
+    await actors.child_job("digits-1")
     for index in (0, 1):
-        await world.run_pod("digits-1", index)
-    await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index)
+    await actors.phase("digits", "Running")
     for index in (0, 1):
-        await world.finish_pod("digits-1", index)
-    done = await world.phase("digits", "Succeeded")
+        await actors.finish_pod("digits-1", index)
+    done = await actors.phase("digits", "Succeeded")
 
     for kind in ("Service", "ConfigMap", "Job"):
-        (child,) = await world.list(kind, f"{LABEL_JOB_NAME}=digits")
+        (child,) = await actors.list(kind, f"{LABEL_JOB_NAME}=digits")
         assert owners(child) == [(KIND, resource["metadata"]["uid"])]
     assert done["status"]["nodes"]["succeeded"] == 2
 
     async def reasons() -> set[str]:
-        return {event["reason"] for event in await world.list("Event")}
+        return {event["reason"] for event in await actors.list("Event")}
 
-    await world.until(lambda: server.list("Event"), "events")
-    events = await world.list("Event")
+    await actors.until(lambda: server.list("Event"), "events")
+    events = await actors.list("Event")
     assert {event["involvedObject"]["uid"] for event in events} == {resource["metadata"]["uid"]}
     said = [(event["reason"], event["message"]) for event in events]
     assert len(said) == len(set(said))
 
 
-async def test_the_resource_stays_clean_and_goes_at_once(server: StandIn, world: World, start: Start) -> None:
+async def test_the_resource_stays_clean_and_goes_at_once(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
-    await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
     await settle(server, running)
-    resource = await world.get(KIND, "digits")
+    resource = await actors.get(KIND, "digits")
     assert resource is not None
     assert set(resource["metadata"]) & {"finalizers", "annotations", "labels"} == set()
-    await world.delete(KIND, "digits")
-    assert await world.get(KIND, "digits") is None
-    await world.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
+    await actors.delete(KIND, "digits")
+    assert await actors.get(KIND, "digits") is None
+    await actors.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
 
 
-async def test_deletion_works_while_the_operator_is_down(server: StandIn, world: World, start: Start) -> None:
+async def test_deletion_works_while_the_operator_is_down(server: StandIn, actors: ClusterActors, start: Start) -> None:
     with start():
-        await world.create(job_manifest())
-        await world.run_pod("digits-1", 0)
-    await world.delete(KIND, "digits")
-    await world.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
+        await actors.create(job_manifest())
+        await actors.run_pod("digits-1", 0)
+    await actors.delete(KIND, "digits")
+    await actors.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
     await settle(server, start())
     assert not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod")))
 
 
-async def test_nothing_is_written_when_nothing_changes(server: StandIn, world: World, start: Start) -> None:
+async def test_nothing_is_written_when_nothing_changes(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start(resync_interval=1.0)
     operator = running.operator
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     for index in (0, 1):
-        await world.run_pod("digits-1", index)
-    await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index)
+    await actors.phase("digits", "Running")
     before = await settle(server, running)
     reconciles = operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count")
     # News that changes no decision: a label on a pod, another watch, a comparison of lists.
-    pod = await world.pod("digits-1", 1)
-    await world.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"colour": "blue"}}})
+    pod = await actors.pod("digits-1", 1)
+    await actors.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"colour": "blue"}}})
     server.cut_watches()
-    await world.until(
+    await actors.until(
         lambda: operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count") != reconciles,
         "a reconcile",
     )
@@ -143,82 +142,88 @@ async def test_nothing_is_written_when_nothing_changes(server: StandIn, world: W
     assert written(server)[before:] == [("patch", "pods", "default", pod["metadata"]["name"])]
 
 
-async def test_a_restarted_operator_writes_nothing_and_goes_on(server: StandIn, world: World, start: Start) -> None:
+async def test_a_restarted_operator_writes_nothing_and_goes_on(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     with start() as running:
-        await world.create(job_manifest())
+        await actors.create(job_manifest())
         for index in (0, 1):
-            await world.run_pod("digits-1", index)
-        await world.phase("digits", "Running")
+            await actors.run_pod("digits-1", index)
+        await actors.phase("digits", "Running")
         await settle(server, running)
     before = len(written(server))
     again = start()
-    await world.until(
+    await actors.until(
         lambda: again.operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count"), "a reconcile"
     )
     await settle(server, again)
     assert written(server)[before:] == []
     for index in (0, 1):
-        await world.finish_pod("digits-1", index)
-    await world.phase("digits", "Succeeded")
+        await actors.finish_pod("digits-1", index)
+    await actors.phase("digits", "Succeeded")
 
 
-async def test_what_happened_while_it_was_down_is_dealt_with(server: StandIn, world: World, start: Start) -> None:
+async def test_what_happened_while_it_was_down_is_dealt_with(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     with start():
-        await world.create(job_manifest())
+        await actors.create(job_manifest())
         for index in (0, 1):
-            await world.run_pod("digits-1", index)
-        await world.phase("digits", "Running")
+            await actors.run_pod("digits-1", index)
+        await actors.phase("digits", "Running")
     message = json.dumps({"category": "Unknown", "message": "boom"})
-    await world.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
+    await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
     start()
-    await world.child_job("digits-2")
-    again = await world.resource("digits", lambda found: found["status"]["attempt"] == 2)
+    await actors.child_job("digits-2")
+    again = await actors.resource("digits", lambda found: found["status"]["attempt"] == 2)
     assert again["status"]["restarts"]["counted"] == 1
 
 
 async def test_a_new_resource_of_the_same_name_gets_children_of_its_own(
-    server: StandIn, world: World, start: Start
+    server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()
-    await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
-    await world.delete(KIND, "digits")
-    second = await world.create(job_manifest(nodes=3))
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
+    await actors.delete(KIND, "digits")
+    second = await actors.create(job_manifest(nodes=3))
     uid = second["metadata"]["uid"]
 
     async def owned() -> bool:
-        children = [await world.get("Job", "digits-1"), await world.get("Service", "digits")]
+        children = [await actors.get("Job", "digits-1"), await actors.get("Service", "digits")]
         return all(child is not None and owners(child) == [(KIND, uid)] for child in children)
 
-    await world.until(owned, "children of the second resource")
-    job = await world.child_job("digits-1")
+    await actors.until(owned, "children of the second resource")
+    job = await actors.child_job("digits-1")
     assert job["spec"]["completions"] == 3
 
 
-async def test_a_foreign_service_of_that_name_is_left_alone(server: StandIn, world: World, start: Start) -> None:
+async def test_a_foreign_service_of_that_name_is_left_alone(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}, "spec": {"ports": [{"port": 1}]}}
-    kept = await world.create(foreign)
+    kept = await actors.create(foreign)
     start()
-    await world.create(job_manifest())
-    await world.resource(
+    await actors.create(job_manifest())
+    await actors.resource(
         "digits",
         lambda found: any(
             (condition["type"], condition["reason"]) == ("Accepted", "NameConflict")
             for condition in found.get("status", {}).get("conditions", [])
         ),
     )
-    assert await world.get("Service", "digits") == kept
-    assert await world.list("Job") == []
+    assert await actors.get("Service", "digits") == kept
+    assert await actors.list("Job") == []
 
 
 async def test_a_typing_error_in_the_pod_template_is_told_and_nothing_created(
-    server: StandIn, world: World, start: Start
+    server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     running = start()
     manifest = job_manifest()
     manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
-    await world.create(manifest)
-    resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    await actors.create(manifest)
+    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert accepted["status"] == "False"
     assert "resorces" in accepted["message"]
@@ -226,37 +231,37 @@ async def test_a_typing_error_in_the_pod_template_is_told_and_nothing_created(
     assert server.writes_of(*CHILDREN) == []
 
 
-async def test_many_jobs_at_once_all_get_their_children(server: StandIn, world: World, start: Start) -> None:
+async def test_many_jobs_at_once_all_get_their_children(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start(workers=4)
     names = [f"job-{number:02}" for number in range(8)]
     for name in names:
-        await world.create(job_manifest(name, nodes=1))
+        await actors.create(job_manifest(name, nodes=1))
     for name in names:
-        await world.run_pod(f"{name}-1", 0)
+        await actors.run_pod(f"{name}-1", 0)
     for name in names:
-        await world.phase(name, "Running")
+        await actors.phase(name, "Running")
     created = [name for verb, name in server.writes_of("jobs") if verb == "create"]
     assert sorted(created) == [f"{name}-1" for name in names]
 
 
-async def test_only_the_named_namespaces_are_served(server: StandIn, world: World, start: Start) -> None:
+async def test_only_the_named_namespaces_are_served(server: StandIn, actors: ClusterActors, start: Start) -> None:
     for name in ("team-a", "team-b"):
-        await world.client.request(
+        await actors.client.request(
             "POST", "/api/v1/namespaces", body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         )
     running = start(namespaces=("team-a",))
     for name in ("team-b", "team-a"):
-        world.namespace = name
-        await world.create(job_manifest())
-    await world.run_pod("digits-1", 0)
+        actors.namespace = name
+        await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
     await settle(server, running)
     assert {job["metadata"]["namespace"] for job in server.list("Job")} == {"team-a"}
 
 
-async def test_health_and_metrics_are_served(server: StandIn, world: World, start: Start) -> None:
+async def test_health_and_metrics_are_served(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
-    await world.create(job_manifest())
-    await world.child_job("digits-1")
+    await actors.create(job_manifest())
+    await actors.child_job("digits-1")
     async with aiohttp.ClientSession(running.url) as session:
         for page in ("/healthz", "/readyz"):
             async with session.get(page) as response:
@@ -269,34 +274,34 @@ async def test_health_and_metrics_are_served(server: StandIn, world: World, star
     assert 'ddp_operator_reconcile_errors_total{cause="Bug"} 0.0' in text
 
 
-async def test_it_is_not_alive_without_its_workers(server: StandIn, world: World, start: Start) -> None:
+async def test_it_is_not_alive_without_its_workers(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
-    await world.create(job_manifest())
-    await world.child_job("digits-1")
+    await actors.create(job_manifest())
+    await actors.child_job("digits-1")
     worker = running.operator.queue._tasks[0]
     worker.get_loop().call_soon_threadsafe(worker.cancel)
-    await world.until(worker.done, "the end of a worker")
+    await actors.until(worker.done, "the end of a worker")
     async with aiohttp.ClientSession(running.url) as session, session.get("/healthz") as response:
         assert (response.status, await response.text()) == (503, "a worker ended\n")
 
 
-async def test_it_is_not_ready_before_its_caches_are(server: StandIn, world: World, start: Start) -> None:
+async def test_it_is_not_ready_before_its_caches_are(server: StandIn, actors: ClusterActors, start: Start) -> None:
     fault = server.faults.add(500, verb="list", resource="pods", times=1_000_000)
     running = start()
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     async with aiohttp.ClientSession(running.url) as session, session.get("/readyz") as response:
         assert response.status == 503
-    await world.until(lambda: fault.hits > 2, "attempts to list pods")
+    await actors.until(lambda: fault.hits > 2, "attempts to list pods")
     assert server.writes_of(*CHILDREN) == []
     server.faults.clear()
-    await world.child_job("digits-1")
+    await actors.child_job("digits-1")
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_scaling_by_the_subresource_reaches_the_spec(server: StandIn, world: World, nodes: int) -> None:
-    await world.create(job_manifest())
-    scale = await world.patch(KIND, "digits", {"spec": {"replicas": nodes}}, "scale")
+async def test_scaling_by_the_subresource_reaches_the_spec(server: StandIn, actors: ClusterActors, nodes: int) -> None:
+    await actors.create(job_manifest())
+    scale = await actors.patch(KIND, "digits", {"spec": {"replicas": nodes}}, "scale")
     assert scale["spec"]["replicas"] == nodes
-    resource = await world.get(KIND, "digits")
+    resource = await actors.get(KIND, "digits")
     assert resource is not None
     assert resource["spec"]["nodes"] == nodes

@@ -7,40 +7,40 @@ from typing import Any
 import pytest
 
 from ddp_operator.constants import KIND
-from tests.standin import StandIn, World
-from tests.standin.kueue import WORKLOAD
+from tests.support.builders import job_manifest
+from tests.support.running_operator import Start
+from tests.support.standin import ClusterActors, StandIn
+from tests.support.standin.kueue import WORKLOAD
 
-from .conftest import Start, job_manifest
 
-
-async def running(world: World, **spec: Any) -> None:
+async def running(actors: ClusterActors, **spec: Any) -> None:
     """Let a job run on two nodes."""
-    await world.create(job_manifest(**spec))
+    await actors.create(job_manifest(**spec))
     for index in (0, 1):
-        await world.run_pod("digits-1", index, node=f"node-{index}")
-    await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index, node=f"node-{index}")
+    await actors.phase("digits", "Running")
 
 
-async def finish(world: World, job: str) -> dict[str, Any]:
+async def finish(actors: ClusterActors, job: str) -> dict[str, Any]:
     for index in (0, 1):
-        await world.run_pod(job, index)
+        await actors.run_pod(job, index)
     for index in (0, 1):
-        await world.finish_pod(job, index)
-    done = await world.phase("digits", "Succeeded")
+        await actors.finish_pod(job, index)
+    done = await actors.phase("digits", "Succeeded")
     status: dict[str, Any] = done["status"]
     return status
 
 
-async def test_an_evicted_pod_costs_a_new_attempt_and_no_budget(world: World, start: Start) -> None:
+async def test_an_evicted_pod_costs_a_new_attempt_and_no_budget(actors: ClusterActors, start: Start) -> None:
     start()
-    await running(world)
-    pod = await world.pod("digits-1", 1)
+    await running(actors)
+    pod = await actors.pod("digits-1", 1)
     told = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API"}
     conditions = [*pod["status"]["conditions"], told | {"lastTransitionTime": None}]
-    await world.patch("Pod", pod["metadata"]["name"], {"status": {"conditions": conditions}}, "status")
-    await world.delete("Pod", pod["metadata"]["name"])
-    await world.child_job("digits-2")
-    status = await finish(world, "digits-2")
+    await actors.patch("Pod", pod["metadata"]["name"], {"status": {"conditions": conditions}}, "status")
+    await actors.delete("Pod", pod["metadata"]["name"])
+    await actors.child_job("digits-2")
+    status = await finish(actors, "digits-2")
     assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
     assert status["lastFailure"]["category"] == "Preempted"
     assert "EvictionByEvictionAPI" in status["lastFailure"]["message"]
@@ -48,63 +48,63 @@ async def test_an_evicted_pod_costs_a_new_attempt_and_no_budget(world: World, st
 
 @pytest.mark.parametrize("may_read_nodes", [True, False])
 async def test_pods_on_a_lost_node_hold_nothing_up(
-    server: StandIn, world: World, start: Start, may_read_nodes: bool
+    server: StandIn, actors: ClusterActors, start: Start, may_read_nodes: bool
 ) -> None:
     start()
     if not may_read_nodes:
         server.faults.add(403, verb="get", resource="nodes", times=1_000_000)
     # No kubelet ends a pod any more. The stand-in has no nodes either: they are gone.
     server.controllers.ends_pods = False
-    await running(world, recovery={"forceDeleteAfterSeconds": 0}, template=quick_to_stop())
-    pod = await world.pod("digits-1", 1)
-    await world.delete("Pod", pod["metadata"]["name"])
-    job = await world.child_job("digits-2")
+    await running(actors, recovery={"forceDeleteAfterSeconds": 0}, template=quick_to_stop())
+    pod = await actors.pod("digits-1", 1)
+    await actors.delete("Pod", pod["metadata"]["name"])
+    job = await actors.child_job("digits-2")
     affinity = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert {field["values"][0] for field in term["matchFields"]} == {"node-0", "node-1"}
     server.controllers.ends_pods = True
-    status = await finish(world, "digits-2")
+    status = await finish(actors, "digits-2")
     assert status["restarts"]["counted"] == 0
     assert status["lastFailure"]["category"] == "NodeLost"
     assert sorted(status["failedNodes"]) == ["node-0", "node-1"]
-    events = [event["reason"] for event in await world.list("Event")]
+    events = [event["reason"] for event in await actors.list("Event")]
     assert "FailureNodeLost" in events
 
 
-async def test_a_pod_on_a_living_node_is_given_its_time(server: StandIn, world: World, start: Start) -> None:
+async def test_a_pod_on_a_living_node_is_given_its_time(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     for number in (0, 1):
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"node-{number}"}, "status": ready}
-        await world.client.request("POST", "/api/v1/nodes", body=node)
-        await world.client.request(
+        await actors.client.request("POST", "/api/v1/nodes", body=node)
+        await actors.client.request(
             "PATCH",
             f"/api/v1/nodes/node-{number}/status",
             body={"status": ready},
             content_type="application/merge-patch+json",
         )
     server.controllers.ends_pods = False
-    await running(world, recovery={"forceDeleteAfterSeconds": 0}, template=quick_to_stop())
+    await running(actors, recovery={"forceDeleteAfterSeconds": 0}, template=quick_to_stop())
     asked = server.faults.add(503, verb="get", resource="nodes")
-    pod = await world.pod("digits-1", 1)
-    await world.delete("Pod", pod["metadata"]["name"])
-    await world.until(lambda: asked.hits, "a look at the node")
-    waiting = await world.resource("digits", lambda found: "WaitingForFormerPods" in str(found.get("status")))
+    pod = await actors.pod("digits-1", 1)
+    await actors.delete("Pod", pod["metadata"]["name"])
+    await actors.until(lambda: asked.hits, "a look at the node")
+    waiting = await actors.resource("digits", lambda found: "WaitingForFormerPods" in str(found.get("status")))
     assert "failedNodes" not in waiting["status"]
-    assert await world.get("Job", "digits-2") is None
+    assert await actors.get("Job", "digits-2") is None
     assert len([pod for pod in server.list("Pod") if pod["status"]["phase"] == "Running"]) == 2
     server.controllers.ends_pods = True
-    await world.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
-    await finish(world, "digits-2")
+    await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
+    await finish(actors, "digits-2")
 
 
 async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words(
-    server: StandIn, world: World, start: Start
+    server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     server.controllers.job_controller = None
     start()
-    await world.create(job_manifest())
-    job = await world.child_job("digits-1")
+    await actors.create(job_manifest())
+    job = await actors.child_job("digits-1")
     meta = job["metadata"]
     words = 'Error creating: pods "digits-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
     event = {
@@ -117,30 +117,30 @@ async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words
         "message": words,
         "lastTimestamp": "2026-11-20T12:00:00Z",
     }
-    await world.create(event)
-    told = await world.resource("digits", lambda found: "PodsForbidden" in str(found.get("status")), "PodsForbidden")
+    await actors.create(event)
+    told = await actors.resource("digits", lambda found: "PodsForbidden" in str(found.get("status")), "PodsForbidden")
     (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
     assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0 of 2 pods are placed)"
 
 
 async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
-    server: StandIn, world: World, start: Start
+    server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     server.serve(WORKLOAD)
     start()
     manifest = job_manifest(suspend=False)
     manifest["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
-    await world.create(manifest)
-    job = await world.child_job("digits-1")
+    await actors.create(manifest)
+    job = await actors.child_job("digits-1")
     words = "LocalQueue gpu doesn't exist"
     reserved = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "message": words}
     labels = {"kueue.x-k8s.io/job-uid": job["metadata"]["uid"]}
     workload = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "spec": {"queueName": "gpu"}}
-    await world.create(
+    await actors.create(
         workload | {"metadata": {"name": "job-digits-1-0a1b2", "labels": labels}, "status": {"conditions": [reserved]}}
     )
-    await world.patch("Job", "digits-1", {"spec": {"suspend": True}})  # as Kueue's webhook would
-    told = await world.resource("digits", lambda found: words in str(found.get("status")), "Kueue's words")
+    await actors.patch("Job", "digits-1", {"spec": {"suspend": True}})  # as Kueue's webhook would
+    told = await actors.resource("digits", lambda found: words in str(found.get("status")), "Kueue's words")
     (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
     assert scheduled["reason"] == "Inadmissible"
     assert scheduled["message"].startswith(f"Job digits-1 waits until queue gpu admits it: {words}; ")
@@ -152,22 +152,22 @@ def quick_to_stop() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Job"])
-async def test_labels_that_somebody_takes_away_are_given_back(world: World, start: Start, kind: str) -> None:
+async def test_labels_that_somebody_takes_away_are_given_back(actors: ClusterActors, start: Start, kind: str) -> None:
     """By them the operator finds its children, and the Service its pods; the Job controller has its own."""
     start()
-    await running(world)
-    name = "digits-1" if kind == "Job" else (await world.pod("digits-1", 1))["metadata"]["name"]
+    await running(actors)
+    name = "digits-1" if kind == "Job" else (await actors.pod("digits-1", 1))["metadata"]["name"]
     taken = {"ddp-operator.dev/job-name": None, "ddp-operator.dev/attempt": None}
-    await world.patch(kind, name, {"metadata": {"labels": taken}})
+    await actors.patch(kind, name, {"metadata": {"labels": taken}})
 
     async def labelled() -> bool:
-        found = await world.get(kind, name)
+        found = await actors.get(kind, name)
         labels = found["metadata"]["labels"] if found else {}
         return (labels.get("ddp-operator.dev/job-name"), labels.get("ddp-operator.dev/attempt")) == ("digits", "1")
 
-    await world.until(labelled, "the labels are back")
-    await world.phase("digits", "Running")
+    await actors.until(labelled, "the labels are back")
+    await actors.phase("digits", "Running")
     for index in (0, 1):
-        await world.finish_pod("digits-1", index)
-    done = await world.phase("digits", "Succeeded")
+        await actors.finish_pod("digits-1", index)
+    done = await actors.phase("digits", "Succeeded")
     assert done["status"]["restarts"]["total"] == 0

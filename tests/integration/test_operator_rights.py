@@ -12,10 +12,11 @@ from ddp_operator.constants import KIND
 from ddp_operator.kube.resources import plural
 from ddp_operator.kube.startup_checks import HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.status import scheduling
-from tests.standin import StandIn, World
-from tests.standin.kueue import WORKLOAD
+from tests.support.builders import job_manifest
+from tests.support.running_operator import Start
+from tests.support.standin import ClusterActors, StandIn
+from tests.support.standin.kueue import WORKLOAD
 
-from .conftest import Start, job_manifest
 from .test_operator_recovery import quick_to_stop
 
 
@@ -30,7 +31,7 @@ def named(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
 
 
 async def test_every_permission_is_used_and_no_other_call_is_made(
-    server: StandIn, world: World, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: StandIn, actors: ClusterActors, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A life with everything in it: lost answers, a lost node, another attempt, a suspension, the end of its time."""
 
@@ -38,7 +39,7 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
         return {(verb, resource) for verb, resource, _ in server.calls_of("operator")}
 
     async def until_used(verb: str, resource: str) -> None:
-        await world.until(lambda: (verb, resource) in used(), f"{verb} {resource}")
+        await actors.until(lambda: (verb, resource) in used(), f"{verb} {resource}")
 
     # An answer that is lost puts the operator's own object in its way, and it reads it. Before these come dry
     # runs: the Job's of the first pass, again after the Service's answer was lost, and the NetworkPolicy's.
@@ -52,33 +53,33 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
 
     monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
     job_controller, server.controllers.job_controller = server.controllers.job_controller, None
-    await world.create(job_manifest("stuck"))
+    await actors.create(job_manifest("stuck"))
     await until_used("list", "events")
-    await world.patch("Job", "stuck-1", {"spec": {"suspend": True}})  # as Kueue would
+    await actors.patch("Job", "stuck-1", {"spec": {"suspend": True}})  # as Kueue would
     await until_used("list", "workloads")
     server.controllers.job_controller = job_controller
 
     recovery = {"forceDeleteAfterSeconds": 0}
-    await world.create(
+    await actors.create(
         job_manifest(
             networkPolicy={"enabled": True}, recovery=recovery, template=quick_to_stop(), ttlSecondsAfterFinished=0
         )
     )
     for index in (0, 1):
-        await world.run_pod("digits-1", index, node=f"node-{index}")
-    await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index, node=f"node-{index}")
+    await actors.phase("digits", "Running")
     server.controllers.ends_pods = False
-    await world.delete("Pod", (await world.pod("digits-1", 1))["metadata"]["name"])
-    await world.child_job("digits-2")
+    await actors.delete("Pod", (await actors.pod("digits-1", 1))["metadata"]["name"])
+    await actors.child_job("digits-2")
     server.controllers.ends_pods = True
-    await world.patch(KIND, "digits", {"spec": {"suspend": True}})
-    await world.phase("digits", "Suspended")
-    await world.patch(KIND, "digits", {"spec": {"suspend": False}})
+    await actors.patch(KIND, "digits", {"spec": {"suspend": True}})
+    await actors.phase("digits", "Suspended")
+    await actors.patch(KIND, "digits", {"spec": {"suspend": False}})
     for index in (0, 1):
-        await world.run_pod("digits-2", index)
+        await actors.run_pod("digits-2", index)
     for index in (0, 1):
-        await world.finish_pod("digits-2", index)
-    await world.gone(KIND, "digits")
+        await actors.finish_pod("digits-2", index)
+    await actors.gone(KIND, "digits")
     running.stop()
 
     wanted = named(PERMISSIONS) | named(HOME_PERMISSIONS)

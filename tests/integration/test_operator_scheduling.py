@@ -6,110 +6,112 @@ import pytest
 
 from ddp_operator import reconcile
 from ddp_operator.constants import KIND
-from tests.standin import StandIn, World
-from tests.standin.resources import Kind
-
-from .conftest import Start, job_manifest
+from tests.support.builders import job_manifest
+from tests.support.running_operator import Start
+from tests.support.standin import ClusterActors, StandIn
+from tests.support.standin.resources import Kind
 
 VOLCANO = Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups")
 POLICY = {"enabled": True}
 
 
-async def refusal(world: World) -> tuple[str, str]:
-    resource = await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+async def refusal(actors: ClusterActors) -> tuple[str, str]:
+    resource = await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
     (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
     assert accepted["status"] == "False"
     return accepted["reason"], accepted["message"]
 
 
-async def test_a_gang_of_a_scheduler_that_is_not_there_is_refused(server: StandIn, world: World, start: Start) -> None:
+async def test_a_gang_of_a_scheduler_that_is_not_there_is_refused(
+    server: StandIn, actors: ClusterActors, start: Start
+) -> None:
     start()
-    await world.create(job_manifest(scheduling={"gang": "Volcano"}))
-    reason, words = await refusal(world)
+    await actors.create(job_manifest(scheduling={"gang": "Volcano"}))
+    reason, words = await refusal(actors)
     assert reason == "InvalidSpec"
     assert "no PodGroup of scheduling.volcano.sh/v1beta1; install that scheduler or set gang: None" in words
     assert server.list("Job") == []
 
 
 async def test_a_gang_that_the_role_does_not_allow_is_refused_in_the_servers_words(
-    server: StandIn, world: World, start: Start
+    server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     server.serve(VOLCANO)
     server.faults.add(403, verb="create", resource="podgroups", times=1_000_000)
     start()
-    await world.create(job_manifest(scheduling={"gang": "Volcano"}))
-    assert (await refusal(world))[0] == "Forbidden"
+    await actors.create(job_manifest(scheduling={"gang": "Volcano"}))
+    assert (await refusal(actors))[0] == "Forbidden"
     assert server.list("Job") == []
 
 
-async def test_every_attempt_has_its_group(server: StandIn, world: World, start: Start) -> None:
+async def test_every_attempt_has_its_group(server: StandIn, actors: ClusterActors, start: Start) -> None:
     server.serve(VOLCANO)
     start()
-    await world.create(job_manifest(scheduling={"gang": "Volcano", "queue": "train"}))
-    await world.child_job("digits-1")
+    await actors.create(job_manifest(scheduling={"gang": "Volcano", "queue": "train"}))
+    await actors.child_job("digits-1")
     (group,) = server.list("PodGroup")
     assert (group["metadata"]["name"], group["spec"]) == ("digits-1", {"minMember": 2, "queue": "train"})
-    await world.patch(KIND, "digits", {"spec": {"nodes": 3}})
-    await world.child_job("digits-2")
+    await actors.patch(KIND, "digits", {"spec": {"nodes": 3}})
+    await actors.child_job("digits-2")
     (group,) = server.list("PodGroup")  # that of the attempt before would hold room that nobody needs
     assert (group["metadata"]["name"], group["spec"]["minMember"]) == ("digits-2", 3)
-    await world.delete(KIND, "digits")
-    await world.until(lambda: not server.list("PodGroup"), "the group goes with the job")
+    await actors.delete(KIND, "digits")
+    await actors.until(lambda: not server.list("PodGroup"), "the group goes with the job")
 
 
-async def test_a_network_policy_comes_stays_and_goes(server: StandIn, world: World, start: Start) -> None:
+async def test_a_network_policy_comes_stays_and_goes(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start()
-    await world.create(job_manifest(networkPolicy=POLICY))
-    await world.child_job("digits-1")
+    await actors.create(job_manifest(networkPolicy=POLICY))
+    await actors.child_job("digits-1")
     (policy,) = server.list("NetworkPolicy")
     assert policy["metadata"]["name"] == "digits"
     # Somebody deletes it: it is found at the next comparison and made anew, beside the running Job.
     server.remove("NetworkPolicy", "digits")
     running.operator.sync.nudge()
-    await world.until(lambda: server.list("NetworkPolicy"), "the policy is made anew")
+    await actors.until(lambda: server.list("NetworkPolicy"), "the policy is made anew")
     assert [job["metadata"]["name"] for job in server.list("Job")] == ["digits-1"]
-    await world.delete(KIND, "digits")
-    await world.until(lambda: not server.list("NetworkPolicy"), "the policy goes with the job")
+    await actors.delete(KIND, "digits")
+    await actors.until(lambda: not server.list("NetworkPolicy"), "the policy goes with the job")
 
 
-async def test_a_policy_of_somebody_else_is_not_touched(server: StandIn, world: World, start: Start) -> None:
+async def test_a_policy_of_somebody_else_is_not_touched(server: StandIn, actors: ClusterActors, start: Start) -> None:
     start()
     theirs = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"}, "spec": {}}
-    await world.create(theirs)
-    await world.create(job_manifest(networkPolicy=POLICY))
-    assert (await refusal(world))[0] == "NameConflict"
+    await actors.create(theirs)
+    await actors.create(job_manifest(networkPolicy=POLICY))
+    assert (await refusal(actors))[0] == "NameConflict"
     (policy,) = server.list("NetworkPolicy")
     assert "ownerReferences" not in policy["metadata"]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 async def test_a_job_costs_no_more_than_four_creations(
-    server: StandIn, world: World, start: Start, enabled: bool
+    server: StandIn, actors: ClusterActors, start: Start, enabled: bool
 ) -> None:
     start()
-    await world.create(job_manifest(networkPolicy={"enabled": enabled}))
+    await actors.create(job_manifest(networkPolicy={"enabled": enabled}))
     for index in (0, 1):
-        await world.run_pod("digits-1", index)
-    await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index)
+    await actors.phase("digits", "Running")
     own = ("services", "configmaps", "jobs", "networkpolicies")
     assert len([write for write in server.writes_of(*own) if write[0] == "create"]) == 3 + enabled
 
 
 async def test_the_pods_of_a_big_job_do_not_each_cost_a_status(
-    server: StandIn, world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+    server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconcile, "_DETAILS_INTERVAL", 3600.0)  # however slow the machine, the second is not over
     start()
     nodes = 20
-    await world.create(job_manifest(nodes=nodes))
-    await world.child_job("digits-1")
+    await actors.create(job_manifest(nodes=nodes))
+    await actors.child_job("digits-1")
     before = len(server.calls)
     for index in range(nodes):
-        await world.run_pod("digits-1", index)
-    await world.phase("digits", "Running")
+        await actors.run_pod("digits-1", index)
+    await actors.phase("digits", "Running")
     written = [call for call in server.calls[before:] if call[:2] == ("update", "ddptrainingjobs/status")]
     assert len(written) < nodes / 2  # one for each pod and more, were it not for the pause between them
     # What could wait is written all the same, once its time has come.
     monkeypatch.setattr(reconcile, "_DETAILS_INTERVAL", 0.1)
-    await world.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
-    await world.resource("digits", lambda found: found["status"]["nodes"].get("ready") == nodes)
+    await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
+    await actors.resource("digits", lambda found: found["status"]["nodes"].get("ready") == nodes)

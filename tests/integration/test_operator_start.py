@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 import ddp_operator
-from tests.standin import StandIn, World
-from tests.standin.world import PATIENCE
-
-from .apiserver import free_ports
-from .conftest import job_manifest
-from .operator_process import KOPF, MODULE, OperatorProcess
+from tests.support.builders import job_manifest
+from tests.support.control_plane import free_ports
+from tests.support.operator_process import KOPF, MODULE, OperatorProcess
+from tests.support.standin import ClusterActors, StandIn
+from tests.support.standin.actors import PATIENCE
 
 WAYS = [pytest.param(MODULE, id="module"), pytest.param((*KOPF, "-A"), id="kopf")]
 
@@ -36,18 +35,18 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None
 
 @pytest.mark.parametrize("command", WAYS)
 async def test_it_starts_works_and_ends_by_sigterm(
-    server: StandIn, world: World, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
+    server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
 ) -> None:
     (port,) = free_ports(1)
     with OperatorProcess(kubeconfig, tmp_path / "log", port=port, command=command) as operator:
-        await world.create(job_manifest())
-        await world.child_job("digits-1")
+        await actors.create(job_manifest())
+        await actors.child_job("digits-1")
     assert "ready: serving all namespaces" in operator.log
     assert "Traceback" not in operator.log
     assert "Hung" not in operator.log
 
 
-async def test_logs_can_be_json(world: World, kubeconfig: Path, tmp_path: Path) -> None:
+async def test_logs_can_be_json(actors: ClusterActors, kubeconfig: Path, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     env = {"DDP_OPERATOR_LOG_FORMAT": "json", "DDP_OPERATOR_LOG_LEVEL": "debug"}
     with OperatorProcess(kubeconfig, tmp_path / "log", port=port, env=env) as operator:
@@ -71,14 +70,14 @@ def test_a_missing_crd_is_named_with_its_remedy(tmp_path: Path, command: Sequenc
 
 @pytest.mark.parametrize("command", WAYS)
 async def test_a_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_start(
-    server: StandIn, world: World, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
+    server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
 ) -> None:
     (port,) = free_ports(1)
     operator = OperatorProcess(kubeconfig, tmp_path / "log", port=port, command=command)
     with operator:
         assert operator.process is not None
-        await world.create(job_manifest())
-        await world.child_job("digits-1")
+        await actors.create(job_manifest())
+        await actors.child_job("digits-1")
         server.withdraw("DDPTrainingJob")
         process, operator.process = operator.process, None
         assert process.wait(PATIENCE) == 1
@@ -88,8 +87,8 @@ async def test_a_crd_that_is_deleted_ends_it_in_words_and_its_return_lets_it_sta
     assert server.get("Lease", "ddp-operator")["spec"]["holderIdentity"] == ""  # type: ignore[index]
     server.install()
     with operator:
-        await world.create(job_manifest("again"))
-        await world.child_job("again-1")
+        await actors.create(job_manifest("again"))
+        await actors.child_job("again-1")
 
 
 def test_missing_permissions_are_named(server: StandIn, kubeconfig: Path) -> None:

@@ -12,10 +12,9 @@ from aiohttp import web
 
 from ddp_operator import constants
 from ddp_operator.status import stragglers
-from tests.builders import page
-from tests.standin import World
-
-from .conftest import Start, job_manifest
+from tests.support.builders import job_manifest, page
+from tests.support.running_operator import Start
+from tests.support.standin import ClusterActors
 
 ADDRESSES = ("127.0.0.1", "127.0.0.2")
 
@@ -73,15 +72,15 @@ def progressing(found: Any) -> tuple[str, str, str]:
 
 
 async def test_a_slow_rank_goodput_and_a_stall_are_in_status_and_on_the_operators_page(
-    world: World, start: Start, monkeypatch: pytest.MonkeyPatch
+    actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stragglers, "WINDOW", 0.2)
     running, pages = start(progress_interval=0.1), Pages()
     async with serve(pages) as port:
-        await world.create(job_manifest(metrics={"port": port}, watchdog={"stallSeconds": 300}))
+        await actors.create(job_manifest(metrics={"port": port}, watchdog={"stallSeconds": 300}))
         for index, address in enumerate(ADDRESSES):
-            await world.run_pod("digits-1", index, ip=address)
-        told = await world.resource("digits", lambda found: found.get("status", {}).get("stragglers"), "a straggler")
+            await actors.run_pod("digits-1", index, ip=address)
+        told = await actors.resource("digits", lambda found: found.get("status", {}).get("stragglers"), "a straggler")
         (slow,) = told["status"]["stragglers"]
         assert (slow["rank"], slow["cause"]) == (1, "compute")
         assert 0 < float(told["status"]["goodput"]) <= 1
@@ -93,11 +92,11 @@ async def test_a_slow_rank_goodput_and_a_stall_are_in_status_and_on_the_operator
         pages.age = 120.0
         # The first word of it may come from pages of which one was read before, the other after.
         words = f"ranks 1 are behind step {pages.step}"
-        stalled = await world.resource(
+        stalled = await actors.resource(
             "digits", lambda found: progressing(found)[1] == "Stalled" and progressing(found)[2].endswith(words), words
         )
         assert stalled["status"]["phase"] == "Running"
         pages.age = 0.0
-        await world.resource("digits", lambda found: progressing(found)[1] == "Training", "training again")
-    events = [event["reason"] for event in await world.list("Event")]
+        await actors.resource("digits", lambda found: progressing(found)[1] == "Training", "training again")
+    events = [event["reason"] for event in await actors.list("Event")]
     assert events.count("Stalled") == 1

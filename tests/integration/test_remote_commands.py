@@ -14,9 +14,9 @@ import yaml
 from ddp_operator.cli import main
 from ddp_operator.cli.errors import ExitCode
 from ddp_operator.constants import EXIT_USER_ERROR, KIND
-from tests.standin import StandIn, World
-
-from .conftest import Start, in_thread, job_manifest
+from tests.support.builders import job_manifest
+from tests.support.running_operator import Start, in_thread
+from tests.support.standin import ClusterActors, StandIn
 
 Ddp = Callable[..., Awaitable[int]]
 
@@ -41,18 +41,18 @@ def manifest(tmp_path: Path) -> Path:
 
 
 async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
-    ddp: Ddp, manifest: Path, server: StandIn, world: World, start: Start, capsys: pytest.CaptureFixture[str]
+    ddp: Ddp, manifest: Path, server: StandIn, actors: ClusterActors, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start()
     assert await ddp("submit", str(manifest), "--dry-run") == ExitCode.OK
-    assert await world.get(KIND, "digits") is None
+    assert await actors.get(KIND, "digits") is None
     assert await ddp("submit", str(manifest)) == ExitCode.OK
-    assert await world.get("ConfigMap", "script") is not None
+    assert await actors.get("ConfigMap", "script") is not None
     assert 'digits: submitted to namespace "default"' in capsys.readouterr().out
     assert await ddp("submit", str(manifest)) == ExitCode.FAILED
     assert 'there is already a job "digits"' in capsys.readouterr().err
 
-    await world.resource("digits", lambda found: found.get("status", {}).get("conditions"))
+    await actors.resource("digits", lambda found: found.get("status", {}).get("conditions"))
     assert await ddp("why", "digits", "-o", "json") == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["reason"] in ("WaitingForPods", "WaitingForRanks")
     assert await ddp("list") == ExitCode.OK
@@ -60,20 +60,20 @@ async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
 
     assert await ddp("scale", "digits", "1") == ExitCode.OK
     assert "asked for 1 nodes (it had 2)" in capsys.readouterr().out
-    resized = await world.resource("digits", lambda found: found["status"].get("attemptNodes") == 1)
+    resized = await actors.resource("digits", lambda found: found["status"].get("attemptNodes") == 1)
     job = resized["status"]["jobName"]
     assert await ddp("suspend", "digits") == ExitCode.OK
-    await world.phase("digits", "Suspended")
+    await actors.phase("digits", "Suspended")
     assert await ddp("why", "digits") == ExitCode.OK
     assert "ddp resume digits" in capsys.readouterr().out
     assert await ddp("resume", "digits") == ExitCode.OK
 
     watching = asyncio.create_task(ddp("watch", "digits"))
-    pod = await world.run_pod(job, 0)
+    pod = await actors.run_pod(job, 0)
     server.write_log(pod["metadata"]["name"], "2026-01-01T00:00:01Z loss 0.5", "2026-01-01T00:00:02Z loss 0.4")
     following = asyncio.create_task(ddp("logs", "digits", "-f"))
-    await world.resource("digits", lambda found: found["status"]["nodes"]["ready"] == 1)
-    await world.finish_pod(job, 0)
+    await actors.resource("digits", lambda found: found["status"]["nodes"]["ready"] == 1)
+    await actors.finish_pod(job, 0)
     assert (await watching, await following) == (ExitCode.OK, ExitCode.OK)
     shown = capsys.readouterr()
     assert "[rank 0] loss 0.5\n[rank 0] loss 0.4\n" in shown.out
@@ -82,19 +82,19 @@ async def test_a_job_is_submitted_watched_scaled_and_explained_to_its_end(
     assert await ddp("scale", "digits", "3") == ExitCode.FAILED
     assert "has ended (Succeeded) and cannot be changed" in capsys.readouterr().err
     assert await ddp("delete", "digits", "--wait") == ExitCode.OK
-    assert await world.get(KIND, "digits") is None
-    assert await world.list("Pod") == []
+    assert await actors.get(KIND, "digits") is None
+    assert await actors.list("Pod") == []
 
 
 async def test_a_failed_job_ends_a_watch_with_1_and_its_cause(
-    ddp: Ddp, world: World, start: Start, capsys: pytest.CaptureFixture[str]
+    ddp: Ddp, actors: ClusterActors, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start()
-    await world.create(job_manifest(nodes=1))
+    await actors.create(job_manifest(nodes=1))
     watching = asyncio.create_task(ddp("watch", "digits"))
-    await world.run_pod("digits-1", 0)
+    await actors.run_pod("digits-1", 0)
     words = json.dumps({"category": "UserError", "message": "no such file", "rank": 0, "hint": "give another path"})
-    await world.finish_pod("digits-1", 0, exit_code=EXIT_USER_ERROR, message=words)
+    await actors.finish_pod("digits-1", 0, exit_code=EXIT_USER_ERROR, message=words)
     assert await watching == ExitCode.FAILED
     shown = capsys.readouterr()
     assert "no such file." in shown.err
@@ -105,14 +105,14 @@ async def test_a_failed_job_ends_a_watch_with_1_and_its_cause(
 
 
 async def test_logs_of_all_ranks_are_merged_by_time(
-    ddp: Ddp, server: StandIn, world: World, start: Start, capsys: pytest.CaptureFixture[str]
+    ddp: Ddp, server: StandIn, actors: ClusterActors, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start()
-    await world.create(job_manifest())
+    await actors.create(job_manifest())
     assert await ddp("logs", "digits") == ExitCode.NOT_FOUND
     assert "ddp why digits" in capsys.readouterr().err
     for index in (0, 1):
-        pod = await world.run_pod("digits-1", index)
+        pod = await actors.run_pod("digits-1", index)
         server.write_log(pod["metadata"]["name"], *(f"2026-01-01T00:00:0{index + 2 * n}Z line {n}" for n in range(2)))
     assert await ddp("logs", "digits") == ExitCode.OK
     assert capsys.readouterr().out == "[rank 0] line 0\n[rank 1] line 0\n[rank 0] line 1\n[rank 1] line 1\n"

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from ddp_operator.report import build_page, read_run
-from tests.builders import NOW
+from tests.support.builders import NOW
 from tests.unit.ddp_operator.test_report import write_run
 
 pytestmark = pytest.mark.chromium

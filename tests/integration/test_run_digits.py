@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.config.presets import PRESETS
-
-from .run_command import ROOT, DdpRun
+from tests.support import ROOT
+from tests.support.ddp_run import DdpRun
 
 pytestmark = pytest.mark.process
 

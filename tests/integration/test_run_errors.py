@@ -17,8 +17,7 @@ from ddp_operator.local import runner
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.why import explain_why
-
-from .run_command import manifest
+from tests.support.ddp_run import manifest
 
 pytestmark = pytest.mark.process
 

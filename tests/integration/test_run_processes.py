@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .run_command import PATIENCE, DdpRun, find_pods, manifest
+from tests.support.ddp_run import PATIENCE, DdpRun, find_pods, manifest
 
 pytestmark = pytest.mark.process
 

@@ -19,12 +19,10 @@ from ddp_operator.local.adapt import hold_free_port
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.settings import Settings
-from tests.standin import World
-
-from .apiserver import ControlPlane
-from .conftest import Start
-from .running_operator import RunningOperator
-from .same_decision import FAILURE, NAME, SCRIPT, History, build_resource
+from tests.support.control_plane import ControlPlane
+from tests.support.decision_history import FAILURE, NAME, SCRIPT, History, build_resource
+from tests.support.running_operator import RunningOperator, Start
+from tests.support.standin import ClusterActors
 
 PATIENCE = 300.0
 # What every cluster must have gone through; written down once, so that two equal mistakes are seen.
@@ -86,9 +84,9 @@ async def test_the_local_cluster(tmp_path: Path) -> None:
     assert history.facts() == EXPECTED
 
 
-async def test_the_stand_in(world: World, start: Start) -> None:
+async def test_the_stand_in(actors: ClusterActors, start: Start) -> None:
     start(progress_interval=1.0)
-    assert (await play(world)).facts() == EXPECTED
+    assert (await play(actors)).facts() == EXPECTED
 
 
 @pytest.mark.apiserver
@@ -99,9 +97,9 @@ async def test_a_real_api_server(plane: ControlPlane) -> None:
     settings = Settings(kubeconfig=str(plane.admin), health_port=0, progress_interval=1.0)
     operator = RunningOperator(settings).start()
     try:
-        async with World(plane.admin, name) as world:
-            kubelet = asyncio.create_task(_end_deleted_pods(world))
-            history = await play(world)
+        async with ClusterActors(plane.admin, name) as actors:
+            kubelet = asyncio.create_task(_end_deleted_pods(actors))
+            history = await play(actors)
             kubelet.cancel()
             await asyncio.gather(kubelet, return_exceptions=True)
     finally:
@@ -110,38 +108,38 @@ async def test_a_real_api_server(plane: ControlPlane) -> None:
     assert history.facts() == EXPECTED
 
 
-async def _end_deleted_pods(world: World) -> None:
+async def _end_deleted_pods(actors: ClusterActors) -> None:
     while True:
-        await world.end_deleted_pods()
+        await actors.end_deleted_pods()
         await asyncio.sleep(0.2)
 
 
-async def play(world: World) -> History:
+async def play(actors: ClusterActors) -> History:
     """Act the scenario's pods on an API server whose operator runs, and return what was seen of the status."""
     with page_server() as (port, page):
-        await world.create(build_resource(["python", "train.py"], metrics={"port": port}))
-        async with watching(world) as history:
-            await world.phase(NAME, "Pending")
-            await act_attempt(world, page, 1)
+        await actors.create(build_resource(["python", "train.py"], metrics={"port": port}))
+        async with watching(actors) as history:
+            await actors.phase(NAME, "Pending")
+            await act_attempt(actors, page, 1)
             witness = {"version": 1, "category": "UserError", "exitCode": 1, "rank": 1, "node": 1, "message": FAILURE}
-            await world.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE, message=json.dumps(witness))
+            await actors.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE, message=json.dumps(witness))
             # Nobody runs pod 0 here: once the Job controller deletes it, it is gone.
-            await act_attempt(world, page, 2)
+            await act_attempt(actors, page, 2)
             for index in (0, 1):
-                await world.finish_pod(f"{NAME}-2", index)
-            await world.phase(NAME, "Succeeded")
+                await actors.finish_pod(f"{NAME}-2", index)
+            await actors.phase(NAME, "Succeeded")
     return history
 
 
-async def act_attempt(world: World, page: Page, attempt: int) -> None:
+async def act_attempt(actors: ClusterActors, page: Page, attempt: int) -> None:
     """Make both pods run and join, and wait until the status says so."""
     page.phase = "Rendezvous"
     for index in (0, 1):
-        await world.run_pod(f"{NAME}-{attempt}", index)
-    await world.resource(NAME, lambda r: _condition(r, "Scheduled") == "True", "both pods placed")
+        await actors.run_pod(f"{NAME}-{attempt}", index)
+    await actors.resource(NAME, lambda r: _condition(r, "Scheduled") == "True", "both pods placed")
     page.phase = "Running"
-    await world.resource(NAME, lambda r: _condition(r, "Rendezvoused") == "True", "all ranks joined")
-    await world.phase(NAME, "Running")
+    await actors.resource(NAME, lambda r: _condition(r, "Rendezvoused") == "True", "all ranks joined")
+    await actors.phase(NAME, "Running")
 
 
 def _condition(resource: Mapping[str, Any], kind: str) -> str:
@@ -150,19 +148,19 @@ def _condition(resource: Mapping[str, Any], kind: str) -> str:
 
 
 @asynccontextmanager
-async def watching(world: World) -> AsyncIterator[History]:
+async def watching(actors: ClusterActors) -> AsyncIterator[History]:
     """Record every status that is written: what looking now and then would miss on a busy machine."""
     history = History()
 
     async def watch() -> None:
-        async for resource in world.watch(KIND):
+        async for resource in actors.watch(KIND):
             history.add(resource.get("status") or {})
 
     task = asyncio.create_task(watch())
     try:
         yield history
-        last = await world.get(KIND, NAME)
-        await world.until(lambda: last and history.last == last["status"], "the watch saw the last status")
+        last = await actors.get(KIND, NAME)
+        await actors.until(lambda: last and history.last == last["status"], "the watch saw the last status")
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.tasks import Segmentation
-
-from ..unit.ddp_trainer.ranks import run_script
+from tests.support.trainer_ranks import run_script
 
 pytestmark = pytest.mark.process
 

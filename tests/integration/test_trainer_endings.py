@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer import contract
-
-from ..unit.ddp_trainer.ranks import start, train
+from tests.support.trainer_ranks import start, train
 
 pytestmark = pytest.mark.process
 

@@ -11,9 +11,8 @@ import torch
 
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.models import ModelConfig, build_model
-
-from ..unit.ddp_trainer.ranks import start, train
-from ..unit.ddp_trainer.states import load, same
+from tests.support.saved_states import load, same
+from tests.support.trainer_ranks import start, train
 
 pytestmark = pytest.mark.process
 

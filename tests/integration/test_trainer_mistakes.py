@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer import contract
-
-from ..unit.ddp_trainer.ranks import start
+from tests.support.trainer_ranks import start
 
 pytestmark = pytest.mark.process
 

@@ -13,9 +13,8 @@ import torch
 
 from ddp_trainer import contract
 from ddp_trainer.checkpoint.fence import Fence
-
-from ..unit.ddp_trainer import plugins
-from ..unit.ddp_trainer.ranks import PATIENCE, start, train
+from tests.support import trainer_plugins as plugins
+from tests.support.trainer_ranks import PATIENCE, start, train
 
 pytestmark = pytest.mark.process
 

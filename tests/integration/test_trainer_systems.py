@@ -11,8 +11,9 @@ import psutil
 import pytest
 import torch
 
-from ..unit.ddp_trainer.ranks import run_script, start, train
-from ..unit.ddp_trainer.tiny import pack_cifar10, write_cifar10, write_fashion_mnist, write_voc2012
+from tests.support.tiny_datasets import pack_cifar10, write_cifar10, write_fashion_mnist, write_voc2012
+from tests.support.trainer_ranks import run_script, start, train
+
 from .test_trainer_exactness import same, weights
 
 pytestmark = pytest.mark.process

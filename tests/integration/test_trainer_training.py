@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer import contract
-
-from ..unit.ddp_trainer.ranks import PATIENCE, start, train
-from ..unit.ddp_trainer.tiny import write_cifar10
+from tests.support.tiny_datasets import write_cifar10
+from tests.support.trainer_ranks import PATIENCE, start, train
 
 pytestmark = pytest.mark.process
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..unit.ddp_trainer import plugins
-from ..unit.ddp_trainer.ranks import train
+from tests.support import trainer_plugins as plugins
+from tests.support.trainer_ranks import train
 
 pytestmark = pytest.mark.process
 

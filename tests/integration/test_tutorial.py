@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ..unit.ddp_trainer.ranks import start
-from ..unit.test_docs import commands, fenced
-from .run_command import ROOT, DdpRun
+from tests.support import ROOT
+from tests.support.ddp_run import DdpRun
+from tests.support.trainer_ranks import start
+from tests.unit.test_docs import commands, fenced
 
 pytestmark = pytest.mark.process
 

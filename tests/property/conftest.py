@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from .profile import FACTOR, TALLIES, THOROUGH
+from tests.support.fuzzing import FACTOR, TALLIES, THOROUGH
 
 COMMON = {
     "deadline": None,  # other work on the machine makes single examples slow

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from ddp_trainer.checkpoint.store import CheckpointConfig, Checkpointer, load_newest
 from ddp_trainer.distributed.world import RankEnv, World
 from ddp_trainer.errors import UserError
-
-from .profile import examples, tally
-from .strategies import INTERESTING, mutate, places
-from .strategies import json as any_json
+from tests.support.fuzzing import examples, tally
+from tests.support.strategies import INTERESTING, mutate, places
+from tests.support.strategies import json as any_json
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 STEPS = (1, 2, 3)

@@ -17,9 +17,8 @@ from ddp_operator.progress import Page, parse_page
 from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
 from ddp_operator.status.observation import NodeView, Observation, observe_children
-from tests.builders import NOW, job, page
-
-from . import strategies
+from tests.support import strategies
+from tests.support.builders import NOW, job, page
 
 STATUS = jsonschema.Draft202012Validator(
     build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]

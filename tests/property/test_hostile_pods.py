@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from ddp_operator import constants
 from ddp_operator.progress import parse_page
 from ddp_operator.status.termination import parse_termination
-from tests.builders import last_words, resource
-from tests.standin.simulation import Simulation
+from tests.support.builders import last_words, resource
+from tests.support.fuzzing import examples, tally
+from tests.support.scenarios import TRAINING
+from tests.support.standin.simulation import OperatorSimulation
 
-from .profile import examples, tally
-from .scenarios import TRAINING
 from .test_words_of_pods import lines, metrics, numbers, words
 
 PAGE_LIMIT = 1 << 20  # more of a page is never read
@@ -92,9 +92,9 @@ def test_any_last_words_are_read_in_no_time(said: Long, code: int) -> None:
     tally("last words of a hostile pod")
 
 
-async def beside_each_other(text: str, message: str, code: int) -> Simulation:
+async def beside_each_other(text: str, message: str, code: int) -> OperatorSimulation:
     """Let a hostile and a good job live beside each other; the hostile one ends in the middle of the other's life."""
-    sim = Simulation()
+    sim = OperatorSimulation()
     for name in ("bad", "good"):
         sim.create(resource(name, nodes=2, recovery={"maxRestarts": 1}))
     await sim.settle()

@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.constants import KIND, KUEUE_QUEUE_LABEL
-from tests.standin.simulation import Fence, Simulation
-
-from .profile import THOROUGH, tally
-from .scenarios import (
+from tests.support.fuzzing import THOROUGH, tally
+from tests.support.scenarios import (
     ENDS,
     SCENARIOS,
     Scenario,
@@ -30,6 +28,7 @@ from .scenarios import (
     succeed,
     train,
 )
+from tests.support.standin.simulation import Fence, OperatorSimulation
 
 FAULTS: tuple[Any, ...] = (409, 410, 429, 500, 503, 504, 401, "drop", "timeout", "lost answer")
 WHOLE = (fail_once, lose_a_node, be_made_again)
@@ -39,9 +38,9 @@ WAKES = (0, 1, 2, 5, 9, 14, 20, 40, None)
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 
 
-def play(scenario: Scenario, *, fault: Any = None, nth: int = 0, **about: Any) -> Simulation:
+def play(scenario: Scenario, *, fault: Any = None, nth: int = 0, **about: Any) -> OperatorSimulation:
     """Play a scenario to its end in a simulation with these attributes, and with a fault in its nth call."""
-    sim = Simulation()
+    sim = OperatorSimulation()
     for name, value in about.items():
         setattr(sim, name, value)
     if nth:
@@ -50,7 +49,7 @@ def play(scenario: Scenario, *, fault: Any = None, nth: int = 0, **about: Any) -
     return sim
 
 
-async def to_the_end(scenario: Scenario, sim: Simulation) -> None:
+async def to_the_end(scenario: Scenario, sim: OperatorSimulation) -> None:
     await scenario(sim)
     while sim.deposed:
         await sim.wake(sim.deposed[0])
@@ -68,7 +67,7 @@ def undisturbed(scenario: Scenario) -> tuple[Any, list[str]]:
     return end_of(sim), sim.calls
 
 
-def check(scenario: Scenario, wanted: Any, sim: Simulation, what: str, *, besides: Sequence[Any] = ()) -> None:
+def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *, besides: Sequence[Any] = ()) -> None:
     """Compare how a scenario has ended. ``besides``: writes that were late; of them some may stand for others."""
     found = end_of(sim)
     more = list((Counter(found["made"]) - Counter(wanted["made"])).elements())
@@ -135,10 +134,10 @@ def test_the_comparison_can_fail() -> None:
 def test_pods_of_a_deleted_job_are_the_garbage_collectors_for_a_while() -> None:
     """A suspension deletes the Job of a queue, whose pods are then everybody's for a second, however old they are."""
 
-    def words(sim: Simulation) -> str:
+    def words(sim: OperatorSimulation) -> str:
         return next(item.message for item in sim.status().conditions if item.type == "Scheduled")
 
-    async def play_it(sim: Simulation) -> None:
+    async def play_it(sim: OperatorSimulation) -> None:
         await train(sim, labels={KUEUE_QUEUE_LABEL: "q"})
         sim.move_clock(600)
         await train(sim)
@@ -149,4 +148,4 @@ def test_pods_of_a_deleted_job_are_the_garbage_collectors_for_a_while() -> None:
         await sim.settle(20)
         assert words(sim).endswith("does kube-controller-manager run?")
 
-    asyncio.run(play_it(Simulation()))
+    asyncio.run(play_it(OperatorSimulation()))

@@ -15,9 +15,8 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.validation import check_manifest
-
-from .profile import examples, tally
-from .strategies import FULL, RICH, json, mutated
+from tests.support.fuzzing import examples, tally
+from tests.support.strategies import FULL, RICH, json, mutated
 
 SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

@@ -14,9 +14,8 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.local.job_controller import build_pod
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
-from tests.builders import job, resource, template
-
-from .strategies import FULL, RICH, json, mutated, pod_json
+from tests.support.builders import job, resource, template
+from tests.support.strategies import FULL, RICH, json, mutated, pod_json
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 resource_names = st.from_regex(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", fullmatch=True)

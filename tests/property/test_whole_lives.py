@@ -1,8 +1,8 @@
 """Any life of a job: users, nodes, pods, watches and the operator's own end in any order, and what always holds.
 
-The operator's parts are the real ones (``tests/standin/simulation.py``). Watches bring late, or twice, what happened;
-clocks jump; calls fail; an operator stands still, is deposed and goes on later. After each step the whole history is
-looked at, and in the end the job must get on.
+The operator's parts are the real ones (``tests/support/standin/simulation.py``). Watches bring late, or twice, what
+happened; clocks jump; calls fail; an operator stands still, is deposed and goes on later. After each step the whole
+history is looked at, and in the end the job must get on.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from ddp_operator.api.status import Status
 from ddp_operator.cluster import Key
 from ddp_operator.kube.resync import WATCHED
 from ddp_operator.status import conditions as c
-from tests.builders import page, resource
-from tests.standin.kueue import Manages
-from tests.standin.selectors import labels_of
-from tests.standin.simulation import FINISHED, Fence, Simulation
-from tests.standin.storage import Change, Object
-
-from . import strategies
-from .profile import examples, tally
-from .scenarios import TRAINING
+from tests.support import strategies
+from tests.support.builders import page, resource
+from tests.support.fuzzing import examples, tally
+from tests.support.scenarios import TRAINING
+from tests.support.standin.kueue import Manages
+from tests.support.standin.selectors import labels_of
+from tests.support.standin.simulation import FINISHED, Fence, OperatorSimulation
+from tests.support.standin.storage import Change, Object
 
 NAME = "train"
 KEY = Key("default", NAME)
@@ -93,7 +92,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.sim = Simulation()
+        self.sim = OperatorSimulation()
         self.looked_at = 0
         self.failures = 0
         self.alive: dict[str, str] = {}

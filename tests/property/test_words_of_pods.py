@@ -16,9 +16,8 @@ from ddp_operator.progress import build_checkpoint, build_progress, parse_page
 from ddp_operator.status.diagnosis import diagnose
 from ddp_operator.status.observation import view_pod
 from ddp_operator.status.termination import parse_termination
-from tests.builders import NOW, child_pod
-
-from .strategies import json
+from tests.support.builders import NOW, child_pod
+from tests.support.strategies import json
 
 STATUS = jsonschema.Draft202012Validator(
     build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]

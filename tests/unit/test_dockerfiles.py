@@ -8,15 +8,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 
 from ddp_operator import __version__
 from ddp_operator.settings import Settings
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("operator", "trainer")
 both = pytest.mark.parametrize("name", IMAGES)
 

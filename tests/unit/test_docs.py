@@ -17,10 +17,10 @@ from ddp_operator.api.status import Phase
 from ddp_operator.manifests.children import build_children
 from ddp_operator.settings import Settings
 from ddp_trainer.config.presets import PRESETS
-from tests.builders import job
-from tests.tiers import TIERS
+from tests.support import ROOT
+from tests.support.builders import job
+from tests.support.tiers import TIERS
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
@@ -213,7 +213,7 @@ def test_tiers_are_those_of_the_report() -> None:
     _, _, section = text.partition("| tier |")
     rows = re.findall(r"^\| ([\w, -]+) \|", section.partition("\n\n")[0], flags=re.MULTILINE)
     named = {name.strip() for row in rows for name in row.split(",")}
-    assert named == {tier.name for tier in TIERS} - {"bench"}
+    assert named == {tier.name for tier in TIERS} - {"benchmarks"}
 
 
 def test_tests_that_the_security_model_rests_on_exist() -> None:

@@ -19,10 +19,11 @@ from ddp_operator.cli import COMMANDS, build_parser
 from ddp_trainer.benchmark.cli import build_parser as build_bench_parser
 from ddp_trainer.cli import build_parser as build_trainer_parser
 from ddp_trainer.errors import UserError
+from tests.support import ROOT
+from tests.support.chart import render
 
-from .chart.rendering import render
 from .test_dockerfiles import parse as parse_dockerfile
-from .test_docs import PAGES, ROOT, fenced, targets
+from .test_docs import PAGES, fenced, targets
 
 # What stands in a block and is typed by nobody: formulas, messages, what a program writes.
 NOT_TYPED = {
@@ -128,7 +129,7 @@ def check_python(words: list[str]) -> None:
         build_bench_parser().parse_args(words[2:])
     else:
         # That the module exists is seen by test_docs.py; ours take nothing.
-        assert words[1] in ("ddp_operator", "tests.bench.trainer_speed"), words
+        assert words[1] in ("ddp_operator", "tests.benchmarks.trainer_speed"), words
         assert words[2:] == []
 
 
@@ -223,7 +224,7 @@ def own_flags() -> set[str]:
         for action in parser._actions:
             found |= set(action.option_strings)
             parsers += (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ()
-    sources = [*ROOT.glob("tests/drills/*.py"), *ROOT.glob("tests/bench/*.py"), ROOT / "tests/conftest.py"]
+    sources = [*ROOT.glob("tests/drills/*.py"), *ROOT.glob("tests/benchmarks/*.py"), ROOT / "tests/conftest.py"]
     return found.union(
         *(re.findall(r'(?:add_argument|addoption)\(\s*"(--[\w-]+)"', path.read_text()) for path in sources)
     )

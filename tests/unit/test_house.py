@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
+
 LAUNCHER = ROOT / "operator" / "ddp_operator" / "launcher.py"
 
 TOP_LEVEL = {

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from ddp_operator import __version__
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "deploy" / "kind" / "e2e"
 # Writes down how it was called, says "ddp-taken" for the clusters that are there, and fails where FAIL says so.
 FAKE = """#!/bin/sh

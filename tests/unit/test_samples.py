@@ -15,7 +15,7 @@ from ddp_operator.cli import main
 from ddp_operator.constants import KIND
 from ddp_operator.validation import check_manifest
 from ddp_trainer.config.presets import PRESETS
-from tests.integration.run_command import DdpRun
+from tests.support.ddp_run import DdpRun
 
 SAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "samples"
 FILES = sorted(SAMPLES.glob("*.yaml"))

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import tiers
-from tests.processes import ProcessGuard
-
-ROOT = Path(tiers.__file__).parent.parent
+from tests.support import ROOT, tiers
+from tests.support.processes import ProcessGuard
 
 
 def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
@@ -20,7 +18,8 @@ def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
     (folder / "pyproject.toml").write_text(
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib --strict-markers"\ntestpaths = ["tests"]\n'
     )
-    for name in ("conftest.py", "tiers.py", "processes.py", "__init__.py"):
+    (folder / "tests" / "support").mkdir()
+    for name in ("conftest.py", "__init__.py", "support/__init__.py", "support/tiers.py", "support/processes.py"):
         (folder / "tests" / name).write_text((ROOT / "tests" / name).read_text())
     clean = {key: value for key, value in os.environ.items() if key not in {"KUBEBUILDER_ASSETS", "PYTEST_ADDOPTS"}}
     ran = subprocess.run(

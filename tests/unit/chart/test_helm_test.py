@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.standin import StandIn
+from tests.support.chart import CHART, render
+from tests.support.standin import StandIn
 
-from .rendering import CHART, render
 from .test_rendering import submitted
 
 JOBS = "/apis/ddp-operator.dev/v1alpha1/namespaces/default/ddptrainingjobs"

@@ -17,10 +17,11 @@ import pytest
 import yaml
 
 from ddp_operator.settings import Settings
-from tests.integration.apiserver import ControlPlane
-from tests.integration.running_operator import RunningOperator
+from tests.support import ROOT
+from tests.support.chart import CHART, CI_FILES, is_test, of_kind, read_values, render
+from tests.support.control_plane import ControlPlane
+from tests.support.running_operator import RunningOperator
 
-from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render
 from .test_kustomize import INSTALLABLE, build
 from .test_rendering import submitted
 

@@ -11,7 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from .rendering import ROOT, Object, of_kind, read_objects, render
+from tests.support import ROOT
+from tests.support.chart import Object, of_kind, read_objects, render
+
 from .test_operator_pod import granted
 
 DEPLOY = ROOT / "deploy"

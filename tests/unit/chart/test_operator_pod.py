@@ -21,8 +21,9 @@ from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
 from ddp_operator.settings import Settings
 from ddp_operator.validation import check_manifest
+from tests.support import ROOT
+from tests.support.chart import CI_FILES, Object, is_test, of_kind, read_values, render, render_texts, the
 
-from .rendering import CI_FILES, ROOT, Object, is_test, of_kind, read_values, render, render_texts, the
 from .test_rendering import submitted
 
 ci_files = pytest.mark.parametrize("path", CI_FILES, ids=lambda path: path.stem.removesuffix("-values"))

@@ -21,8 +21,8 @@ from charts.tooling.values import Value
 from charts.tooling.values import read_values as read_documented
 from ddp_operator import __version__
 from ddp_operator.validation import check_manifest
-
-from .rendering import CHART, CI_FILES, ROOT, is_test, of_kind, read_values, render, render_texts, the
+from tests.support import ROOT
+from tests.support.chart import CHART, CI_FILES, is_test, of_kind, read_values, render, render_texts, the
 
 KEPT_VALUES = sorted((ROOT / "tests/golden/chart/values").glob("*.yaml"))
 KUBERNETES = ("1.31", "1.36")

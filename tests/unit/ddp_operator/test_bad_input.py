@@ -17,8 +17,8 @@ from ddp_operator.api.parse import parse_manifest
 from ddp_operator.cluster import Refused
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.validation import check_manifest
-from tests.builders import resource, template, trainer
-from tests.memory import World
+from tests.support.builders import resource, template, trainer
+from tests.support.fake_cluster import ReconcilerHarness
 
 CONTAINER = "spec.template.spec.containers[0]"
 GPUS = {"limits": {"nvidia.com/gpu": "4"}}
@@ -144,29 +144,29 @@ def test_is_refused_at_the_first_place(row: Row) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "operator"], **by_name)
 async def test_is_stored_and_not_accepted_and_has_no_child(row: Row) -> None:
-    world = await World(dict(parse_manifest(row.text).resource)).settle()
-    assert world.state("Accepted") == ("False", "InvalidSpec")
-    assert world.condition("Accepted").message == row.sentence
-    assert world.children() == {"Service": [], "ConfigMap": [], "Job": []}
-    assert (world.status.phase, world.events) == ("Rejected", ["InvalidSpec"])
+    harness = await ReconcilerHarness(dict(parse_manifest(row.text).resource)).settle()
+    assert harness.state("Accepted") == ("False", "InvalidSpec")
+    assert harness.condition("Accepted").message == row.sentence
+    assert harness.children() == {"Service": [], "ConfigMap": [], "Job": []}
+    assert (harness.status.phase, harness.events) == ("Rejected", ["InvalidSpec"])
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "api server"], **by_name)
 async def test_is_refused_by_the_dry_run_in_the_same_words(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = parse_manifest(row.text)
     resolve_template(manifest.job)  # the operator itself sees nothing wrong
-    world = World(dict(manifest.resource))
+    harness = ReconcilerHarness(dict(manifest.resource))
     path = row.sentence.split('"')[1]
 
     def admit(job: Any) -> None:
         words = f'Job in version "v1" cannot be handled as a Job: strict decoding error: unknown field "{path}"'
         raise Refused(words, reason="Invalid")
 
-    monkeypatch.setattr(world.cluster, "_admit", admit)
-    await world.settle()
-    assert world.state("Accepted") == ("False", "InvalidSpec")
-    assert world.condition("Accepted").message == row.sentence
-    assert world.children()["Job"] == []
+    monkeypatch.setattr(harness.cluster, "_admit", admit)
+    await harness.settle()
+    assert harness.state("Accepted") == ("False", "InvalidSpec")
+    assert harness.condition("Accepted").message == row.sentence
+    assert harness.children()["Job"] == []
 
 
 def test_wrong_type_deep_in_the_template_is_named_by_its_path() -> None:

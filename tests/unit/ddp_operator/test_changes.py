@@ -11,7 +11,7 @@ from ddp_operator.api.status import Condition, LastFailure, Nodes, Progress, Sta
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.changes import can_wait
-from tests.builders import NOW
+from tests.support.builders import NOW
 
 
 def scheduled(message: str = "none placed", reason: str = c.WAITING_FOR_PODS, status: Any = "False") -> Condition:

@@ -11,7 +11,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.local.job_controller import build_pod
 from ddp_operator.manifests.children import build_children, load_launcher
-from tests.builders import UID, job, template, trainer
+from tests.support.builders import UID, job, template, trainer
 
 
 def children(attempt: int = 1, nodes: int = 2, **spec: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from ddp_operator.cluster import Key
 from ddp_operator.kube.cache import Store
 from ddp_operator.status.claims import refuse_second
 from ddp_operator.why import explain_why
-from tests.builders import NOW, job, page, resource
-from tests.memory import World
+from tests.support.builders import NOW, job, page, resource
+from tests.support.fake_cluster import ReconcilerHarness
 
 CHECKPOINT = {"path": "/ckpt", "claimName": "weights"}
 TRAINING = page(ddp_step=7, phase="Running")
@@ -43,35 +43,35 @@ def test_a_job_waits_for_one_that_has_started_or_is_older(other: dict[str, Any],
 
 
 class TestSecondJob:
-    async def world(self, **checkpoint: Any) -> World:
-        world = await World(checkpoint=CHECKPOINT).train(TRAINING)
-        world.cluster.add(resource("second", checkpoint=CHECKPOINT | checkpoint))
-        world.key = Key("default", "second")
-        return await world.settle()
+    async def harness(self, **checkpoint: Any) -> ReconcilerHarness:
+        harness = await ReconcilerHarness(checkpoint=CHECKPOINT).train(TRAINING)
+        harness.cluster.add(resource("second", checkpoint=CHECKPOINT | checkpoint))
+        harness.key = Key("default", "second")
+        return await harness.settle()
 
     async def test_is_refused_while_the_first_one_trains_and_starts_after_it(self) -> None:
-        world = await self.world()
-        assert world.state("Accepted") == ("False", "ClaimInUse")
-        assert "job train (Running) writes its checkpoints to claim weights" in world.condition("Accepted").message
-        assert (world.jobs(), world.requeue) == (["train-1"], 30)
-        assert world.raw is not None
-        assert "starts by itself" in explain_why(world.raw, (), NOW).todo
-        first = world.cluster.store.get(constants.KIND, "default", "train")
+        harness = await self.harness()
+        assert harness.state("Accepted") == ("False", "ClaimInUse")
+        assert "job train (Running) writes its checkpoints to claim weights" in harness.condition("Accepted").message
+        assert (harness.jobs(), harness.requeue) == (["train-1"], 30)
+        assert harness.raw is not None
+        assert "starts by itself" in explain_why(harness.raw, (), NOW).todo
+        first = harness.cluster.store.get(constants.KIND, "default", "train")
         assert first is not None
-        world.cluster.store.change(first, status=first["status"] | {"phase": "Succeeded"})
-        await world.settle()
-        assert world.state("Accepted") == ("True", "Valid")
-        assert "second-1" in world.jobs()
+        harness.cluster.store.change(first, status=first["status"] | {"phase": "Succeeded"})
+        await harness.settle()
+        assert harness.state("Accepted") == ("True", "Valid")
+        assert "second-1" in harness.jobs()
 
     async def test_that_shares_the_claim_starts_beside_it(self) -> None:
-        world = await self.world(shared=True)
-        assert world.jobs() == ["train-1", "second-1"]
+        harness = await self.harness(shared=True)
+        assert harness.jobs() == ["train-1", "second-1"]
 
     async def test_that_has_started_goes_on(self) -> None:
-        world = await self.world(shared=True)
-        world.edit(checkpoint=CHECKPOINT)
-        await world.settle()
-        assert world.state("Accepted") == ("True", "Valid")
+        harness = await self.harness(shared=True)
+        harness.edit(checkpoint=CHECKPOINT)
+        await harness.settle()
+        assert harness.state("Accepted") == ("True", "Valid")
 
 
 def test_the_store_finds_them_by_the_claim_and_not_by_a_word_that_holds_it() -> None:

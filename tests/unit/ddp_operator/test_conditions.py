@@ -11,7 +11,7 @@ from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Observation, observe_children, view_pod
 from ddp_operator.status.scheduling import describe_scheduling
-from tests.builders import NOW, child_job, child_pod, job, page
+from tests.support.builders import NOW, child_job, child_pod, job, page
 
 
 def pods(*raw: Any) -> Any:

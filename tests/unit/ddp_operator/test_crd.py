@@ -14,7 +14,7 @@ from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.schema import build_schema
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import LastFailure, Progress, Status
-from tests.builders import resource
+from tests.support.builders import resource
 
 FILE = Path(__file__).resolve().parents[3] / "deploy" / "crds" / "ddptrainingjobs.yaml"
 CRD = build_crd()

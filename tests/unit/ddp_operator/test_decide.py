@@ -22,7 +22,7 @@ from ddp_operator.status.decision import (
     SuspendJob,
 )
 from ddp_operator.status.observation import observe_children
-from tests.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW))
 JOB = child_job()

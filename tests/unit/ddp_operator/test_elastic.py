@@ -18,8 +18,8 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
 from ddp_operator.status.observation import observe_children
-from tests.builders import NOW, child_job, child_pod, job, last_words, page
-from tests.memory import World
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.fake_cluster import ReconcilerHarness
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
 TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
@@ -71,14 +71,14 @@ class TestSize:
         assert not [action for action in decision.actions if isinstance(action, ResizeJob)]
 
     async def test_goes_up_and_down_in_one_attempt(self) -> None:
-        world = await World(nodes=2, elastic=ELASTIC).train(TRAINING)
+        harness = await ReconcilerHarness(nodes=2, elastic=ELASTIC).train(TRAINING)
         for nodes in (4, 3):
-            world.edit(nodes=nodes)
-            await world.train(TRAINING)
-            assert (world.status.attempt, world.status.attempt_nodes, world.jobs()) == (1, nodes, ["train-1"])
-            assert (world.status.phase, len(world.pods())) == ("Running", nodes)
-        assert world.status.restarts.total == 0
-        told = [event.message for event in world.cluster.events if event.reason == "Resized"]
+            harness.edit(nodes=nodes)
+            await harness.train(TRAINING)
+            assert (harness.status.attempt, harness.status.attempt_nodes, harness.jobs()) == (1, nodes, ["train-1"])
+            assert (harness.status.phase, len(harness.pods())) == ("Running", nodes)
+        assert harness.status.restarts.total == 0
+        told = [event.message for event in harness.cluster.events if event.reason == "Resized"]
         assert told == [f"{now} instead of {then} nodes; the other pods stay" for then, now in ((2, 4), (4, 3))]
 
 

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.cluster import Event
 from ddp_operator.kube import event_writer
 from ddp_operator.kube.event_writer import EventPoster
-from tests.builders import child_job
+from tests.support.builders import child_job
 
 
 class Client:

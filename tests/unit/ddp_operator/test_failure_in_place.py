@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from ddp_operator import constants
-from tests.builders import last_words, page
-from tests.memory import World
+from tests.support.builders import last_words, page
+from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
 
@@ -16,29 +16,33 @@ class TestFailureInPlace:
         comment = f"{constants.COMMENT_LAST_FAILURE}{json.dumps(last_words(**words))}\n" if words else ""
         return f"{said}{constants.METRIC_LAUNCHER_RESTARTS} {counted}\n{comment}"
 
-    async def train(self, *pages: str) -> World:
+    async def train(self, *pages: str) -> ReconcilerHarness:
         """Return a job that trains on as many pods, whose pages say this then."""
-        world = await World(nodes=len(pages)).train(TRAINING)
+        harness = await ReconcilerHarness(nodes=len(pages)).train(TRAINING)
 
         async def scrape(pod: Any, port: int) -> str:
             return pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])]
 
-        world.cluster.scrape = scrape  # type: ignore[method-assign]
-        world.clock.advance(10)
-        await world.settle()
-        return world
+        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        harness.clock.advance(10)
+        await harness.settle()
+        return harness
 
     async def test_is_in_status_while_training_goes_on(self) -> None:
         victim = self.page(1, category="NCCL", victim=True, restarts=1)
         cause = self.page(
             1, category="UserError", rank=1, message="KeyError: 10", signature="KeyError at t.py:3", step=10, restarts=1
         )
-        world = await self.train(victim, cause)
-        found = world.status.last_failure
+        harness = await self.train(victim, cause)
+        found = harness.status.last_failure
         assert found is not None
         assert (found.attempt, found.node, found.rank, found.message) == (1, 1, 1, "KeyError: 10")
         assert (found.signature, found.step) == ("KeyError at t.py:3", 10)
-        assert (world.status.phase, world.status.restarts.in_place, world.status.restarts.all) == ("Running", 1, 1)
+        assert (harness.status.phase, harness.status.restarts.in_place, harness.status.restarts.all) == (
+            "Running",
+            1,
+            1,
+        )
 
     async def test_of_several_the_latest_counts(self) -> None:
         old = self.page(2, category="UserError", message="old", restarts=1)
@@ -48,18 +52,18 @@ class TestFailureInPlace:
         assert found.message == "new"
 
     async def test_pages_are_read_for_it_only_when_a_restart_is_new(self) -> None:
-        world = await self.train(self.page(1), self.page(1, category="UserError", message="x", restarts=1))
+        harness = await self.train(self.page(1), self.page(1, category="UserError", message="x", restarts=1))
         asked = []
 
         async def scrape(pod: Any, port: int) -> str:
             asked.append(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
             return self.page(1)
 
-        world.cluster.scrape = scrape  # type: ignore[method-assign]
-        world.clock.advance(10)
-        await world.settle()
+        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        harness.clock.advance(10)
+        await harness.settle()
         assert asked == ["0"]
 
     async def test_a_victims_word_is_none(self) -> None:
-        world = await self.train(self.page(1, category="NCCL", victim=True, restarts=1), self.page(1))
-        assert world.status.last_failure is None
+        harness = await self.train(self.page(1, category="NCCL", victim=True, restarts=1), self.page(1))
+        assert harness.status.last_failure is None

@@ -16,8 +16,8 @@ from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.observation import observe_children
-from tests.builders import NOW, child_job, child_pod, job, last_words, page
-from tests.memory import World
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(
     attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW), attempt_time=format_time(NOW)
@@ -126,25 +126,25 @@ class TestActiveDeadline:
 
 class TestInitContainer:
     async def test_that_fails_costs_restarts_with_a_back_off(self) -> None:
-        world = await World(recovery={"maxRestarts": 3}).settle()
+        harness = await ReconcilerHarness(recovery={"maxRestarts": 3}).settle()
         init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
         for attempt, delay in ((1, 10), (2, 20), (3, 40)):
-            pod = world.pods(attempt)[1]
-            world.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
-            await world.settle()
-            assert world.status.attempt == attempt + 1
-            assert f"attempt {attempt + 1} in {delay} s, after: " in world.condition("Restarting").message
-            world.clock.advance(delay - 1)
-            await world.settle()
-            assert world.pods(attempt + 1) == []
-            world.clock.advance(1)
-            await world.settle()
-        pod = world.pods(4)[0]
-        world.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
-        await world.settle()
-        assert world.state("Failed") == ("True", "RestartBudgetExhausted")
-        assert world.status.last_failure is not None
-        assert world.status.last_failure.container == "fetch"
+            pod = harness.pods(attempt)[1]
+            harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
+            await harness.settle()
+            assert harness.status.attempt == attempt + 1
+            assert f"attempt {attempt + 1} in {delay} s, after: " in harness.condition("Restarting").message
+            harness.clock.advance(delay - 1)
+            await harness.settle()
+            assert harness.pods(attempt + 1) == []
+            harness.clock.advance(1)
+            await harness.settle()
+        pod = harness.pods(4)[0]
+        harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
+        await harness.settle()
+        assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
+        assert harness.status.last_failure is not None
+        assert harness.status.last_failure.container == "fetch"
 
 
 def succeeded(index: int, **known: int) -> Any:
@@ -216,46 +216,46 @@ class TestSuccessPolicy:
         assert jobs[1]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 
     async def test_stops_the_other_pods(self) -> None:
-        world = await World(successPolicy="RankZero").train(TRAINING)
-        world.end_pod(0)
-        await world.settle()
-        assert (world.status.phase, world.pods(1)) == ("Succeeded", [])
+        harness = await ReconcilerHarness(successPolicy="RankZero").train(TRAINING)
+        harness.end_pod(0)
+        await harness.settle()
+        assert (harness.status.phase, harness.pods(1)) == ("Succeeded", [])
 
 
 class TestSuspension:
-    async def suspend(self, *messages: Any, **spec: Any) -> World:
-        world = await World(**spec).train(TRAINING)
-        world.cluster.still.obedient = False
-        world.edit(suspend=True)
-        await world.settle()
+    async def suspend(self, *messages: Any, **spec: Any) -> ReconcilerHarness:
+        harness = await ReconcilerHarness(**spec).train(TRAINING)
+        harness.cluster.still.obedient = False
+        harness.edit(suspend=True)
+        await harness.settle()
         for index, message in enumerate(messages):
-            world.end_pod(index, constants.EXIT_PREEMPTED, message)
-            await world.settle()
-        return world
+            harness.end_pod(index, constants.EXIT_PREEMPTED, message)
+            await harness.settle()
+        return harness
 
     async def test_acknowledges_what_the_pods_have_saved(self) -> None:
         saved = last_words(progress={"ddp_step": 9.0, "ddp_checkpoint_step": 9.0})
-        world = await self.suspend(saved, saved)
-        assert world.status.checkpoint is not None
-        assert (world.status.checkpoint.step, world.status.checkpoint.time) == (9, format_time(world.clock.now))
-        assert world.status.progress is not None
-        assert world.status.progress.step == 9
-        assert world.condition("Suspended").message == (
+        harness = await self.suspend(saved, saved)
+        assert harness.status.checkpoint is not None
+        assert (harness.status.checkpoint.step, harness.status.checkpoint.time) == (9, format_time(harness.clock.now))
+        assert harness.status.progress is not None
+        assert harness.status.progress.step == 9
+        assert harness.condition("Suspended").message == (
             "spec.suspend is true; set it to false to go on from step 9, which is saved"
         )
-        told = [event for event in world.cluster.events if event.reason == "Suspended"]
+        told = [event for event in harness.cluster.events if event.reason == "Suspended"]
         assert ["step 9, which is saved" in event.message for event in told] == [True]
 
     async def test_says_what_was_not_saved(self) -> None:
-        world = await self.suspend("", "")
-        assert world.condition("Suspended").message.endswith("from step 5, which is saved; 2 steps were not")
+        harness = await self.suspend("", "")
+        assert harness.condition("Suspended").message.endswith("from step 5, which is saved; 2 steps were not")
 
     async def test_claims_no_loss_where_the_script_reports_no_checkpoints(self) -> None:
         steps = page(ddp_step=7, phase="Running")
-        world = await World().train(steps)
-        world.edit(suspend=True)
-        await world.settle()
-        assert world.condition("Suspended").message.endswith(
+        harness = await ReconcilerHarness().train(steps)
+        harness.edit(suspend=True)
+        await harness.settle()
+        assert harness.condition("Suspended").message.endswith(
             "to go on; step 7 was the last one, and the script reports no checkpoints"
         )
 
@@ -275,22 +275,22 @@ class TestEnd:
         ("policy", "jobs", "logs"), [("Running", ["train-1"], 1), ("All", [], 0), ("None", ["train-1"], 1)]
     )
     async def test_pods_of_a_job_that_ran_too_long(self, policy: str, jobs: list[str], logs: int) -> None:
-        world = await World(activeDeadlineSeconds=60, cleanPodPolicy=policy).train(TRAINING)
-        world.end_pod(1)
-        await world.settle()
-        world.clock.advance(60)
-        await world.settle()
-        assert world.status.phase == "Failed"
-        assert world.jobs() == jobs
-        assert len(world.pods(1)) == (1 if policy == "None" else 0)
-        assert len([p for p in world.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs
+        harness = await ReconcilerHarness(activeDeadlineSeconds=60, cleanPodPolicy=policy).train(TRAINING)
+        harness.end_pod(1)
+        await harness.settle()
+        harness.clock.advance(60)
+        await harness.settle()
+        assert harness.status.phase == "Failed"
+        assert harness.jobs() == jobs
+        assert len(harness.pods(1)) == (1 if policy == "None" else 0)
+        assert len([p for p in harness.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs
 
     async def test_policy_may_be_changed_when_the_job_has_ended(self) -> None:
-        world = await World(cleanPodPolicy="None").train(TRAINING)
+        harness = await ReconcilerHarness(cleanPodPolicy="None").train(TRAINING)
         for index in (0, 1):
-            world.end_pod(index)
-        await world.settle()
-        assert world.jobs() == ["train-1"]
-        world.edit(cleanPodPolicy="All")
-        await world.settle()
-        assert world.jobs() == []
+            harness.end_pod(index)
+        await harness.settle()
+        assert harness.jobs() == ["train-1"]
+        harness.edit(cleanPodPolicy="All")
+        await harness.settle()
+        assert harness.jobs() == []

@@ -19,7 +19,7 @@ import yaml
 from ddp_operator.cli import main
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.orphan import close_record
-from tests.builders import resource
+from tests.support.builders import resource
 
 WRITER = """
 import json, sys

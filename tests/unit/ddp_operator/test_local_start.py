@@ -16,7 +16,7 @@ from ddp_operator.cli.errors import ExitCode
 from ddp_operator.local import adapt
 from ddp_operator.local.claims import ClaimInUse, ClaimLock
 from ddp_operator.local.runner import Outcome, Run
-from tests.builders import resource, template, trainer
+from tests.support.builders import resource, template, trainer
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import ClusterError, Refused
 from ddp_operator.status.lost_labels import may_be_unseen
-from tests.builders import child_job, child_pod, job, page
-from tests.memory import World
+from tests.support.builders import child_job, child_pod, job, page
+from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(ddp_step=7, phase="Running")
 TYPED = job(status=Status(attempt=1, attempt_nodes=2, job_name="train-1"), nodes=2)
@@ -43,12 +43,14 @@ class TestDoubt:
 class Thief:
     """Takes pod 1 out of sight, and gives it back when it is asked to (``error``: it refuses)."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
-        self.world, self.error, self.asked, self.taken = world, error, 0, True
-        self.observe = world.cluster.observe
-        monkeypatch.setattr(world.cluster, "observe", self._observe)
-        monkeypatch.setattr(world.cluster, "fetch", self._observe)
-        monkeypatch.setattr(world.cluster, "reclaim", self._reclaim)
+    def __init__(
+        self, harness: ReconcilerHarness, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
+    ) -> None:
+        self.harness, self.error, self.asked, self.taken = harness, error, 0, True
+        self.observe = harness.cluster.observe
+        monkeypatch.setattr(harness.cluster, "observe", self._observe)
+        monkeypatch.setattr(harness.cluster, "fetch", self._observe)
+        monkeypatch.setattr(harness.cluster, "reclaim", self._reclaim)
 
     async def _observe(self, key: Any) -> Any:
         found = await self.observe(key)
@@ -69,31 +71,31 @@ class TestReclaim:
     async def test_pod_of_a_training_job_is_given_back_before_anybody_calls_it_lost(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        world = await World().train(TRAINING)
-        thief, events = Thief(world, monkeypatch), len(world.events)
-        await world.reconcile()
-        assert (thief.asked, world.status.phase, world.events[events:]) == (1, "Running", [])
-        await world.reconcile()
+        harness = await ReconcilerHarness().train(TRAINING)
+        thief, events = Thief(harness, monkeypatch), len(harness.events)
+        await harness.reconcile()
+        assert (thief.asked, harness.status.phase, harness.events[events:]) == (1, "Running", [])
+        await harness.reconcile()
         assert thief.asked == 1
 
     @pytest.mark.parametrize("error", [ClusterError("away"), Refused("no", reason="Forbidden")])
     async def test_refusal_stops_nothing_and_is_met_every_ten_seconds(
         self, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
-        world = await World().train(TRAINING)
-        thief = Thief(world, monkeypatch, error)
+        harness = await ReconcilerHarness().train(TRAINING)
+        thief = Thief(harness, monkeypatch, error)
         for _ in range(11):
-            await world.reconcile()
-            world.clock.advance(1)
-        assert (thief.asked, world.status.phase, world.jobs()) == (2, "Restarting", ["train-1"])
-        assert world.requeue is not None
+            await harness.reconcile()
+            harness.clock.advance(1)
+        assert (thief.asked, harness.status.phase, harness.jobs()) == (2, "Restarting", ["train-1"])
+        assert harness.requeue is not None
 
     async def test_news_of_new_pods_may_be_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = await World().settle()
-        world.run_pods()
-        thief = Thief(world, monkeypatch)
-        await world.reconcile()
+        harness = await ReconcilerHarness().settle()
+        harness.run_pods()
+        thief = Thief(harness, monkeypatch)
+        await harness.reconcile()
         assert thief.asked == 0
-        world.clock.advance(2)
-        await world.reconcile()
+        harness.clock.advance(2)
+        await harness.reconcile()
         assert thief.asked == 1

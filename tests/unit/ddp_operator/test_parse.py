@@ -11,7 +11,7 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
-from tests.builders import resource, template
+from tests.support.builders import resource, template
 
 NO_OBJECT = "the file: holds something that is no Kubernetes object; remove it, or give the path of a job's YAML"
 

@@ -12,8 +12,8 @@ from ddp_operator.cluster import Refused
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status.observation import Observation, Trouble, observe_children
 from ddp_operator.status.scheduling import describe_scheduling, in_doubt, next_question, view_trouble, view_workloads
-from tests.builders import NOW, child_job, child_pod, job
-from tests.memory import World
+from tests.support.builders import NOW, child_job, child_pod, job
+from tests.support.fake_cluster import ReconcilerHarness
 
 STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=format_time(NOW))
 FORBIDDEN = 'Error creating: pods "train-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
@@ -304,38 +304,38 @@ class TestAsking:
         assert (in_doubt(typed, seen, NOW + timedelta(hours=1)), next_question(typed, seen, NOW)) == ((), None)
 
     async def test_reconcile_asks_in_growing_intervals_and_says_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = await World().settle()
+        harness = await ReconcilerHarness().settle()
         questions = []
 
         async def events_of(item: Any) -> Any:
             questions.append(item["metadata"]["name"])
             return (event("FailedMount", f"MountVolume.SetUp failed {len(questions) > 0}"),)
 
-        monkeypatch.setattr(world.cluster, "events_of", events_of)
-        for pod in world.pods():
-            world.cluster.store.change(
+        monkeypatch.setattr(harness.cluster, "events_of", events_of)
+        for pod in harness.pods():
+            harness.cluster.store.change(
                 pod, spec={**pod["spec"], "nodeName": "node-a"}, status={"phase": "Pending"} | BOUND
             )
-        await world.settle()
+        await harness.settle()
         assert questions == [], "too early"
         for _ in range(100):
-            world.clock.advance(5)
-            await world.settle()
-        assert world.state("Scheduled") == ("False", "VolumeNotReady")
+            harness.clock.advance(5)
+            await harness.settle()
+        assert harness.state("Scheduled") == ("False", "VolumeNotReady")
         assert 8 <= len(questions) <= 40
-        assert world.events.count("VolumeNotReady") == 1
+        assert harness.events.count("VolumeNotReady") == 1
 
     async def test_operator_that_may_not_read_events_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = await World().settle()
+        harness = await ReconcilerHarness().settle()
 
         async def refuse(item: Any) -> Any:
             raise Refused("events is forbidden", reason="Forbidden")
 
-        monkeypatch.setattr(world.cluster, "events_of", refuse)
-        for pod in world.pods():
-            world.cluster.store.change(
+        monkeypatch.setattr(harness.cluster, "events_of", refuse)
+        for pod in harness.pods():
+            harness.cluster.store.change(
                 pod, spec={**pod["spec"], "nodeName": "node-a"}, status={"phase": "Pending"} | BOUND
             )
-        world.clock.advance(9)
-        await world.settle()
-        assert world.state("Scheduled") == ("True", "AllPodsScheduled")
+        harness.clock.advance(9)
+        await harness.settle()
+        assert harness.state("Scheduled") == ("True", "AllPodsScheduled")

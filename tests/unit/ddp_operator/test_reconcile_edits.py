@@ -1,33 +1,160 @@
-"""What becomes of a job whose template is edited before and after its first pod has run."""
+"""What becomes of a job that is edited, suspended or resumed, and when its deadline comes."""
 
-from tests.builders import template, trainer
-from tests.memory import World
+from ddp_operator import constants
+from tests.support.builders import last_words, page, resource, template, trainer
+from tests.support.fake_cluster import ReconcilerHarness
+
+TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
+ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", traceback="line 1\nline 2", hint="do x")
 
 
 class TestEditBeforeAnyPodHasRun:
     async def test_makes_the_job_anew_from_the_new_template(self) -> None:
-        world = await World().settle()
-        world.edit(template=template(trainer(image="corrected")))
-        await world.settle()
-        world.clock.advance(1)
-        await world.settle()
-        [child] = world.cluster.store.list("Job")
+        harness = await ReconcilerHarness().settle()
+        harness.edit(template=template(trainer(image="corrected")))
+        await harness.settle()
+        harness.clock.advance(1)
+        await harness.settle()
+        [child] = harness.cluster.store.list("Job")
         assert child["metadata"]["name"] == "train-1"
         assert child["spec"]["template"]["spec"]["containers"][0]["image"] == "corrected"
-        assert (world.status.attempt, world.status.first_run_time) == (1, None)
+        assert (harness.status.attempt, harness.status.first_run_time) == (1, None)
 
     async def test_of_what_the_job_does_not_carry_keeps_the_job(self) -> None:
-        world = await World().settle()
-        [before] = world.cluster.store.list("Job")
-        world.edit(ttlSecondsAfterFinished=5)
-        await world.settle()
-        assert [one["metadata"]["uid"] for one in world.cluster.store.list("Job")] == [before["metadata"]["uid"]]
+        harness = await ReconcilerHarness().settle()
+        [before] = harness.cluster.store.list("Job")
+        harness.edit(ttlSecondsAfterFinished=5)
+        await harness.settle()
+        assert [one["metadata"]["uid"] for one in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
 
     async def test_that_comes_when_pods_run_leaves_them_alone(self) -> None:
-        world = await World().settle()
-        [before] = world.cluster.store.list("Job")
-        world.run_pods()
-        world.edit(template=template(trainer(image="late")))
-        await world.settle()
-        assert [one["metadata"]["uid"] for one in world.cluster.store.list("Job")] == [before["metadata"]["uid"]]
-        assert world.status.first_run_time is not None
+        harness = await ReconcilerHarness().settle()
+        [before] = harness.cluster.store.list("Job")
+        harness.run_pods()
+        harness.edit(template=template(trainer(image="late")))
+        await harness.settle()
+        assert [one["metadata"]["uid"] for one in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
+        assert harness.status.first_run_time is not None
+
+
+class TestEdit:
+    async def test_other_number_of_nodes_is_a_new_attempt_that_costs_nothing(self) -> None:
+        harness = await ReconcilerHarness().train(TRAINING)
+        harness.edit(nodes=4)
+        await harness.settle()
+        assert (harness.status.attempt, harness.status.attempt_nodes, harness.jobs()) == (2, 4, ["train-2"])
+        assert (harness.status.restarts.counted, harness.status.restarts.free) == (0, 1)
+        assert harness.state("Restarting") == ("True", "Resized")
+        await harness.train(TRAINING)
+        assert (harness.status.phase, len(harness.pods())) == ("Running", 4)
+
+    async def test_resize_waits_until_the_old_pods_have_saved(self) -> None:
+        harness = await ReconcilerHarness().train(TRAINING)
+        harness.cluster.still.obedient = False
+        harness.edit(nodes=3)
+        await harness.settle()
+        assert harness.jobs() == []
+        assert harness.condition("Scheduled").message == "2 pods of the former attempt still run"
+        for pod in harness.pods(1):
+            harness.cluster.end(pod, constants.EXIT_PREEMPTED)
+        await harness.settle()
+        assert harness.jobs() == ["train-2"]
+
+    async def test_resize_before_the_first_pod_makes_no_pods_of_the_old_size(self) -> None:
+        harness = ReconcilerHarness()
+        await harness.reconcile()
+        harness.edit(nodes=3)
+        await harness.settle()
+        assert [len(harness.pods(attempt)) for attempt in (1, harness.status.attempt)] == [0, 3]
+
+    async def test_suspend_stops_the_pods_and_resume_goes_on_in_the_same_attempt(self) -> None:
+        harness = await ReconcilerHarness().train(TRAINING)
+        harness.cluster.still.obedient = False
+        harness.edit(suspend=True)
+        await harness.settle()
+        assert harness.state("Suspended") == ("False", "Stopping")
+        assert harness.status.phase == "Running"
+        for pod in harness.pods():
+            harness.cluster.end(pod, constants.EXIT_PREEMPTED)
+        await harness.settle()
+        assert (harness.status.phase, harness.state("Suspended")) == ("Suspended", ("True", "SuspendedBySpec"))
+        assert harness.pods() == []
+        harness.clock.advance(1)
+        harness.edit(suspend=False)
+        harness.cluster.still.obedient = True
+        await harness.train(TRAINING)
+        assert (harness.status.phase, harness.status.attempt, harness.jobs()) == ("Running", 1, ["train-1"])
+        assert harness.status.restarts.total == 0
+        assert [e for e in harness.events if e in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
+
+    async def test_suspended_from_the_start_runs_no_pod(self) -> None:
+        harness = await ReconcilerHarness(suspend=True).settle()
+        assert (harness.status.phase, harness.jobs(), harness.pods()) == ("Suspended", [], [])
+        assert harness.requeue is None
+
+    async def test_deadlines_of_a_suspended_job_ask_for_no_pass(self) -> None:
+        harness = await ReconcilerHarness(activeDeadlineSeconds=600, pendingDeadlineSeconds=600).train(TRAINING)
+        harness.edit(suspend=True)
+        await harness.settle()
+        assert (harness.status.phase, harness.requeue) == ("Suspended", None)
+
+    async def test_nodes_changed_while_suspended_take_effect_on_resume(self) -> None:
+        harness = await ReconcilerHarness(suspend=True).settle()
+        harness.edit(nodes=3)
+        await harness.settle()
+        assert (harness.status.phase, harness.pods()) == ("Suspended", [])
+        harness.edit(suspend=False)
+        await harness.settle()
+        assert len(harness.pods()) == 3
+
+    async def test_failure_while_suspended_is_judged_on_resume(self) -> None:
+        harness = await ReconcilerHarness().train(TRAINING)
+        harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
+        harness.edit(suspend=True)
+        await harness.settle()
+        assert (harness.status.attempt, harness.status.phase) == (1, "Suspended")
+        harness.edit(suspend=False)
+        await harness.settle()
+        assert (harness.status.attempt, harness.status.restarts.counted) == (2, 1)
+
+    async def test_queued_job_is_left_suspended_for_its_queue(self) -> None:
+        item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)
+        harness = ReconcilerHarness(item)
+        await harness.settle()
+        job = harness.cluster.store.list("Job")[0]
+        assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
+        harness.cluster.store.change(job, spec={**job["spec"], "suspend": True})
+        await harness.settle()
+        assert not [call for call in harness.cluster.calls if call.startswith("patch")]
+
+
+class TestDeadline:
+    async def test_ends_the_job_and_stops_its_pods(self) -> None:
+        harness = await ReconcilerHarness(activeDeadlineSeconds=60).train(TRAINING)
+        assert harness.requeue is not None
+        assert harness.requeue <= 49
+        harness.clock.advance(49)
+        await harness.settle()
+        assert harness.state("Failed") == ("True", "DeadlineExceeded")
+        assert (harness.pods(1), harness.jobs()) == ([], ["train-1"])
+
+    async def test_counts_from_the_latest_resumption(self) -> None:
+        harness = await ReconcilerHarness(activeDeadlineSeconds=60).train(TRAINING)
+        harness.edit(suspend=True)
+        await harness.settle()
+        harness.clock.advance(3600)
+        await harness.settle()
+        harness.edit(suspend=False)
+        await harness.train(TRAINING)
+        assert harness.status.phase == "Running"
+        harness.clock.advance(60)
+        await harness.settle()
+        assert harness.status.phase == "Failed"
+
+    async def test_farthest_deadline_and_time_to_live_are_within_what_can_be_computed(self) -> None:
+        year = 366 * 24 * 3600
+        harness = await ReconcilerHarness(activeDeadlineSeconds=year, ttlSecondsAfterFinished=year).train(TRAINING)
+        harness.end_pod(0)
+        harness.end_pod(1)
+        await harness.settle()
+        assert harness.requeue == year

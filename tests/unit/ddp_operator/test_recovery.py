@@ -16,7 +16,7 @@ from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.status.diagnosis import blame_node
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.observation import NodeView, observe_children, view_node, view_pod
-from tests.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW - timedelta(hours=1)))
 JOB = child_job()

@@ -27,7 +27,7 @@ from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, build_table, choose_screen
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.recovery import Sample
-from tests.builders import NOW, child_pod
+from tests.support.builders import NOW, child_pod
 
 
 def job(name: str = "x", *, version: str = "1", **status: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ddp_operator.progress import Page, Rates
 from ddp_operator.report import build_page, read_run
 from ddp_operator.report.charts import Series, format_number, line_chart, nice_ticks, stacked_chart, thin, time_ticks
 from ddp_operator.report.run import Mark, find_marks, parse_events, parse_ranks, split_step_time
-from tests.builders import NOW, resource
+from tests.support.builders import NOW, resource
 
 FAILURE = {
     "attempt": 1,

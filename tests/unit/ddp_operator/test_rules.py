@@ -12,7 +12,7 @@ from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.api.rules import ONCE_RUN, RULES, Rule
 from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.children import build_network_policy, build_service
-from tests.builders import resource, template, trainer
+from tests.support.builders import resource, template, trainer
 
 YEAR = 366 * 24 * 3600
 

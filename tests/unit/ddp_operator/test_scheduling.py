@@ -12,7 +12,7 @@ from ddp_operator.kube.resources import kind_of, path
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS
 from ddp_operator.manifests.children import build_children
 from ddp_operator.status.decision import DeleteJob
-from tests.builders import child_job, job, template
+from tests.support.builders import child_job, job, template
 
 from .test_decide import run
 

@@ -16,7 +16,7 @@ from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import Ended, Failed, Mark, Reached, Restarted, transition_marks
 from ddp_operator.telemetry import PHASES, Metrics, render_page
-from tests.builders import NOW
+from tests.support.builders import NOW
 
 RUNNING = Status(phase="Running", attempt=1, start_time=format_time(NOW))
 

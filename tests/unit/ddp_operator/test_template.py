@@ -9,7 +9,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.local.environment import expand
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
-from tests.builders import job, template, trainer
+from tests.support.builders import job, template, trainer
 
 GPUS = {"limits": {"nvidia.com/gpu": "4"}}
 SIDECAR = {"name": "logs", "image": "x"}

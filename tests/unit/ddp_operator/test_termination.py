@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.status.termination import Termination, parse_termination
-from tests.builders import NOW, last_words
+from tests.support.builders import NOW, last_words
 
 
 def parse(words: Any, code: int = 82, reason: str = "Error", finished: datetime | None = NOW) -> Termination:

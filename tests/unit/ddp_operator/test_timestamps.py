@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.kubeobjects.timestamps import format_time, parse_time, truncate
-from tests.builders import NOW
+from tests.support.builders import NOW
 
 
 @pytest.mark.parametrize(

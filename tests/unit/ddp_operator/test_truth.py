@@ -20,8 +20,8 @@ from ddp_operator.status.describe import without_eta
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.observation import observe_children
 from ddp_operator.status.stragglers import MAX_PODS, choose_pods, find_stragglers
-from tests.builders import NOW, child_job, child_pod, job, last_words, page
-from tests.memory import World
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW))
 RUNNING = (child_pod(0), child_pod(1))
@@ -151,19 +151,19 @@ class TestStall:
         assert progressing(run("", status=stalled, pods=(child_pod(0),), seconds=20))[1] == "NotRunning"
 
     async def test_asks_all_pods_once_and_is_told_once(self) -> None:
-        world = await World(nodes=3).train(stall(0))
-        world.cluster.page = stall(150)
+        harness = await ReconcilerHarness(nodes=3).train(stall(0))
+        harness.cluster.page = stall(150)
         for _ in range(12):
-            world.clock.advance(10)
-            await world.settle()
-        assert world.state("Progressing") == ("False", "Stalled")
-        assert world.events.count("Stalled") == 1
-        scrapes = world.cluster.calls.count("scrape")
+            harness.clock.advance(10)
+            await harness.settle()
+        assert harness.state("Progressing") == ("False", "Stalled")
+        assert harness.events.count("Stalled") == 1
+        scrapes = harness.cluster.calls.count("scrape")
         assert scrapes <= 14 + 4 * 2, "the other two pods are read once a minute, and when the stall begins"
-        world.cluster.page = stall(0)
-        world.clock.advance(10)
-        await world.settle()
-        assert world.events[-1] == "Training"
+        harness.cluster.page = stall(0)
+        harness.clock.advance(10)
+        await harness.settle()
+        assert harness.events[-1] == "Training"
 
 
 class TestStragglers:
@@ -222,13 +222,13 @@ class TestStragglers:
             said[constants.METRIC_DATA_SECONDS] = 0
             return page(phase="Running", **said).replace('rank="0"', f'rank="{rank}"')
 
-        world = World()
-        monkeypatch.setattr(world.cluster, "scrape", scrape)
-        await world.train()
+        harness = ReconcilerHarness()
+        monkeypatch.setattr(harness.cluster, "scrape", scrape)
+        await harness.train()
         for _ in range(14):
-            world.clock.advance(10)
-            await world.settle()
-        [straggler] = world.status.stragglers
+            harness.clock.advance(10)
+            await harness.settle()
+        [straggler] = harness.status.stragglers
         assert (straggler.rank, straggler.cause) == (1, "compute")
 
 
@@ -238,7 +238,7 @@ class TestThroughput:
             counted = {"ddp_steps_total": steps, "ddp_samples_total": 32 * steps, "ddp_world_size": 2}
             return page(phase="Running", ddp_step=steps, ddp_total_steps=1000, **counted, **more)
 
-        world = await World().train(said(10))
+        harness = await ReconcilerHarness().train(said(10))
         for text, samples, steps, eta in (
             (said(30), "128", "2", 485),
             (said(70), "256", "4", 232),
@@ -246,10 +246,10 @@ class TestThroughput:
             (said(5, ddp_launcher_in_place_restarts_total=1), "256", "4", 249),  # its counters begin anew
             (said(15, ddp_launcher_in_place_restarts_total=1), "64", "1", 985),
         ):
-            world.cluster.page = text
-            world.clock.advance(10)
-            await world.settle()
-            shown = world.status.progress
+            harness.cluster.page = text
+            harness.clock.advance(10)
+            await harness.settle()
+            shown = harness.status.progress
             assert shown is not None
             assert (shown.samples_per_second, shown.steps_per_second, shown.eta_seconds) == (samples, steps, eta)
 
@@ -423,24 +423,24 @@ def hostile_pages() -> Iterator[tuple[str, str]]:
 class TestHostilePods:
     @pytest.mark.parametrize(("name", "text"), list(hostile_pages()), ids=[name for name, _ in hostile_pages()])
     async def test_page_leaves_a_status_that_can_be_stored(self, name: str, text: str) -> None:
-        world = await World().train(text)
+        harness = await ReconcilerHarness().train(text)
         for _ in range(8):
-            world.clock.advance(20)
-            await world.settle()
+            harness.clock.advance(20)
+            await harness.settle()
         assert len(parse_page(text).ranks) <= 256
-        assert world.raw is not None
-        assert len(str(world.raw["status"])) < 10_000
-        assert world.status.phase == "Running"
-        assert "nan" not in str(world.status.goodput)
+        assert harness.raw is not None
+        assert len(str(harness.raw["status"])) < 10_000
+        assert harness.status.phase == "Running"
+        assert "nan" not in str(harness.status.goodput)
 
     async def test_ten_megabytes_of_last_words_are_cut(self) -> None:
-        world = await World().train(page(phase="Running", ddp_step=3))
-        world.end_pod(1, constants.EXIT_RETRYABLE, "x" * 10_000_000)
-        await world.settle()
-        failure = world.status.last_failure
+        harness = await ReconcilerHarness().train(page(phase="Running", ddp_step=3))
+        harness.end_pod(1, constants.EXIT_RETRYABLE, "x" * 10_000_000)
+        await harness.settle()
+        failure = harness.status.last_failure
         assert failure is not None
         assert len(failure.message) <= 2048
-        assert world.status.attempt == 2
+        assert harness.status.attempt == 2
 
     def test_events_are_bounded_too(self) -> None:
         long = replace(STARTED, progress=Progress(step=10**9))

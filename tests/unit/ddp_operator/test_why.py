@@ -10,7 +10,7 @@ import pytest
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.why import REMEDIES, Why, explain_why
-from tests.builders import NOW
+from tests.support.builders import NOW
 
 
 def condition(kind: str, status: str, reason: str, message: str = "", *, age: int = 60) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from .fake_gpu import FakeGpu
+from tests.support.fake_gpu import FakeGpu
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -21,8 +21,7 @@ from ddp_trainer.observability.reporter import clock
 from ddp_trainer.optim import OptimConfig, build_optimizer
 from ddp_trainer.precision import Precision, PrecisionConfig
 from ddp_trainer.tasks import Classification
-
-from .fake_gpu import FakeGpu
+from tests.support.fake_gpu import FakeGpu
 
 CPU = torch.device("cpu")
 WORLD = World(RankEnv(), CPU)

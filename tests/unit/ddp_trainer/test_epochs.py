@@ -16,8 +16,7 @@ from ddp_trainer.errors import UserError
 from ddp_trainer.observability.csv_log import CsvLog, file_name
 from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.plan import EarlyStopConfig, Position
-
-from .fake_gpu import FakeGpu
+from tests.support.fake_gpu import FakeGpu
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 

@@ -17,8 +17,7 @@ from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
 from ddp_trainer.errors import UserError
 from ddp_trainer.torchvision_compat import import_torchvision
-
-from .tiny import VOC_SIZES, pack_cifar10, write_cifar10, write_fashion_mnist, write_voc2012
+from tests.support.tiny_datasets import VOC_SIZES, pack_cifar10, write_cifar10, write_fashion_mnist, write_voc2012
 
 import_torchvision()
 from torchvision.datasets import CIFAR10, FashionMNIST, VOCSegmentation  # noqa: E402

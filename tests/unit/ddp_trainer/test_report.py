@@ -11,8 +11,7 @@ from ddp_trainer.exporter import Exporter
 from ddp_trainer.observability.meters import OnTheWay, Timeline
 from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.plan import Plan, Position
-
-from .fake_gpu import FakeGpu
+from tests.support.fake_gpu import FakeGpu
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 NAN, INF = math.nan, math.inf

@@ -23,10 +23,9 @@ from ddp_trainer.engine import Engine
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.trainer import run
-
-from . import plugins
-from .fake_gpu import FakeGpu
-from .states import load, same
+from tests.support import trainer_plugins as plugins
+from tests.support.fake_gpu import FakeGpu
+from tests.support.saved_states import load, same
 
 # All that has a state or draws numbers: batch norm, dropout, augmentation, momentum, warm-up and cosine, accumulation.
 STATEFUL = [

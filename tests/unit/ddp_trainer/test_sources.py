@@ -19,8 +19,7 @@ from ddp_trainer.data.placement import choose
 from ddp_trainer.data.sources import CachedSource, StreamedSource
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_memory, keep_freed_memory
-
-from .tiny import write_voc2012
+from tests.support.tiny_datasets import write_voc2012
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""The stand-in API server, spoken to by the operator's own client, as a world."""
+"""Drives the stand-in API server, to which the cluster speaks through the operator's own client."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from ddp_operator.cluster import Object
 from ddp_operator.kube.cluster import KubeCluster
-from tests.standin.running import StandIn
-from tests.standin.world import World as ApiWorld
+from tests.support.standin.actors import ClusterActors
+from tests.support.standin.running import StandIn
 
-from .base import World, build_resource
+from .base import ClusterDriver, build_resource
 
 
-class StandInWorld(World):
+class ApiServerDriver(ClusterDriver):
     """Acts as users and kubelets do: through the API."""
 
-    def __init__(self, api: ApiWorld) -> None:
+    def __init__(self, api: ClusterActors) -> None:
         self.api = api
         self.cluster = KubeCluster(api.client)
 
@@ -47,12 +47,12 @@ class StandInWorld(World):
 
 
 @asynccontextmanager
-async def open_standin(folder: Path) -> AsyncIterator[StandInWorld]:
+async def open_standin(folder: Path) -> AsyncIterator[ApiServerDriver]:
     """Start a stand-in and a client of it."""
     with StandIn() as server:
-        async with ApiWorld(server.write_kubeconfig(folder)) as api:
-            world = StandInWorld(api)
+        async with ClusterActors(server.write_kubeconfig(folder)) as api:
+            driver = ApiServerDriver(api)
             try:
-                yield world
+                yield driver
             finally:
-                await world.cluster.close()
+                await driver.cluster.close()

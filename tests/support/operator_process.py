@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from tests.stoppable import Stoppable
+from tests.support.stoppable import Stoppable
 
 START_LIMIT = 120.0
 STOP_LIMIT = 120.0

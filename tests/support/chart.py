@@ -10,7 +10,8 @@ from typing import Any
 import helm_python
 import yaml
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.support import ROOT
+
 CHART = ROOT / "charts"
 CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
 

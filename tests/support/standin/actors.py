@@ -1,4 +1,4 @@
-"""The world around the operator: users who apply manifests, and kubelets that run pods. Works on any API server."""
+"""The actors around the operator: users who apply manifests, and kubelets that run pods. For any API server."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PATIENCE = 120.0
 POLL = 0.02
 
 
-class World:
+class ClusterActors:
     """Acts on one namespace of an API server, as its administrator."""
 
     def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
         self.namespace = namespace
         self.client = ApiClient(lambda: login(str(kubeconfig)), qps=10_000, burst=10_000)
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> ClusterActors:
         return self
 
     async def __aexit__(

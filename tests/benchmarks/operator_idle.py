@@ -22,8 +22,8 @@ import psutil
 
 from ddp_operator import constants
 from ddp_operator.api.parse import parse_manifest
-from tests.bench.figures import ratio, table
-from tests.standin import StandIn
+from tests.benchmarks.figures import ratio, table
+from tests.support.standin import StandIn
 
 SAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "samples" / "digits.yaml"
 BASELINES = {

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ddp_operator.local.adapt import hold_free_port
-from tests.stoppable import Stoppable
+from tests.support.stoppable import Stoppable
 
 START_LIMIT = 60.0
 NODES = ("node-0", "node-1")

@@ -1,4 +1,4 @@
-"""The local cluster as a world: its pods are small Python processes that a file tells how to end."""
+"""Drives the local cluster: its pods are small Python processes that a file tells how to end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_operator import constants
 from ddp_operator.cluster import Object
 from ddp_operator.local.cluster import LocalCluster
 
-from .base import World, build_resource
+from .base import ClusterDriver, build_resource
 
 # Starts in milliseconds, so that a whole suite of such pods costs less than one `import torch`.
 POD_SCRIPT = """
@@ -30,7 +30,7 @@ sys.exit(said["code"])
 """
 
 
-class LocalWorld(World):
+class LocalClusterDriver(ClusterDriver):
     """Acts by writing files that the pods read."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,10 +80,10 @@ class LocalWorld(World):
 
 
 @asynccontextmanager
-async def open_local(folder: Path) -> AsyncIterator[LocalWorld]:
+async def open_local(folder: Path) -> AsyncIterator[LocalClusterDriver]:
     """Open a local cluster and end all of its pods afterwards."""
-    world = LocalWorld(folder)
+    driver = LocalClusterDriver(folder)
     try:
-        yield world
+        yield driver
     finally:
-        await world.local.close()
+        await driver.local.close()

@@ -27,7 +27,7 @@ there were no fence, whatever its pass makes it write."""
 
 
 class Surroundings(Protocol):
-    """What a process needs of the world around it."""
+    """What a process needs of what is around it."""
 
     def clock(self) -> datetime: ...
 

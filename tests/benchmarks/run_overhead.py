@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.api.parse import parse_manifest
-from tests.bench.figures import ratio, table
+from tests.benchmarks.figures import ratio, table
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "deploy" / "samples" / "digits.yaml"
 STEP = re.compile(rb"\bstep [1-9]\d*/")
 Start = Callable[[Path], list["subprocess.Popen[bytes]"]]

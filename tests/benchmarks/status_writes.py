@@ -3,7 +3,7 @@
 Real etcd and kube-apiserver from $KUBEBUILDER_ASSETS. The definitions stand side by side, each in a group of its own,
 and take turns within one run. ``--against`` adds another definition, such as that of a former commit. Asserts nothing:
 
-    KUBEBUILDER_ASSETS=… python -m tests.bench.status_writes --against former.yaml
+    KUBEBUILDER_ASSETS=… python -m tests.benchmarks.status_writes --against former.yaml
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import yaml
 from ddp_operator.api.crd import build_crd
 from ddp_operator.constants import KIND, PLURAL, VERSION
 from ddp_operator.kube import ApiError
-from tests.bench.figures import ratio, table
-from tests.integration.apiserver import ControlPlane
-from tests.property.strategies import FULL
-from tests.standin import World
+from tests.benchmarks.figures import ratio, table
+from tests.support.control_plane import ControlPlane
+from tests.support.standin import ClusterActors
+from tests.support.strategies import FULL
 
 PARALLEL: Final = 16
 STATUS: Final = {
@@ -55,7 +55,7 @@ class Subject:
         self._jobs: list[Any] = []
         self._step = 0
 
-    async def install(self, plane: ControlPlane, world: World) -> None:
+    async def install(self, plane: ControlPlane, actors: ClusterActors) -> None:
         """Make the definition and its jobs."""
         plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(self.crd))
         plane.kubectl("wait", "--for=condition=Established", f"crd/{PLURAL}.{self.group}")
@@ -64,19 +64,19 @@ class Subject:
         async def make() -> bool:
             try:
                 metadata = {"name": f"job-{len(self._jobs)}"}
-                self._jobs.append(await world.client.request("POST", self.where, body=body | {"metadata": metadata}))
+                self._jobs.append(await actors.client.request("POST", self.where, body=body | {"metadata": metadata}))
             except ApiError as error:
                 if error.status != 404:  # it is not served yet
                     raise
             return len(self._jobs) == PARALLEL
 
-        await world.until(make, f"{self.name} is served")
+        await actors.until(make, f"{self.name} is served")
 
-    async def turn(self, world: World, writes: int) -> None:
+    async def turn(self, actors: ClusterActors, writes: int) -> None:
         """Write so many statuses, all jobs at the same time."""
-        await asyncio.gather(*(self._write(world, index, writes // PARALLEL) for index in range(PARALLEL)))
+        await asyncio.gather(*(self._write(actors, index, writes // PARALLEL) for index in range(PARALLEL)))
 
-    async def _write(self, world: World, index: int, writes: int) -> None:
+    async def _write(self, actors: ClusterActors, index: int, writes: int) -> None:
         for _ in range(writes):
             self._step += 1
             old = self._jobs[index]
@@ -84,7 +84,7 @@ class Subject:
             status = STATUS | {"progress": {"step": self._step, "totalSteps": 10**6}}
             body = {"apiVersion": old["apiVersion"], "kind": KIND, "metadata": metadata, "status": status}
             where = f"{self.where}/{metadata['name']}/status"
-            self._jobs[index] = await world.client.request("PUT", where, body=body)
+            self._jobs[index] = await actors.client.request("PUT", where, body=body)
 
 
 def without_rules(node: Any) -> Any:
@@ -102,14 +102,14 @@ async def measure(options: argparse.Namespace) -> None:
     spent: dict[str, list[float]] = {subject.name: [] for subject in subjects}
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), controllers=False) as plane:
         (server,) = (p for p in psutil.Process().children(recursive=True) if p.name() == "kube-apiserver")
-        async with World(plane.admin) as world:
+        async with ClusterActors(plane.admin) as actors:
             for subject in subjects:
-                await subject.install(plane, world)
-                await subject.turn(world, 10 * PARALLEL)
+                await subject.install(plane, actors)
+                await subject.turn(actors, 10 * PARALLEL)
             for number in range(options.turns):
                 for subject in subjects if number % 2 else subjects[::-1]:
                     before = sum(server.cpu_times()[:2])
-                    await subject.turn(world, options.writes)
+                    await subject.turn(actors, options.writes)
                     spent[subject.name].append((sum(server.cpu_times()[:2]) - before) / options.writes * 1000)
     print(table("the API server's CPU for 1,000 writes of a status", spent))
     for subject in subjects[1:]:

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from ddp_operator import constants
-from tests.builders import last_words, page, resource, template, trainer
-from tests.standin.kueue import Manages
-from tests.standin.simulation import Simulation
+from tests.support.builders import last_words, page, resource, template, trainer
+from tests.support.standin.kueue import Manages
+from tests.support.standin.simulation import OperatorSimulation
 
 TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
 ERROR = last_words("CUDAError", rank=1, node=1)
 
-Scenario = Callable[[Simulation], Awaitable[None]]
+Scenario = Callable[[OperatorSimulation], Awaitable[None]]
 
 
-async def train(sim: Simulation, **spec: Any) -> None:
+async def train(sim: OperatorSimulation, **spec: Any) -> None:
     """Create the job if there is none, and let its current attempt train."""
     if sim.get(constants.KIND, "train") is None:
         sim.create(resource(**{"nodes": 2, **spec}))
@@ -31,53 +31,53 @@ async def train(sim: Simulation, **spec: Any) -> None:
     await sim.settle(11)
 
 
-async def finish(sim: Simulation) -> None:
+async def finish(sim: OperatorSimulation) -> None:
     """Let the current attempt's pods end well."""
     for pod in sim.pods():
         sim.end_pod(pod)
     await sim.settle()
 
 
-async def succeed(sim: Simulation) -> None:
+async def succeed(sim: OperatorSimulation) -> None:
     await train(sim)
     await finish(sim)
 
 
-async def fail_once(sim: Simulation) -> None:
+async def fail_once(sim: OperatorSimulation) -> None:
     await train(sim)
     sim.end_pod(sim.pods()[1], constants.EXIT_RETRYABLE, ERROR)
     await train(sim)
     await finish(sim)
 
 
-async def exhaust_the_budget(sim: Simulation) -> None:
+async def exhaust_the_budget(sim: OperatorSimulation) -> None:
     await train(sim, recovery={"maxRestarts": 1})
     for _ in range(2):
         sim.end_pod(sim.pods()[1], constants.EXIT_RETRYABLE, ERROR)
         await train(sim)
 
 
-async def make_a_mistake(sim: Simulation) -> None:
+async def make_a_mistake(sim: OperatorSimulation) -> None:
     await train(sim)
     sim.end_pod(sim.pods()[0], constants.EXIT_USER_ERROR, last_words("UserError"))
     await sim.settle()
 
 
-async def run_out_of_memory(sim: Simulation) -> None:
+async def run_out_of_memory(sim: OperatorSimulation) -> None:
     await train(sim)
     sim.end_pod(sim.pods()[1], 137, reason="OOMKilled")
     await train(sim)
     await finish(sim)
 
 
-async def be_evicted(sim: Simulation) -> None:
+async def be_evicted(sim: OperatorSimulation) -> None:
     await train(sim)
     sim.evict(sim.pods()[1])
     await train(sim)
     await finish(sim)
 
 
-async def lose_a_node(sim: Simulation) -> None:
+async def lose_a_node(sim: OperatorSimulation) -> None:
     await train(sim, recovery={"forceDeleteAfterSeconds": 10})
     lost = sim.pods()[1]
     sim.lose_node(lost["spec"]["nodeName"])
@@ -88,14 +88,14 @@ async def lose_a_node(sim: Simulation) -> None:
     await finish(sim)
 
 
-async def resize(sim: Simulation) -> None:
+async def resize(sim: OperatorSimulation) -> None:
     await train(sim)
     sim.edit(nodes=3)
     await train(sim)
     await finish(sim)
 
 
-async def resize_in_place(sim: Simulation) -> None:
+async def resize_in_place(sim: OperatorSimulation) -> None:
     await train(sim, elastic={"minNodes": 1, "maxNodes": 4})
     sim.edit(nodes=3)
     await train(sim)
@@ -104,7 +104,7 @@ async def resize_in_place(sim: Simulation) -> None:
     await finish(sim)
 
 
-async def suspend_and_resume(sim: Simulation) -> None:
+async def suspend_and_resume(sim: OperatorSimulation) -> None:
     await train(sim)
     sim.edit(suspend=True)
     await sim.settle(10)
@@ -113,7 +113,7 @@ async def suspend_and_resume(sim: Simulation) -> None:
     await finish(sim)
 
 
-async def stop_in_a_queue(sim: Simulation) -> None:
+async def stop_in_a_queue(sim: OperatorSimulation) -> None:
     await train(sim, labels={constants.KUEUE_QUEUE_LABEL: "q"})
     sim.edit(suspend=True)
     await sim.settle(10)
@@ -121,7 +121,7 @@ async def stop_in_a_queue(sim: Simulation) -> None:
     await sim.settle()
 
 
-async def be_preempted(sim: Simulation, manages: Manages = "labelled", **spec: Any) -> None:
+async def be_preempted(sim: OperatorSimulation, manages: Manages = "labelled", **spec: Any) -> None:
     """Wait for quota, train, lose the quota to others for longer than any deadline, and get it back."""
     kueue = sim.install_kueue(manages, quota=0)
     sim.create(resource(nodes=2, pendingDeadlineSeconds=300, activeDeadlineSeconds=100, **spec))
@@ -138,19 +138,19 @@ async def be_preempted(sim: Simulation, manages: Manages = "labelled", **spec: A
     await finish(sim)
 
 
-async def be_preempted_with_a_label(sim: Simulation) -> None:
+async def be_preempted_with_a_label(sim: OperatorSimulation) -> None:
     await be_preempted(sim, labels={constants.KUEUE_QUEUE_LABEL: "q"})
 
 
-async def be_preempted_in_a_default_queue(sim: Simulation) -> None:
+async def be_preempted_in_a_default_queue(sim: OperatorSimulation) -> None:
     await be_preempted(sim, "default queue")
 
 
-async def be_preempted_without_a_label(sim: Simulation) -> None:
+async def be_preempted_without_a_label(sim: OperatorSimulation) -> None:
     await be_preempted(sim, "all")
 
 
-async def be_suspended_without_a_label(sim: Simulation) -> None:
+async def be_suspended_without_a_label(sim: OperatorSimulation) -> None:
     """Begin suspended, be let go, and be suspended again by the user, where Kueue manages every Job."""
     kueue = sim.install_kueue("all")
     sim.create(resource(nodes=2, suspend=True))
@@ -170,7 +170,7 @@ async def be_suspended_without_a_label(sim: Simulation) -> None:
     await finish(sim)
 
 
-async def mend(sim: Simulation) -> None:
+async def mend(sim: OperatorSimulation) -> None:
     sim.create(resource(nodes=2, template=template(trainer(command=None))))
     await sim.settle(31)
     sim.edit(template=template())
@@ -178,7 +178,7 @@ async def mend(sim: Simulation) -> None:
     await finish(sim)
 
 
-async def be_made_again(sim: Simulation) -> None:
+async def be_made_again(sim: OperatorSimulation) -> None:
     await train(sim)
     sim.delete(constants.KIND, "train")
     sim.create(resource(nodes=1))
@@ -187,7 +187,7 @@ async def be_made_again(sim: Simulation) -> None:
     await finish(sim)
 
 
-async def pass_away(sim: Simulation) -> None:
+async def pass_away(sim: OperatorSimulation) -> None:
     await train(sim, ttlSecondsAfterFinished=5)
     await finish(sim)
     await sim.settle(10)
@@ -217,7 +217,7 @@ ENDS: dict[Scenario, tuple[str, int, int] | None] = {
 SCENARIOS = tuple(ENDS)
 
 
-def end_of(sim: Simulation) -> Any:
+def end_of(sim: OperatorSimulation) -> Any:
     """Return what has to be the same whatever was lost on the way, without times and what is drawn by lot."""
     jobs = [
         (job["metadata"]["name"], job["spec"]["completions"], job["spec"]["suspend"], job["metadata"]["generation"])

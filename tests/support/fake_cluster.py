@@ -1,4 +1,4 @@
-"""A world in memory for the reconcile: the local cluster, with pods that tests let live and die.
+"""A cluster in memory for the reconciler: the local cluster, with pods that tests let live and die.
 
 No process is started. Time stands still until a test moves it.
 """
@@ -43,7 +43,7 @@ class StillKubelet(Kubelet):
     """Starts nothing. Pods run and end when a test says so; a stopped pod obeys at once where ``obedient``."""
 
     obedient: bool = True
-    cluster: MemoryCluster
+    cluster: FakeCluster
 
     def start(self, pod: Object) -> None:
         pass
@@ -62,7 +62,7 @@ class StillKubelet(Kubelet):
         pass
 
 
-class MemoryCluster(LocalCluster):
+class FakeCluster(LocalCluster):
     """The local cluster without processes."""
 
     def __init__(self, clock: Clock) -> None:
@@ -113,12 +113,12 @@ class MemoryCluster(LocalCluster):
         super()._changed(item, gone)
 
 
-class World:
+class ReconcilerHarness:
     """One job in a cluster in memory, its user, and its reconciler."""
 
     def __init__(self, item: Mapping[str, Any] | None = None, **spec: Any) -> None:
         self.clock = Clock()
-        self.cluster = MemoryCluster(self.clock)
+        self.cluster = FakeCluster(self.clock)
         item = item or resource(**{"nodes": 2, **spec})
         self.key = Key(item["metadata"].get("namespace", "default"), item["metadata"]["name"])
         self.item = item
@@ -136,7 +136,7 @@ class World:
         self.requeue = await self.reconciler.reconcile(self.key)
         return self.requeue
 
-    async def settle(self, limit: int = 20) -> World:
+    async def settle(self, limit: int = 20) -> ReconcilerHarness:
         """Make passes until one writes nothing, as a queue fed by events would; lost calls are tried again."""
         for _ in range(limit):
             before = self.cluster.changes
@@ -231,7 +231,7 @@ class World:
         text = message if isinstance(message, str) else msgspec.json.encode(message).decode()
         self.cluster.end(pod, code, text, reason=reason)
 
-    async def train(self, text: str | None = None) -> World:
+    async def train(self, text: str | None = None) -> ReconcilerHarness:
         """Go on until the current attempt trains."""
         await self.settle()
         self.run_pods()

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ddp_operator import constants
-from tests.builders import Json, child_job, child_pod, last_words, resource, template, trainer
+from tests.support.builders import Json, child_job, child_pod, last_words, resource, template, trainer
 
 scalars = st.one_of(
     st.none(),

@@ -181,3 +181,19 @@ def page(**values: Any) -> str:
         for name in constants.LAUNCHER_PHASES:
             lines.append(f'{constants.METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {1 if name == phase else 0}')
     return "\n".join(lines) + "\n"
+
+
+def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:
+    """A small valid custom resource."""
+    return {
+        "apiVersion": "ddp-operator.dev/v1alpha1",
+        "kind": "DDPTrainingJob",
+        "metadata": {"name": name},
+        "spec": {
+            "nodes": 2,
+            "template": {
+                "spec": {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}
+            },
+        }
+        | spec,
+    }

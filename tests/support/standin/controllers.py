@@ -12,11 +12,11 @@ from datetime import datetime
 
 from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job
 
+from .actors import FINISHED, killed
 from .errors import Failure
 from .kueue import Kueue
 from .resources import Kind
 from .storage import Mailbox, Object, Storage, copied
-from .world import FINISHED, killed
 
 DELAY = 0.005
 JobController = Callable[[Object, list[Object], datetime], JobDecision]

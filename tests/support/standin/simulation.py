@@ -58,7 +58,7 @@ class Deposed(Exception):
     """The operator's process stands still here, and another one leads."""
 
 
-class Simulation:
+class OperatorSimulation:
     """An API server, its controllers and kubelets, and one operator that leads."""
 
     def __init__(self) -> None:

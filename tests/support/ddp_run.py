@@ -19,7 +19,6 @@ import yaml
 
 from ddp_operator.local.processes import MARK
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0
 """Seconds after which something counts as never happening. No test measures time with it."""
 

@@ -13,16 +13,16 @@ import yaml
 from aiohttp import web
 
 from ddp_operator.constants import PLURAL
-from tests.stoppable import Stoppable
+from tests.support.stoppable import Stoppable
 
+from .actors import PATIENCE
 from .controllers import Controllers
 from .faults import Faults
 from .resources import Kind
 from .server import Api
 from .storage import Object, Storage
-from .world import PATIENCE
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CRD = ROOT / "deploy" / "crds" / f"{PLURAL}.yaml"
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ No controller and no scheduler run beside it, so that what is measured is the op
 program makes them, as the Job controller would. Every burst is held against a bare asynchronous client that writes the
 same objects with as many connections, in the same run. Prints figures beside their targets, and asserts nothing:
 
-    KUBEBUILDER_ASSETS=… python -m tests.bench.operator_scale
+    KUBEBUILDER_ASSETS=… python -m tests.benchmarks.operator_scale
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from ddp_operator.constants import API_VERSION, EXIT_RETRYABLE, KIND, LABEL_JOB_
 from ddp_operator.kube.resources import path
 from ddp_operator.local.job_controller import build_pod
 from ddp_operator.manifests.children import build_children
-from tests.integration.apiserver import ControlPlane, free_ports
-from tests.integration.conftest import ROOT, job_manifest
-from tests.integration.operator_process import OperatorProcess
-from tests.standin import World
+from tests.support import ROOT
+from tests.support.builders import job_manifest
+from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.operator_process import OperatorProcess
+from tests.support.standin import ClusterActors
 
 PARALLEL: Final = 16
 """Calls at the same time, of the bare client as of the operator's workers."""
@@ -83,11 +84,11 @@ class Bench:
         self.folder = folder
         self.rows: list[Row] = []
 
-    def world(self, namespace: str) -> World:
+    def actors(self, namespace: str) -> ClusterActors:
         """Return users of a new namespace, in which pods may be made."""
         self.plane.kubectl("create", "namespace", namespace)
         self.plane.kubectl("create", "serviceaccount", "default", "-n", namespace)
-        return World(self.plane.admin, namespace)
+        return ClusterActors(self.plane.admin, namespace)
 
     def operator(self, namespace: str, name: str) -> OperatorProcess:
         """Return an operator for that namespace."""
@@ -97,25 +98,25 @@ class Bench:
 
     async def burst(self, count: int) -> None:
         """Submit many jobs at once; then let a bare client write as much by itself."""
-        async with self.world("first") as world:
+        async with self.actors("first") as actors:
             # A new API server is slow with what it has never done before: that is nobody's time.
             since = time.perf_counter()
-            await write_by_hand(world, "job", 1, {"attempt": 1})
+            await write_by_hand(actors, "job", 1, {"attempt": 1})
             print(f"the first job, by hand: {time.perf_counter() - since:.2f} s")
-        async with self.world("burst") as world:
+        async with self.actors("burst") as actors:
             with self.operator("burst", "burst") as operator:
                 before = await calls(operator)
                 since, spent = time.perf_counter(), cpu_seconds()
-                await submit(world, count)
+                await submit(actors, count)
                 ours = time.perf_counter() - since
                 spent = difference(spent, cpu_seconds())
                 made = difference(before, await calls(operator))
             statuses = round(writes_of_status(made) / count)
-            status = (await world.resource("job-0", lambda found: "status" in found))["status"]
-        async with self.world("bare") as world:
+            status = (await actors.resource("job-0", lambda found: "status" in found))["status"]
+        async with self.actors("bare") as actors:
             since, spent_bare = time.perf_counter(), cpu_seconds()
             await in_parallel(
-                [lambda n=number: write_by_hand(world, f"job-{n}", statuses, status) for number in range(count)]
+                [lambda n=number: write_by_hand(actors, f"job-{n}", statuses, status) for number in range(count)]
             )
             bare = time.perf_counter() - since
             spent_bare = difference(spent_bare, cpu_seconds())
@@ -134,15 +135,15 @@ class Bench:
 
     async def latency(self, count: int) -> None:
         """Submit one job after another, and wait for each one's Job."""
-        async with self.world("idle") as world:
+        async with self.actors("idle") as actors:
             with self.operator("idle", "idle"):
                 seen: dict[str, float] = {}
-                watching = asyncio.create_task(note_jobs(world, seen))
+                watching = asyncio.create_task(note_jobs(actors, seen))
                 took = []
                 for number in range(count + 3):
                     await asyncio.sleep(0.15)
                     since = time.perf_counter()
-                    await world.create(job_manifest(f"job-{number}"))
+                    await actors.create(job_manifest(f"job-{number}"))
                     await until(lambda: f"job-{number}-1" in seen, 0.001)  # noqa: B023
                     if number >= 3:
                         took.append((seen[f"job-{number}-1"] - since) * 1000)
@@ -154,23 +155,25 @@ class Bench:
 
     async def life(self, count: int) -> None:
         """Let jobs of two pods run, and fail; count what is written until they run."""
-        async with self.world("life") as world:
+        async with self.actors("life") as actors:
             with self.operator("life", "life") as operator:
                 before = await calls(operator)
                 for number in range(count):
-                    await world.create(job_manifest(f"job-{number}"))
-                    await make_pods(world, await world.child_job(f"job-{number}-1"))
-                    await world.phase(f"job-{number}", "Running")
+                    await actors.create(job_manifest(f"job-{number}"))
+                    await make_pods(actors, await actors.child_job(f"job-{number}-1"))
+                    await actors.phase(f"job-{number}", "Running")
                 made = difference(before, await calls(operator))
                 updates = writes_of_status(made)
                 created = 0
                 for kind in CHILDREN:
-                    created += len(await world.list(kind, LABEL_JOB_NAME))
+                    created += len(await actors.list(kind, LABEL_JOB_NAME))
                 took = []
                 for number in range(count):
                     since = time.perf_counter()
-                    await world.finish_pod(f"job-{number}-1", 1, exit_code=EXIT_RETRYABLE, message='{"category":"OOM"}')
-                    await world.resource(f"job-{number}", lambda found: "lastFailure" in found.get("status", {}))
+                    await actors.finish_pod(
+                        f"job-{number}-1", 1, exit_code=EXIT_RETRYABLE, message='{"category":"OOM"}'
+                    )
+                    await actors.resource(f"job-{number}", lambda found: "lastFailure" in found.get("status", {}))
                     took.append(time.perf_counter() - since)
         self.rows.append(Row("create to Running: objects created a job", created / count, "", 4))
         self.rows.append(Row("create to Running, two pods: status updates a job", updates / count, "", 3))
@@ -178,9 +181,9 @@ class Bench:
 
     async def rest(self, count: int, seconds: float) -> None:
         """Keep many jobs; look at the operator at rest, and after a restart."""
-        async with self.world("rest") as world:
+        async with self.actors("rest") as actors:
             with self.operator("rest", "rest") as operator:
-                await submit(world, count)
+                await submit(actors, count)
                 since = time.perf_counter()
                 await until(lambda: is_quiet(operator), 0)
                 print(f"{count} jobs: all quiet {time.perf_counter() - since:.0f} s after the last Job")
@@ -194,7 +197,7 @@ class Bench:
                 made = writes_in(difference(before, after))
                 written = sum(made.values())
                 print(f"writes at rest: {made or 'none'}")
-            versions = await versions_of(world)
+            versions = await versions_of(actors)
             again = self.operator("rest", "again")
             since = time.perf_counter()
             with again:
@@ -202,7 +205,7 @@ class Bench:
                 settled = time.perf_counter() - since
                 assert again.process is not None
                 spent = psutil.Process(again.process.pid).cpu_times()
-            touched = sum(versions[name] != version for name, version in (await versions_of(world)).items())
+            touched = sum(versions[name] != version for name, version in (await versions_of(actors)).items())
         self.rows.append(Row(f"{count} jobs at rest: resident memory", rss, "MiB", 120))
         self.rows.append(Row(f"{count} jobs at rest: CPU of one core", used * 100, "%", 2))
         self.rows.append(Row(f"{count} jobs at rest: writes but the Lease", written, "", 0))
@@ -221,13 +224,13 @@ async def until(probe: Callable[[], Any], pause: float) -> None:
             await asyncio.sleep(pause)
 
 
-async def submit(world: World, count: int) -> None:
+async def submit(actors: ClusterActors, count: int) -> None:
     """Create so many jobs, and wait for the Job of each."""
-    await in_parallel([lambda n=number: world.create(job_manifest(f"job-{n}")) for number in range(count)])
+    await in_parallel([lambda n=number: actors.create(job_manifest(f"job-{n}")) for number in range(count)])
 
     async def all_there() -> bool:
         # A page of one says how many there are: cheaper than a watch, which is ended when it does not keep up.
-        page = await world.client.request("GET", path("Job", world.namespace), params={"limit": "1"})
+        page = await actors.client.request("GET", path("Job", actors.namespace), params={"limit": "1"})
         return len(page["items"]) + int(page["metadata"].get("remainingItemCount", 0)) == count
 
     await until(all_there, 0.25)
@@ -252,11 +255,11 @@ def writes_in(made: Samples) -> Samples:
     return {key: value for key, value in made.items() if key[0] != "get" and key[1] != "leases"}
 
 
-async def write_by_hand(world: World, name: str, statuses: int, status: Mapping[str, Any]) -> None:
+async def write_by_hand(actors: ClusterActors, name: str, statuses: int, status: Mapping[str, Any]) -> None:
     """Write a job, its children and so many statuses, as a client without any logic would."""
-    resource = await world.create(job_manifest(name))
+    resource = await actors.create(job_manifest(name))
     for child in build_children(parse_resource(resource), attempt=1, nodes=2):
-        await world.client.request("POST", path(child["kind"], world.namespace), body=child)
+        await actors.client.request("POST", path(child["kind"], actors.namespace), body=child)
     for number in range(statuses):
         meta = resource["metadata"]
         body = {
@@ -264,30 +267,30 @@ async def write_by_hand(world: World, name: str, statuses: int, status: Mapping[
             "metadata": {key: meta[key] for key in ("name", "namespace", "resourceVersion")},
             "status": {**status, "jobName": f"{name}-{number}"},
         }  # fmt: skip
-        resource = await world.client.request("PUT", path(KIND, world.namespace, name, "status"), body=body)
+        resource = await actors.client.request("PUT", path(KIND, actors.namespace, name, "status"), body=body)
 
 
-async def make_pods(world: World, job: Mapping[str, Any]) -> None:
+async def make_pods(actors: ClusterActors, job: Mapping[str, Any]) -> None:
     """Make the pods of a Job and let them run."""
     for index in range(job["spec"]["completions"]):
         pod = dict(build_pod(job, index, suffix="abcde"))
         pod["metadata"] = {key: value for key, value in pod["metadata"].items() if key != "finalizers"}
-        await world.create({"apiVersion": "v1", "kind": "Pod"} | pod)
+        await actors.create({"apiVersion": "v1", "kind": "Pod"} | pod)
     for index in range(job["spec"]["completions"]):
-        await world.run_pod(job["metadata"]["name"], index)
+        await actors.run_pod(job["metadata"]["name"], index)
 
 
-async def note_jobs(world: World, seen: dict[str, float]) -> None:
+async def note_jobs(actors: ClusterActors, seen: dict[str, float]) -> None:
     """Note when each Job is seen first."""
-    async for job in world.watch("Job"):
+    async for job in actors.watch("Job"):
         seen.setdefault(job["metadata"]["name"], time.perf_counter())
 
 
-async def versions_of(world: World) -> dict[tuple[str, str], str]:
+async def versions_of(actors: ClusterActors) -> dict[tuple[str, str], str]:
     """Return the resourceVersion of every resource and child."""
     found = {}
     for kind in (KIND, *CHILDREN):
-        for item in await world.list(kind):
+        for item in await actors.list(kind):
             found[kind, item["metadata"]["name"]] = item["metadata"]["resourceVersion"]
     return found
 

@@ -5,8 +5,8 @@ the status subresource, owner references, the Job controller. The same tests run
 present, which is how it is kept honest.
 """
 
+from .actors import ClusterActors
 from .faults import Fault, Faults
 from .running import StandIn
-from .world import World
 
-__all__ = ["Fault", "Faults", "StandIn", "World"]
+__all__ = ["ClusterActors", "Fault", "Faults", "StandIn"]

@@ -17,8 +17,8 @@ from typing import Any
 
 from ddp_operator import launcher
 from ddp_operator.manifests.torchrun import Plan, build_env, build_torchrun_args, split_user_command
-from tests.ports import HeldPort
-from tests.warm import WarmProcess
+from tests.support.ports import HeldPort
+from tests.support.warm import WarmProcess
 
 TIMEOUT = 150  # patience, not expectation: other work on the machine makes everything many times slower
 

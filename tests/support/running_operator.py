@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import kopf
@@ -12,7 +14,7 @@ import kopf
 import ddp_operator.handlers  # noqa: F401 - registers the handlers
 from ddp_operator.runtime import Operator
 from ddp_operator.settings import Settings
-from tests.stoppable import Stoppable
+from tests.support.stoppable import Stoppable
 
 START_LIMIT = 120.0
 STOP_LIMIT = 120.0
@@ -78,3 +80,22 @@ class RunningOperator(Stoppable):
             self._failure = exc
         finally:
             self._ready.set()
+
+
+Start = Callable[..., RunningOperator]
+"""Starts an operator with these settings: the fixture ``start``."""
+
+
+async def in_thread(function: Callable[..., int], *args: Any) -> int:
+    """Call a function in a thread that nobody waits for: one that never returns must not keep a failed test alive."""
+    done: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+    def call() -> None:
+        with suppress(concurrent.futures.InvalidStateError):  # the test has given up on it
+            try:
+                done.set_result(function(*args))
+            except Exception as error:
+                done.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return await asyncio.wrap_future(done)

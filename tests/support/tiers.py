@@ -67,7 +67,7 @@ TIERS = (
     Tier("chromium", "pages in a headless browser", _tool("chromium"), marker="chromium"),
     Tier("buildah", "image builds", _tool("buildah"), marker="buildah"),
     Tier("process", "real torchrun and gloo processes", marker="process"),
-    Tier("bench", "the measuring code itself", folder="bench"),
+    Tier("benchmarks", "the measuring code itself", folder="benchmarks"),
 )
 
 
@@ -81,7 +81,7 @@ def tier_of(path: str, markers: Iterable[str]) -> str:
     for tier in TIERS:
         if tier.folder is not None and parts[:2] == ("tests", tier.folder):
             return tier.name
-    raise pytest.UsageError(f"{path}: not in the folder of a tier (see tests/tiers.py)")
+    raise pytest.UsageError(f"{path}: not in the folder of a tier (see tests/support/tiers.py)")
 
 
 @dataclass

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.ports import HeldPort
-from tests.warm import CONTEXT, start_server
+from tests.support.ports import HeldPort
+from tests.support.warm import CONTEXT, start_server
 
 PATIENCE = 300.0
 """Seconds after which something counts as never happening. No test measures time with it."""

@@ -1,4 +1,4 @@
-"""What a test of the contract needs of a world beside the cluster itself: pods that do as they are told."""
+"""What a test of the contract needs beside the cluster itself: pods that do as they are told."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PATIENCE = 120.0
 """Seconds after which something counts as never happening. No test measures time with it."""
 
 
-class World(ABC):
+class ClusterDriver(ABC):
     """One cluster, and hands to act in it."""
 
     cluster: Cluster
 
     def dress(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the Job with whatever its pods need to obey in this world."""
+        """Return the Job with whatever its pods need to obey the driver."""
         return dict(job)
 
     @abstractmethod
@@ -61,7 +61,7 @@ class World(ABC):
 
 
 def build_resource(name: str, **spec: Any) -> dict[str, Any]:
-    """Return a custom resource that every world accepts."""
+    """Return a custom resource that every cluster accepts."""
     container = {"name": "trainer", "image": "x", "command": ["python", "train.py"]}
     return {
         "apiVersion": constants.API_VERSION,

@@ -1,0 +1,108 @@
+"""Jobs and children that another version of the operator has made."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ddp_operator import reconcile
+from ddp_operator.cluster import Key, Snapshot
+from ddp_operator.manifests import children
+from tests.support.builders import page
+from tests.support.fake_cluster import ReconcilerHarness
+
+TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
+
+
+class TestOtherVersion:
+    async def test_running_job_of_another_version_goes_on_once_the_definition_hides_what_is_unknown(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A rollback of the operator alone; then the definition follows, by which no resource's version changes."""
+        harness = await ReconcilerHarness().train(TRAINING)
+        harness.edit(futureField=1)
+        await harness.reconcile()
+        words = harness.condition("Accepted").message
+        assert "; the definition ddptrainingjobs.ddp-operator.dev in the cluster is not that of this operator" in words
+        assert "nobody answers a failure" in words
+        assert (harness.status.phase, harness.requeue, harness.jobs()) == ("Running", 300, ["train-1"])
+
+        async def fetch(key: Any) -> Snapshot:
+            snapshot = await harness.observe()
+            spec = {name: value for name, value in snapshot.resource["spec"].items() if name != "futureField"}
+            return dataclasses.replace(snapshot, resource={**snapshot.resource, "spec": spec})
+
+        monkeypatch.setattr(harness.cluster, "fetch", fetch)
+        await harness.reconcile()
+        assert harness.state("Accepted") == ("True", "Valid")
+
+    async def test_finished_job_of_another_version_is_left_alone(self) -> None:
+        harness = await ReconcilerHarness(nodes=1).train(TRAINING)
+        harness.end_pod(0)
+        await harness.settle()
+        harness.edit(futureField=1)
+        version = harness.version
+        await harness.reconcile()
+        assert (harness.status.phase, harness.version) == ("Succeeded", version)
+
+    @pytest.mark.parametrize("stage", ["suspended", "starting", "training"])
+    async def test_launcher_of_an_older_operator_that_somebody_deletes_costs_no_job_that_trains(
+        self, monkeypatch: pytest.MonkeyPatch, stage: str
+    ) -> None:
+        harness = ReconcilerHarness()
+        await (harness.train(TRAINING) if stage == "training" else harness.settle())
+        if stage == "suspended":
+            harness.edit(suspend=True)
+            await harness.settle()
+        newer = children.Launcher("# newer", "f" * 64)
+        for module in (children, reconcile):
+            monkeypatch.setattr(module, "load_launcher", lambda: newer)
+        [config_map] = harness.cluster.store.list("ConfigMap")
+        [before] = harness.cluster.store.list("Job")
+        await harness.settle()
+        assert [item["metadata"]["uid"] for item in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
+        harness.cluster.store.delete(config_map)
+        for _ in range(3):
+            await harness.settle()
+            harness.clock.advance(1)
+        if stage == "suspended":
+            assert harness.cluster.store.list("Job") == []
+            harness.edit(suspend=False)
+            await harness.settle()
+        [after] = harness.cluster.store.list("Job")
+        kept = stage == "training"
+        assert (after["metadata"]["uid"] == before["metadata"]["uid"]) is kept
+        assert [item["metadata"]["name"] for item in harness.cluster.store.list("ConfigMap")] == [
+            "train-launcher-ffffffffff"
+        ]
+        assert (harness.status.attempt, harness.status.restarts.total) == (1, 0)
+
+    async def test_launcher_that_a_kubelet_does_not_find_is_made_anew_though_nobody_told_of_its_deletion(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        harness = await ReconcilerHarness().settle()
+        [config_map] = harness.cluster.store.list("ConfigMap")
+        remembered, truth = await harness.observe(), harness.cluster.observe
+        harness.cluster.store.delete(config_map)
+
+        async def observe(key: Key) -> Snapshot:
+            found = await truth(key)
+            assert found is not None
+            return dataclasses.replace(found, config_maps=remembered.config_maps)
+
+        async def events_of(item: Any) -> Any:
+            name = config_map["metadata"]["name"]
+            words = f'MountVolume.SetUp failed for volume "ddp-launcher" : configmap "{name}" not found'
+            return ({"type": "Warning", "reason": "FailedMount", "message": words},)
+
+        monkeypatch.setattr(harness.cluster, "observe", observe)
+        monkeypatch.setattr(harness.cluster, "events_of", events_of)
+        for pod in harness.pods():
+            harness.cluster.store.change(pod, spec=pod["spec"] | {"nodeName": "node-a"})
+        await harness.reconcile()
+        assert harness.cluster.store.list("ConfigMap") == []
+        harness.clock.advance(10)
+        await harness.reconcile()
+        assert [item["metadata"]["name"] for item in harness.cluster.store.list("ConfigMap")] == [
+            config_map["metadata"]["name"]
+        ]
