@@ -22,7 +22,7 @@ def _occupied(folder: Path) -> list[str]:
 
 
 MISTAKES: dict[str, Callable[[Path], list[str]]] = {
-    "optim.lr: 0.0 is not positive": lambda folder: ["--lr", "0"],
+    "optim.lr: 0.0 is out of range": lambda folder: ["--lr", "0"],
     "data.dir: CIFAR-10 is not complete in": lambda folder: ["--data", "cifar10", "--data-dir", str(folder)],
     "model.name: module 'no_such_module'": lambda folder: ["--model", "no_such_module:build"],
     "precision.name: fp16 needs a GPU": lambda folder: ["--precision", "fp16", "--device", "cpu"],

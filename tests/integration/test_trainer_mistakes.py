@@ -72,7 +72,7 @@ MISTAKES = {
     "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
     "distributed.compression: PowerSGD needs nccl": ["--compression", "powersgd"],
     "precision.grad_scaler: a gradient scaler does nothing for bf16": ["--precision", "bf16", "--grad-scaler"],
-    "early_stop.target_accuracy: 85.0 is not a share": ["--target-accuracy", "85"],
+    "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
     "data.download: nowhere:load is not a dataset": ["--data", "nowhere:load", "--data-download"],
     "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet"],
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import nn
 
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.store import Checkpointer
-from ddp_trainer.config.options import to_dict
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
@@ -187,7 +186,7 @@ def _save_config(config: RunConfig, world: World) -> None:
     if folder is None:
         return
     try:
-        write_atomically(folder / "config.json", json.dumps(to_dict(config), indent=2).encode() + b"\n")
+        write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
     except OSError as error:
         raise UserError(
             "output_dir",

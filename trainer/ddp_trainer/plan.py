@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddp_trainer.config.options import option
-from ddp_trainer.errors import require
+from ddp_trainer.config.options import Settings, option
+from ddp_trainer.errors import UserError
 
 
 @dataclass
@@ -67,26 +67,23 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class EarlyStopConfig:
+class EarlyStopConfig(Settings, group="early_stop"):
     """When the run may end before its last epoch."""
 
     target_accuracy: float | None = option(
-        None, "stop when validations reach this share, 0 to 1 (segmentation: mean intersection over union)"
+        None,
+        "stop when validations reach this share, 0 to 1 (segmentation: mean intersection over union)",
+        above=0,
+        at_most=1,
     )
-    patience: int = option(2, "how many validations in a row must reach it")
+    patience: int = option(2, "how many validations in a row must reach it", at_least=1)
 
     def __post_init__(self) -> None:
         target = self.target_accuracy
-        percent = target is not None and 1.0 < target <= 100.0
-        require(
-            target is None or 0.0 < target <= 1.0,
-            "early_stop.target_accuracy",
-            f"{target} is not a share between 0 and 1",
-            f"give {target / 100:g} for {target:g} percent"
-            if target is not None and percent
-            else "give for example 0.85",
-        )
-        require(self.patience >= 1, "early_stop.patience", f"{self.patience} is less than one", "give 1 or more")
+        if target is not None and 1.0 < target <= 100.0:
+            remedy = f"give {target / 100:g} for {target:g} percent"
+            raise UserError("early_stop.target_accuracy", f"{target:g} is not a share between 0 and 1", remedy)
+        super().__post_init__()
 
     def count(self, streak: int, score: float) -> int:
         """How many validations in a row have reached the target, after one more with ``score``; NaN never does."""

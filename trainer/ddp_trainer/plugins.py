@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ddp_trainer.errors import UserError, require
+
+
+def check_name(name: str, known: Collection[str], field: str) -> None:
+    """Raise :class:`UserError` for a name that is neither one of ``known`` nor ``module:function``."""
+    remedy = f"choose one of {', '.join(known)}, or module:function"
+    require(name in known or ":" in name, field, f"{name!r} is not known", remedy)
 
 
 def load_callable(name: str, field: str) -> Callable[..., Any]:

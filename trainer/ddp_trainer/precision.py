@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.config.options import option
+from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import require
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _CPU_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 @dataclass(frozen=True)
-class PrecisionConfig:
+class PrecisionConfig(Settings, group="precision"):
     """How numbers are kept and multiplied."""
 
     name: str = option(
@@ -45,6 +45,7 @@ class PrecisionConfig:
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             self.grad_scaler is not True or self.name == "fp16",
             "precision.grad_scaler",

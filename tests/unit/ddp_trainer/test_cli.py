@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from ddp_trainer import contract
 from ddp_trainer.cli import build_parser, main, parse
-from ddp_trainer.config.options import build, to_dict
+from ddp_trainer.config.options import build
 from ddp_trainer.config.presets import PRESETS, get_preset
 from ddp_trainer.config.run import describe, resolve
 from ddp_trainer.errors import UserError
@@ -35,7 +36,7 @@ def test_a_file_may_name_the_preset(tmp_path: Path) -> None:
 def test_the_saved_configuration_starts_the_same_run(tmp_path: Path) -> None:
     config = parse(["--preset", "digits-resnet", "--lr", "0.3"])
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(to_dict(config)))
+    file.write_text(json.dumps(asdict(config)))
     assert parse(["--config", str(file)]) == config
 
 
@@ -43,7 +44,7 @@ def test_the_saved_configuration_starts_the_same_run(tmp_path: Path) -> None:
 def test_every_preset_resolves_as_meant_and_as_published(name: str) -> None:
     for as_published in (False, True):
         config = resolve(name, None, {}, as_published=as_published)
-        assert build(type(config), to_dict(config)) == config
+        assert build(type(config), asdict(config)) == config
 
 
 def test_help_lists_presets_and_every_group() -> None:
@@ -142,7 +143,7 @@ def test_a_user_error_is_one_line_on_standard_error_and_81(capsys: pytest.Captur
     assert main(["--preset", "digits-resnet", "--lr", "0"]) == contract.EXIT_USER_ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "ddp_trainer: error: optim.lr: 0.0 is not positive; give for example 0.1\n"
+    assert captured.err == "ddp_trainer: error: optim.lr: 0.0 is out of range; it must be above 0\n"
 
 
 def test_only_rank_0_prints_the_user_error(
@@ -170,7 +171,7 @@ def test_only_rank_0_prints_the_user_error(
 def test_the_description_shows_every_setting() -> None:
     config = parse(["--preset", "digits-resnet"])
     text = describe(config)
-    for group, values in to_dict(config).items():
+    for group, values in asdict(config).items():
         assert group in text
         if isinstance(values, dict):
             assert all(f"{name}=" in text for name in values)

@@ -1,25 +1,25 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from ddp_trainer.config.options import build, merge, option, options, to_dict
+from ddp_trainer.config.options import Settings, build, merge, option, options
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.errors import UserError
 
 
 @dataclass(frozen=True)
-class Inner:
-    size: int = option(3, "how big")
-    rate: float = option(0.5, "how fast")
+class Inner(Settings, group="inner"):
+    size: int = option(3, "how big", at_least=1, below=100)
+    rate: float = option(0.5, "how fast", above=0)
     kinds: tuple[str, ...] = option((), "which")
     mode: str = option("a", "how", choices=("a", "b"))
     limit: float | None = option(None, "at most")
 
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(Settings):
     on: bool = option(False, "whether")
     inner: Inner = field(default_factory=Inner)
 
@@ -37,7 +37,7 @@ def test_every_setting_of_the_run_has_help() -> None:
 
 def test_values_survive_the_way_to_plain_data_and_back() -> None:
     config = Outer(True, Inner(4, 0.25, ("x", "y"), "b", 1.0))
-    assert build(Outer, to_dict(config)) == config
+    assert build(Outer, asdict(config)) == config
 
 
 def test_merge_lays_one_over_the_other_and_changes_neither() -> None:
@@ -67,7 +67,12 @@ def test_yaml_text_like_1e_minus_3_is_a_number() -> None:
         ({"inner": {"size": None}}, "inner.size: must not be empty"),
         ({"inner": {"rate": "fast"}}, "inner.rate: 'fast' is not a number"),
         ({"inner": {"kinds": 3}}, "inner.kinds: 3 is not a list"),
-        ({"inner": {"mode": "c"}}, "inner.mode: 'c' is not known; choose one of a, b"),
+        ({"inner": {"mode": "c"}}, "inner.mode: 'c' is not known; choose from a, b"),
+        ({"inner": {"size": 0}}, "inner.size: 0 is out of range; it must be at least 1 and below 100"),
+        ({"inner": {"size": 100}}, "inner.size: 100 is out of range; it must be at least 1 and below 100"),
+        ({"inner": {"rate": 0}}, "inner.rate: 0.0 is out of range; it must be above 0"),
+        ({"inner": {"rate": float("nan")}}, "inner.rate: nan is out of range"),
+        ({"inner": {"rate": float("inf")}}, "inner.rate: inf is out of range"),
         ({"on": "maybe"}, "on: 'maybe' is not true or false"),
     ],
 )

@@ -25,8 +25,8 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from ddp_trainer.checkpoint.fence import FOLDER as FENCE_FOLDER
 from ddp_trainer.checkpoint.fence import Fence
-from ddp_trainer.config.options import option
-from ddp_trainer.errors import Superseded, UserError, require
+from ddp_trainer.config.options import Settings, option
+from ddp_trainer.errors import Superseded, UserError
 from ddp_trainer.files import fsync_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -37,27 +37,27 @@ MANIFEST_VERSION = 1
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings, group="checkpoint"):
     """Where and how often the run is saved."""
 
     dir: str | None = option(
         None, "folder for checkpoints (default: DDP_CHECKPOINT_DIR; none: no checkpoints)", flag="--checkpoint-dir"
     )
     every_epochs: int = option(
-        1, "save after every so many epochs; 0: only at the end", flag="--checkpoint-every-epochs"
+        1, "save after every so many epochs; 0: only at the end", flag="--checkpoint-every-epochs", at_least=0
     )
-    every_steps: int = option(0, "also save after every so many steps; 0: not", flag="--checkpoint-every-steps")
+    every_steps: int = option(
+        0, "also save after every so many steps; 0: not", flag="--checkpoint-every-steps", at_least=0
+    )
     keep: int = option(
-        3, "how many of the newest to keep; the best by validation accuracy is kept besides", flag="--checkpoint-keep"
+        3,
+        "how many of the newest to keep; the best by validation accuracy is kept besides",
+        flag="--checkpoint-keep",
+        at_least=1,
     )
     resume: str = option(
         "auto", "auto goes on from the newest good checkpoint; never wants an empty folder", choices=("auto", "never")
     )
-
-    def __post_init__(self) -> None:
-        for name, least in (("every_epochs", 0), ("every_steps", 0), ("keep", 1)):
-            value = getattr(self, name)
-            require(value >= least, f"checkpoint.{name}", f"{value} is too small", f"give {least} or more")
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,69 @@
 """Configuration dataclasses to command-line flags, YAML and back: one walk over the fields, no second list of options.
 
 A configuration is a tree of frozen dataclasses, each beside the code that uses it. Fields made by :func:`option` carry
-their help text and become flags. Flags are flat (``--batch-size``), files are nested (``data: {batch_size: 32}``).
+their help text and their limits and become flags. Flags are flat (``--batch-size``), files are nested
+(``data: {batch_size: 32}``).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import operator
 import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import UserError, require
+
+_LIMITS = {
+    "at_least": ("at least", operator.ge), "above": ("above", operator.gt),
+    "at_most": ("at most", operator.le), "below": ("below", operator.lt),
+}  # fmt: skip
 
 
-def option(default: Any, help: str, *, flag: str | None = None, choices: tuple[str, ...] | None = None) -> Any:
+def option(
+    default: Any, help: str, *, flag: str | None = None, choices: tuple[str, ...] | None = None, **limits: float
+) -> Any:
     """A dataclass field with the help text and flag of its command-line option.
 
-    ``flag`` defaults to the field's name with dashes. ``choices`` are checked by :func:`build`.
+    ``flag`` defaults to the field's name with dashes. ``choices`` and ``limits`` (``at_least``, ``above``, ``at_most``,
+    ``below``) are checked by :class:`Settings`.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "flag": flag, "choices": choices})
+    assert limits.keys() <= _LIMITS.keys(), limits
+    metadata = {"help": help, "flag": flag, "choices": choices, "limits": limits}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Settings:
+    """Base of a group of settings, a frozen dataclass: refuses values beyond the limits of their options.
+
+    Raises :class:`UserError` when it is made.
+    """
+
+    group: ClassVar[str]
+
+    def __init_subclass__(cls, group: str = "") -> None:
+        cls.group = group and f"{group}."
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(typing.cast(Any, self)):
+            value = getattr(self, field.name)
+            if value is None or "help" not in field.metadata:
+                continue
+            key, choices, limits = self.group + field.name, field.metadata["choices"], field.metadata["limits"]
+            for item in value if isinstance(value, tuple) else (value,):
+                if choices and item not in choices:
+                    raise UserError(key, f"{item!r} is not known", f"choose from {', '.join(choices)}")
+            require(
+                not limits or (math.isfinite(value) and all(_LIMITS[name][1](value, limits[name]) for name in limits)),
+                key,
+                f"{value} is out of range",
+                f"it must be {' and '.join(f'{_LIMITS[name][0]} {limit:g}' for name, limit in limits.items())}",
+            )
 
 
 @dataclass(frozen=True)
@@ -122,9 +163,6 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: tuple[str, ...] = ())
             arguments[name] = build(typing.cast(type, annotation), value, (*prefix, name))
         else:
             arguments[name] = _coerce(dotted, value, annotation, optional)
-            choices = fields[name].metadata.get("choices")
-            if choices and arguments[name] is not None and arguments[name] not in choices:
-                raise UserError(dotted, f"{value!r} is not known", f"choose one of {', '.join(choices)}")
     return cls(**arguments)
 
 
@@ -152,15 +190,3 @@ def _coerce(dotted: str, value: Any, annotation: Any, optional: bool) -> Any:
         return value
     kind = _TYPE_NAMES[typing.get_origin(annotation) or annotation]
     raise UserError(dotted, f"{value!r} is not {kind}", f"give {kind}")
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """The configuration as nested plain mappings, ready for JSON; :func:`build` reads it back."""
-    plain: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            plain[field.name] = to_dict(value)
-        else:
-            plain[field.name] = list(value) if isinstance(value, tuple) else value
-    return plain

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ddp_trainer.checkpoint.store import CheckpointConfig
-from ddp_trainer.config.options import build, merge, option, to_dict
+from ddp_trainer.config.options import Settings, build, merge, option
 from ddp_trainer.config.presets import get_preset
 from ddp_trainer.data import DataConfig
 from ddp_trainer.distributed.world import DistributedConfig
@@ -22,28 +22,27 @@ from ddp_trainer.precision import PrecisionConfig
 
 
 @dataclass(frozen=True)
-class MetricsConfig:
+class MetricsConfig(Settings, group="metrics"):
     """The Prometheus endpoint."""
 
     port: int | None = option(
-        None, "port of local rank 0 (default: DDP_METRICS_PORT or 9400; 0: any free one)", flag="--metrics-port"
+        None,
+        "port of local rank 0 (default: DDP_METRICS_PORT or 9400; 0: any free one)",
+        flag="--metrics-port",
+        at_least=0,
+        at_most=65535,
     )
-
-    def __post_init__(self) -> None:
-        require(
-            self.port is None or 0 <= self.port < 65536, "metrics.port", f"{self.port} is not a port", "give 0 to 65535"
-        )
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Settings):
     """Everything that determines a run."""
 
     preset: str = ""
-    epochs: int = option(1, "passes over the training data")
-    max_steps: int | None = option(None, "stop after so many steps, though epochs are left")
-    seed: int = option(0, "seed of initial weights, order, augmentation and dropout")
-    log_every: int = option(10, "steps between progress lines")
+    epochs: int = option(1, "passes over the training data", at_least=1)
+    max_steps: int | None = option(None, "stop after so many steps, though epochs are left", at_least=1)
+    seed: int = option(0, "seed of initial weights, order, augmentation and dropout", at_least=0)
+    log_every: int = option(10, "steps between progress lines", at_least=1)
     nonfinite: str = option(
         "count",
         "where a loss is not a finite number: count it and go on, or stop all ranks and name step and rank",
@@ -63,15 +62,7 @@ class RunConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, "epochs", f"{self.epochs} is less than one", "give 1 or more")
-        require(
-            self.max_steps is None or self.max_steps >= 1,
-            "max_steps",
-            f"{self.max_steps} is less than one",
-            "give 1 or more, or none",
-        )
-        require(self.seed >= 0, "seed", f"{self.seed} is negative", "give 0 or more")
-        require(self.log_every >= 1, "log_every", f"{self.log_every} is less than one", "give 1 or more")
+        super().__post_init__()
         require(
             not (self.distributed.static_graph and self.optim.accumulate > 1),
             "distributed.static_graph",
@@ -123,7 +114,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 def describe(config: RunConfig) -> str:
     """The resolved configuration for the log: one line a group."""
-    plain = to_dict(config)
+    plain = asdict(config)
     top = {name: value for name, value in plain.items() if not isinstance(value, dict)}
     lines = ["config: " + _line(top)]
     lines += [f"  {name}: {_line(group)}" for name, group in plain.items() if isinstance(group, dict)]
@@ -132,5 +123,5 @@ def describe(config: RunConfig) -> str:
 
 def _line(values: Mapping[str, Any]) -> str:
     return " ".join(
-        f"{name}={json.dumps(value) if isinstance(value, list) else value}" for name, value in values.items()
+        f"{name}={json.dumps(value) if isinstance(value, tuple) else value}" for name, value in values.items()
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import option
+from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import require
-from ddp_trainer.plugins import load_callable
+from ddp_trainer.plugins import check_name, load_callable
 
 if TYPE_CHECKING:
     from ddp_trainer.data.arrays import Datasets
@@ -31,7 +31,7 @@ DOWNLOADS = {
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Settings, group="data"):
     """Which images, how they are batched and augmented."""
 
     name: str = option("digits", "a built-in dataset, or module:function of your own", flag="--data")
@@ -45,19 +45,21 @@ class DataConfig:
         flag="--data-cache",
         choices=("auto", "device", "host", "none"),
     )
-    workers: int = option(2, "processes a rank that read ahead where images are not held on the device")
-    image_size: int = option(480, "side in pixels to which images of varying size are fitted (voc2012)")
-    batch_size: int = option(32, "samples a rank and step")
-    eval_batch_size: int = option(256, "samples a rank and validation batch")
-    augment: tuple[str, ...] = option((), f"comma-separated list of {', '.join(AUGMENTATIONS)}")
-    crop_padding: int = option(4, "pixels of black border before a random crop")
-    rotation: float = option(10.0, "greatest angle of a random rotation, in degrees")
-    shear: float = option(10.0, "greatest angle of a random affine map's shear, in degrees")
-    scale_min: float = option(0.8, "least factor of a random affine map or scaling")
+    workers: int = option(2, "processes a rank that read ahead where images are not held on the device", at_least=0)
+    image_size: int = option(480, "side in pixels to which images of varying size are fitted (voc2012)", at_least=8)
+    batch_size: int = option(32, "samples a rank and step", at_least=1)
+    eval_batch_size: int = option(256, "samples a rank and validation batch", at_least=1)
+    augment: tuple[str, ...] = option((), "comma-separated list", choices=AUGMENTATIONS)
+    crop_padding: int = option(4, "pixels of black border before a random crop", at_least=0)
+    rotation: float = option(10.0, "greatest angle of a random rotation, in degrees", at_least=0, at_most=180)
+    shear: float = option(10.0, "greatest angle of a random affine map's shear, in degrees", at_least=0, below=90)
+    scale_min: float = option(0.8, "least factor of a random affine map or scaling", above=0)
     scale_max: float = option(1.2, "greatest factor of a random affine map or scaling")
-    jitter: float = option(0.2, "greatest relative change of brightness, contrast and saturation")
+    jitter: float = option(0.2, "most that brightness, contrast and saturation change, a share", at_least=0, at_most=1)
     drop_last: bool = option(False, "leave out the last, smaller batch of an epoch")
-    validation_fraction: float = option(0.2, "share held out for validation where the data has no split of its own")
+    validation_fraction: float = option(
+        0.2, "share held out for validation where the data has no split of its own", above=0, below=1
+    )
     split_seed: int = option(0, "which samples are held out; apart from the seed of the run, so that runs compare")
     validation_as_training: bool = option(
         False, "validate on padded shares without their last, smaller batch, as a document wrote it"
@@ -65,49 +67,19 @@ class DataConfig:
     validation_augment: bool = option(False, "augment validation images as well, as a document wrote it")
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("workers", 0), ("image_size", 8)):
-            value = getattr(self, name)
-            require(value >= least, f"data.{name}", f"{value} is too small", f"give at least {least}")
+        super().__post_init__()
         require(
-            self.crop_padding >= 0,
-            "data.crop_padding",
-            f"{self.crop_padding} is negative",
-            "give pixels, for example 4",
-        )
-        require(0 <= self.rotation <= 180, "data.rotation", f"{self.rotation} is not an angle", "give 0 to 180 degrees")
-        require(0 <= self.shear < 90, "data.shear", f"{self.shear} is not below 90 degrees", "give for example 10")
-        require(
-            0 < self.scale_min <= self.scale_max,
+            self.scale_min <= self.scale_max,
             "data.scale_min",
-            f"{self.scale_min} to {self.scale_max} is no range of factors",
+            f"{self.scale_min} is above scale_max, {self.scale_max}",
             "give for example 0.8 and 1.2",
         )
-        require(0 <= self.jitter <= 1, "data.jitter", f"{self.jitter} is not a share", "give 0 to 1")
-        require(
-            0.0 < self.validation_fraction < 1.0,
-            "data.validation_fraction",
-            f"{self.validation_fraction} is not between 0 and 1",
-            "give for example 0.2",
-        )
-        for name in self.augment:
-            require(
-                name in AUGMENTATIONS,
-                "data.augment",
-                f"{name!r} is not known",
-                f"choose from {', '.join(AUGMENTATIONS)}",
-            )
-        if ":" not in self.name:
-            require(
-                self.name in DATASETS,
-                "data.name",
-                f"{self.name!r} is not known",
-                f"choose one of {', '.join(DATASETS)}, or module:function",
-            )
+        check_name(self.name, DATASETS, "data.name")
         require(
             not self.download or ":" not in self.name,
             "data.download",
-            f"{self.name} is not a dataset that is known how to download",
-            "fetch it in the function itself, or beforehand",
+            f"only built-in datasets can be downloaded, and {self.name} is your own",
+            "download the files in that function, or beforehand",
         )
 
 

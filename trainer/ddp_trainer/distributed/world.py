@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.config.options import option
+from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.machine import available_cpus
 
@@ -69,7 +69,7 @@ class RankEnv:
 
 
 @dataclass(frozen=True)
-class DistributedConfig:
+class DistributedConfig(Settings, group="distributed"):
     """Where the ranks compute and how they talk."""
 
     device: str = option(
@@ -79,12 +79,13 @@ class DistributedConfig:
     )
     backend: str = option("auto", "collectives: gloo, nccl, or auto (nccl on cuda)", choices=("auto", "gloo", "nccl"))
     timeout_seconds: float = option(
-        600.0, "how long a collective may wait for a rank", flag="--collective-timeout-seconds"
+        600.0, "how long a collective may wait for a rank", flag="--collective-timeout-seconds", above=0
     )
     bucket_mb: float | None = option(
         None,
         "size of DDP's gradient buckets in MiB (default: DDP's own, 25 after a first one of 1; with compression 5, so "
         "that sending begins early)",
+        above=0,
     )
     bucket_view: bool = option(True, "let gradients live in DDP's buckets, which saves a copy of them")
     static_graph: bool = option(False, "promise DDP that every step uses the same parameters (not with --accumulate)")
@@ -102,32 +103,15 @@ class DistributedConfig:
         "send gradients as bf16 or fp16, half the bytes, or as low-rank factors (powersgd, nccl only)",
         choices=("none", "bf16", "fp16", "powersgd"),
     )
-    powersgd_rank: int = option(4, "rank of PowerSGD's factors")
+    powersgd_rank: int = option(4, "rank of PowerSGD's factors", at_least=1)
 
     def __post_init__(self) -> None:
-        require(
-            self.timeout_seconds > 0,
-            "distributed.timeout_seconds",
-            f"{self.timeout_seconds} is not positive",
-            "give seconds, for example 600",
-        )
-        require(
-            self.bucket_mb is None or self.bucket_mb > 0,
-            "distributed.bucket_mb",
-            f"{self.bucket_mb} is not positive",
-            "give MiB, for example 25",
-        )
+        super().__post_init__()
         require(
             not (self.backend == "nccl" and self.device == "cpu"),
             "distributed.backend",
             "nccl moves GPU memory only",
             "use backend gloo with device cpu",
-        )
-        require(
-            self.powersgd_rank >= 1,
-            "distributed.powersgd_rank",
-            f"{self.powersgd_rank} is less than one",
-            "give for example 4",
         )
         require(
             self.compression != "powersgd" or (self.backend != "gloo" and self.device != "cpu"),

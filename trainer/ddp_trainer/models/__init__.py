@@ -5,30 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import option
+from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import require
-from ddp_trainer.plugins import load_callable
+from ddp_trainer.plugins import check_name, load_callable
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Settings, group="model"):
     """Which network, and its knobs. Channels and classes come from the data."""
 
     name: str = option("small-resnet", "a built-in model, or module:function of your own", flag="--model")
-    width: int = option(16, "channels of the first stage (small-resnet)", flag="--model-width")
+    width: int = option(16, "first stage's channels, a multiple of 4 (small-resnet)", flag="--model-width", at_least=4)
     norm: str = option(
         "batch", "normalisation layers (small-resnet)", flag="--model-norm", choices=("batch", "group", "none")
     )
-    dropout: float = option(0.0, "dropout probability, where the model has dropout")
-    widen: int = option(10, "how many times wider than its stem the first stage is (wide-resnet)", flag="--model-widen")
+    dropout: float = option(0.0, "dropout probability, where the model has dropout", at_least=0, below=1)
+    widen: int = option(
+        10, "how many times wider than its stem the first stage is (wide-resnet)", flag="--model-widen", at_least=1
+    )
     pool: int | None = option(
-        None, "side of the window averaged at the end; none: the whole image (wide-resnet)", flag="--model-pool"
+        None,
+        "side of the window averaged at the end; none: the whole image (wide-resnet)",
+        flag="--model-pool",
+        at_least=1,
     )
     num_outputs: int | None = option(
-        None, "outputs of the last layer, if more than the data has classes", flag="--model-outputs"
+        None, "outputs of the last layer, if more than the data has classes", flag="--model-outputs", at_least=1
     )
     small_maps: bool = option(
         True, "on CPUs, convolutions of images of a few pixels as matrix products (resnet18, resnet50)"
@@ -39,28 +44,9 @@ class ModelConfig:
     sync_batchnorm: bool = option(False, "batch norm over the batches of all ranks together")
 
     def __post_init__(self) -> None:
-        for name in ("widen", "pool", "num_outputs"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"model.{name}", f"{value} is not positive", "give at least 1")
-        require(
-            self.width > 0 and self.width % 4 == 0,
-            "model.width",
-            f"{self.width} is not a positive multiple of 4",
-            "give for example 16",
-        )
-        require(
-            0.0 <= self.dropout < 1.0,
-            "model.dropout",
-            f"{self.dropout} is not a probability below 1",
-            "give for example 0.1",
-        )
-        if ":" not in self.name:
-            require(
-                self.name in MODELS,
-                "model.name",
-                f"{self.name!r} is not known",
-                f"choose one of {', '.join(MODELS)}, or module:function",
-            )
+        super().__post_init__()
+        require(self.width % 4 == 0, "model.width", f"{self.width} is not a multiple of 4", "give for example 16")
+        check_name(self.name, MODELS, "model.name")
 
 
 # name -> module:function(config, in_channels, num_classes) -> torch.nn.Module

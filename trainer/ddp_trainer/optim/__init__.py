@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.config.options import option
+from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import require
 
 if TYPE_CHECKING:
@@ -15,67 +15,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Settings, group="optim"):
     """The optimiser and what happens to gradients before it."""
 
     name: str = option("sgd", "update rule", flag="--optimizer", choices=("sgd", "adamw", "novograd"))
-    lr: float = option(0.1, "learning rate of one process, before scaling with the world size")
+    lr: float = option(0.1, "learning rate of one process, before scaling with the world size", above=0)
     lr_scaling: str = option(
         "none",
         "learning rate times the world size (linear), times its square root (sqrt), or not",
         choices=("none", "linear", "sqrt"),
     )
-    momentum: float = option(0.9, "momentum (sgd)")
+    momentum: float = option(0.9, "momentum (sgd)", at_least=0, below=1)
     nesterov: bool = option(False, "Nesterov's momentum (sgd)")
-    beta1: float | None = option(None, "decay of the mean of gradients (adamw, default 0.9; novograd, default 0.95)")
+    beta1: float | None = option(
+        None, "decay of the mean of gradients (adamw, default 0.9; novograd, default 0.95)", at_least=0, below=1
+    )
     beta2: float | None = option(
-        None, "decay of the mean of squared gradients (adamw, default 0.999; novograd, default 0.98)"
+        None,
+        "decay of the mean of squared gradients (adamw, default 0.999; novograd, default 0.98)",
+        at_least=0,
+        below=1,
     )
     grad_averaging: bool = option(True, "take the mean of gradients instead of their sum (novograd)")
-    weight_decay: float = option(0.0, "weight decay")
-    clip_norm: float | None = option(None, "largest norm of the gradients; longer ones are shortened to it")
-    accumulate: int = option(1, "batches whose gradients make up one step")
-    label_smoothing: float = option(0.0, "share of the target spread over all classes")
+    weight_decay: float = option(0.0, "weight decay", at_least=0)
+    clip_norm: float | None = option(None, "largest norm of the gradients; longer ones are shortened to it", above=0)
+    accumulate: int = option(1, "batches whose gradients make up one step", at_least=1)
+    label_smoothing: float = option(0.0, "share of the target spread over all classes", at_least=0, below=1)
     ema_decay: float | None = option(
-        None, "decay a step of an average of the weights, which validates and is saved in their place; none: no average"
+        None,
+        "decay a step of an average of the weights, which validates and is saved in their place; none: no average",
+        above=0,
+        below=1,
     )
 
     def __post_init__(self) -> None:
-        require(
-            self.lr > 0 and math.isfinite(self.lr), "optim.lr", f"{self.lr} is not positive", "give for example 0.1"
-        )
-        require(
-            0.0 <= self.momentum < 1.0, "optim.momentum", f"{self.momentum} is not in [0, 1)", "give for example 0.9"
-        )
+        super().__post_init__()
         require(not self.nesterov or self.momentum > 0, "optim.nesterov", "needs a momentum", "give --momentum 0.9")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            require(
-                value is None or 0.0 <= value < 1.0,
-                f"optim.{name}",
-                f"{value} is not in [0, 1)",
-                "give for example 0.9",
-            )
-        require(self.weight_decay >= 0, "optim.weight_decay", f"{self.weight_decay} is negative", "give 0 or more")
-        require(
-            self.clip_norm is None or self.clip_norm > 0,
-            "optim.clip_norm",
-            f"{self.clip_norm} is not positive",
-            "give for example 1.0, or none",
-        )
-        require(self.accumulate >= 1, "optim.accumulate", f"{self.accumulate} is less than one batch", "give 1 or more")
-        require(
-            0.0 <= self.label_smoothing < 1.0,
-            "optim.label_smoothing",
-            f"{self.label_smoothing} is not in [0, 1)",
-            "give for example 0.1",
-        )
-        require(
-            self.ema_decay is None or 0.0 < self.ema_decay < 1.0,
-            "optim.ema_decay",
-            f"{self.ema_decay} is not between 0 and 1",
-            "give for example 0.999, or none",
-        )
 
     @property
     def betas(self) -> tuple[float, float]:

@@ -5,34 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ddp_trainer.config.options import option
-from ddp_trainer.errors import require
+from ddp_trainer.config.options import Settings, option
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
+class ScheduleConfig(Settings, group="schedule"):
     """How the learning rate runs over the training."""
 
     name: str = option("constant", "course after the warm-up", flag="--schedule", choices=("constant", "cosine"))
-    warmup_epochs: float = option(0.0, "epochs over which the learning rate rises linearly")
+    warmup_epochs: float = option(0.0, "epochs over which the learning rate rises linearly", at_least=0)
     warmup_start: float | None = option(
-        None, "share of the learning rate at the first step; none: the rate before scaling"
+        None,
+        "share of the learning rate at the first step; none: the rate before scaling",
+        at_least=0,
+        at_most=1,
     )
     warmup_by_node: bool = option(False, "begin the warm-up at 1 / the processes of this node, as a document wrote it")
     warmup_stairs: bool = option(False, "raise the rate from epoch to epoch, not from step to step")
-    final: float = option(0.0, "share of the learning rate at the end (cosine)", flag="--lr-final")
-
-    def __post_init__(self) -> None:
-        require(
-            self.warmup_epochs >= 0, "schedule.warmup_epochs", f"{self.warmup_epochs} is negative", "give 0 or more"
-        )
-        require(
-            self.warmup_start is None or 0.0 <= self.warmup_start <= 1.0,
-            "schedule.warmup_start",
-            f"{self.warmup_start} is not a share",
-            "give 0 to 1, or none",
-        )
-        require(0.0 <= self.final <= 1.0, "schedule.final", f"{self.final} is not a share", "give 0 to 1")
+    final: float = option(0.0, "share of the rate at the end (cosine)", flag="--lr-final", at_least=0, at_most=1)
 
 
 @dataclass(frozen=True)
