@@ -29,8 +29,8 @@ def test_flags_are_passed_on_and_the_exit_code_comes_back(monkeypatch: pytest.Mo
         return subprocess.CompletedProcess(command, 2)
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert main(["bench", "--quick", "--systems", "S0a,S3a", "--data-dir", "x"]) == 2
-    flags = ["--quick", "--systems", "S0a,S3a", "--data-dir", "x"]
+    assert main(["bench", "--quick", "--systems", "cifar10-resnet50,cifar10-resnet18", "--data-dir", "x"]) == 2
+    flags = ["--quick", "--systems", "cifar10-resnet50,cifar10-resnet18", "--data-dir", "x"]
     assert started == [[sys.executable, "-m", "ddp_trainer.benchmark", *flags]]
 
 

@@ -14,13 +14,13 @@ from ddp_operator.cli.errors import CommandError
 FLAGS: Final = (
     ("--quick", None, "about a minute on two cores: small batches, few systems"),
     ("--device", "NAME", "auto, cpu or cuda; default: cuda if there is one"),
-    ("--systems", "A,B", "of S0a … S3c, the rows of the documents; default: all, or a few with --quick"),
+    ("--systems", "A,B", "for example cifar10-resnet50 (docs/benchmark.md); default: all, or a few with --quick"),
     ("--ranks", "N,M", "numbers of ranks to try with DDP; default: 1, 2 and all"),
     ("--variants", "A,B", "of preset, fp32, tf32, bf16, fp16, compile and others (docs/benchmark.md)"),
-    ("--rounds", "N", "turns of each contender"),
-    ("--seconds", "X", "length of a turn"),
-    ("--data-dir", "DIR", "the real data sets; what is missing there is made of noise"),
-    ("--output-dir", "DIR", "for benchmark.json and benchmark.png; default: bench-results"),
+    ("--rounds", "N", "turns of each contender; default: 5, 2 with --quick"),
+    ("--seconds", "X", "length of a turn; default: 3, 0.5 with --quick"),
+    ("--data-dir", "DIR", "the real data sets; a missing one is replaced by noise"),
+    ("--output-dir", "DIR", "folder for benchmark.json; default: bench-results"),
 )
 
 

@@ -12,8 +12,8 @@ from ddp_trainer.benchmark.cli import main
 from ddp_trainer.benchmark.contenders import VARIANTS, Bare, Ours, build_config, quiet_exporter
 from ddp_trainer.benchmark.documents import DocumentsLoop, LoopNovoGrad
 from ddp_trainer.benchmark.network import Link, parameter_server_seconds, ring_seconds
-from ddp_trainer.benchmark.report import Measured, communication, plot, ratio, rows, table
-from ddp_trainer.benchmark.systems import BY_ID, QUICK_BY_NAME, SYSTEMS, Case, plan_cases
+from ddp_trainer.benchmark.report import Measured, communication, ratio, rows, table
+from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_cases
 from ddp_trainer.benchmark.worker import Spec, measure
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.data import DataConfig, load_datasets
@@ -27,30 +27,37 @@ CPU = torch.device("cpu")
 def planned(device: str, available: int, ranks: tuple[int, ...] | None = None) -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for case in plan_cases(SYSTEMS, device, available, ranks):
-        found.setdefault(case.system.id, []).append((case.ranks, case.missing))
+        found.setdefault(case.system.name, []).append((case.ranks, case.missing))
     return found
 
 
 def test_every_system_of_the_documents_has_a_preset_and_a_row() -> None:
-    assert {system.preset for system in SYSTEMS} == set(PRESETS) - {"digits-resnet"} == set(QUICK_BY_NAME)
-    assert set(planned("cpu", 2)) == set(BY_ID)
+    assert {system.preset for system in SYSTEMS} == set(PRESETS) - {"digits-resnet"} == set(QUICK)
+    assert set(planned("cpu", 2)) == {system.name for system in SYSTEMS}
+
+
+def test_a_system_answers_to_its_name_and_to_its_former_label() -> None:
+    assert len(BY_NAME) == 2 * len(SYSTEMS)
+    assert BY_NAME["S0a"] is BY_NAME["cifar10-resnet50"]
+    flags = cli.build_parser().parse_args(["--systems", "S0a, cifar10-resnet18-ddp"])
+    assert flags.systems == ("S0a", "cifar10-resnet18-ddp")
 
 
 def test_two_cores_run_what_they_can_and_say_what_they_lack() -> None:
     cases = planned("cpu", 2)
-    assert cases["S0a"] == [(1, "")]
-    assert cases["S0b"] == [(1, "DataParallel needs two GPUs, this machine has 0")]
-    assert cases["S0c"] == [(1, ""), (2, "")]
-    assert all("fp16" in missing for _, missing in cases["S0d"])
-    assert cases["S3b"] == [(2, "")]
-    assert cases["S3c"] == [(4, "needs 4 cores, this machine has 2")]
+    assert cases["cifar10-resnet50"] == [(1, "")]
+    assert cases["cifar10-resnet50-dp"] == [(1, "DataParallel needs two GPUs, this machine has 0")]
+    assert cases["cifar10-resnet50-ddp"] == [(1, ""), (2, "")]
+    assert all("fp16" in missing for _, missing in cases["cifar10-resnet50-ddp-fp16"])
+    assert cases["cifar10-resnet18-ddp"] == [(2, "")]
+    assert cases["cifar10-resnet18-ddp-4"] == [(4, "needs 4 cores, this machine has 2")]
 
 
 def test_gpus_run_everything_that_fits() -> None:
-    assert planned("cuda", 8)["S0b"] == [(1, "")]
-    assert planned("cuda", 8)["S0d"] == [(1, ""), (2, ""), (8, "")]
-    assert planned("cuda", 1)["S3b"] == [(2, "needs 2 GPUs, this machine has 1")]
-    assert planned("cuda", 8, (4,))["S1a"] == [(4, "")]
+    assert planned("cuda", 8)["cifar10-resnet50-dp"] == [(1, "")]
+    assert planned("cuda", 8)["cifar10-resnet50-ddp-fp16"] == [(1, ""), (2, ""), (8, "")]
+    assert planned("cuda", 1)["cifar10-resnet18-ddp"] == [(2, "needs 2 GPUs, this machine has 1")]
+    assert planned("cuda", 8, (4,))["fashion-mnist-wideresnet"] == [(4, "")]
 
 
 def test_a_rings_cost_hardly_grows_with_the_ranks_and_a_servers_grows_in_proportion() -> None:
@@ -150,7 +157,7 @@ def result(rate: float, batch: int = 10, **more: float) -> dict[str, Any]:
 
 def measured(ranks: int = 1, **results: dict[str, Any]) -> Measured:
     named = {name.replace("_", ":"): value for name, value in results.items()}
-    case = Case(BY_ID["S0c" if ranks > 1 else "S0a"], ranks)
+    case = Case(BY_NAME["cifar10-resnet50-ddp" if ranks > 1 else "cifar10-resnet50"], ranks)
     return Measured(case, "cifar10", {"results": named, "gradient_bytes": 100 * 2**20})
 
 
@@ -184,8 +191,8 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_the_table_shows_the_documents_figures_and_why_a_system_is_missing() -> None:
-    failed = Measured(Case(BY_ID["S3a"], 1), "cifar10", problem="rank 0 ended with 1")
-    lacking = Measured(Case(BY_ID["S0b"], 1, "DataParallel needs two GPUs"), "cifar10")
+    failed = Measured(Case(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
+    lacking = Measured(Case(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
     some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
     text = table([some, lacking, failed])
     assert "1 GPU: 13.2 s an epoch; that is 3788 images/s" in text
@@ -205,23 +212,11 @@ def test_both_ways_to_average_are_computed_for_every_model() -> None:
     assert "no link could be measured" in communication([], None)
 
 
-def test_the_plot_is_drawn_where_matplotlib_is_and_left_out_where_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "plot.png"
-    everything = [measured(documents=result(10.0), ours_fp32=result(50.0), bare_fp32=result(60.0))]
-    assert plot(everything, path) == f"plot: {path}"
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert plot([], path) == "no plot: nothing was measured"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert plot(everything, path) == "no plot: matplotlib is not installed"
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--systems", "S9"], "--systems: 'S9' is not known"),
-        (["--ranks", "0"], "--ranks: '0' is no number of ranks"),
+        (["--systems", "S9"], "--systems: 'S9' is not known; choose from cifar10-resnet50, "),
+        (["--ranks", "0"], "--ranks: '0' is not a list of numbers of ranks"),
         (["--variants", "int4"], "--variants: 'int4' is not known"),
         (["--device", "cuda"], "--device: torch sees no GPU"),
     ],
@@ -230,7 +225,8 @@ def test_flags_that_make_no_sense_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(flags) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(flags)
     assert message in capsys.readouterr().err
 
 
@@ -238,7 +234,7 @@ def test_a_system_that_can_only_be_named_still_gives_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddp_trainer.benchmark.cli._link", lambda everything, folder: None)
-    assert main(["--device", "cpu", "--systems", "S0b", "--output-dir", str(tmp_path)]) == 0
+    assert main(["--device", "cpu", "--systems", "cifar10-resnet50-dp", "--output-dir", str(tmp_path)]) == 0
     assert "not available: DataParallel needs two GPUs" in capsys.readouterr().out
     document = json.loads((tmp_path / "benchmark.json").read_text())
     assert document["cases"][0]["notAvailable"].startswith("DataParallel")
@@ -258,7 +254,7 @@ def test_a_step_that_is_compiled_gets_the_time_for_it(
     given: list[float] = []
     monkeypatch.setattr(launch, "run", lambda *arguments, timeout: given.append(timeout) or {"results": {}})
     data = cli._Data(None, tmp_path, True)
-    case = Case(BY_ID["S3a"], 1)
+    case = Case(BY_NAME["cifar10-resnet18"], 1)
     cli._measure(case, (variant,), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True)
     assert least <= given[0] <= least + 600
 

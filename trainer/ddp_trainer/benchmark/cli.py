@@ -9,22 +9,19 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.benchmark import launch, synthetic
-from ddp_trainer.benchmark.report import Measured, communication, plot, rows, table
-from ddp_trainer.benchmark.systems import BY_ID, QUICK_BY_NAME, SYSTEMS, Case, System, plan_cases
-from ddp_trainer.errors import UserError, require
+from ddp_trainer.benchmark.report import Measured, communication, rows, table
+from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_cases
+from ddp_trainer.config.presets import PRESETS
 
 if TYPE_CHECKING:
     from ddp_trainer.benchmark.worker import Spec
 
-# What a run in --quick has for all its turns together; a rank needs some seconds before that.
-_QUICK = {"rounds": 2, "seconds": 0.5}
-_FULL = {"rounds": 5, "seconds": 3.0}
 # Ways to run the trainer; contenders.py has what each changes in a preset.
 _VARIANTS = (
     "preset", "fp32", "nchw", "tf32", "bf16", "fp16", "compile", "compile-graphs", "plain-ddp", "bf16-hook", "bf16-all",
@@ -38,42 +35,59 @@ def build_parser() -> argparse.ArgumentParser:
         description="Measure the trainer against the documents' own loops and the bare step, in turn.",
         allow_abbrev=False,
     )
+    names = [system.name for system in SYSTEMS]
     parser.add_argument("--quick", action="store_true", help="about a minute on two cores: small batches, few systems")
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: cuda if there is one"
     )
-    parser.add_argument("--systems", metavar="A,B", help=f"of {', '.join(BY_ID)}; default: all, or a few with --quick")
-    parser.add_argument("--ranks", metavar="N,M", help="numbers of ranks to try with DDP; default: 1, 2 and all")
-    parser.add_argument("--variants", metavar="A,B", help=f"of {', '.join(_VARIANTS)}; default: preset and fp32, on "
-                        "cuda fp32, tf32, bf16 and compile")  # fmt: skip
-    parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender")
-    parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn")
-    parser.add_argument("--data-dir", metavar="DIR", help="the real data sets; what is missing there is made of noise")
-    parser.add_argument(
-        "--output-dir", metavar="DIR", default="bench-results", help="for benchmark.json and benchmark.png"
-    )
+    parser.add_argument("--systems", metavar="A,B", type=_list_of(BY_NAME, names),
+                        help=f"of {', '.join(names)}; default: all, or a few with --quick")  # fmt: skip
+    parser.add_argument("--ranks", metavar="N,M", type=_rank_numbers,
+                        help="numbers of ranks to try with DDP; default: 1, 2 and all")  # fmt: skip
+    parser.add_argument("--variants", metavar="A,B", type=_list_of(_VARIANTS, _VARIANTS),
+                        help=f"of {', '.join(_VARIANTS)}; default: preset and fp32, on cuda fp32, tf32, bf16 and "
+                        "compile")  # fmt: skip
+    parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender; default: 5, 2 with --quick")
+    parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn; default: 3, 0.5 with --quick")
+    parser.add_argument("--data-dir", metavar="DIR", help="the real data sets; a missing one is replaced by noise")
+    parser.add_argument("--output-dir", metavar="DIR", default="bench-results", help="folder for benchmark.json")
     return parser
 
 
+def _list_of(known: Collection[str], shown: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is not known; choose from {', '.join(shown)}")
+        return names
+
+    return parse
+
+
+def _rank_numbers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks; give for example 1,2")
+    return tuple(map(int, words))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and report; returns the exit code: 0, or 2 for a flag that makes no sense."""
-    flags = build_parser().parse_args(arguments)
-    try:
-        run(flags)
-    except UserError as error:
-        print(f"benchmark: error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def run(flags: argparse.Namespace) -> None:
-    """Measure what ``flags`` ask for, print the table and write the files."""
-    device, available = _find_device(flags.device)
-    ranks = _numbers("--ranks", flags.ranks) or ((min(2, available),) if flags.quick else None)
-    systems = _systems(flags)
-    variants = _variants(flags, device)
-    pace = dict(_QUICK if flags.quick else _FULL)
-    pace |= {name: getattr(flags, name) for name in ("rounds", "seconds") if getattr(flags, name) is not None}
+    """Measure, print the table and write the figures; returns 0. Exits with 2 for a flag that makes no sense."""
+    parser = build_parser()
+    flags = parser.parse_args(arguments)
+    device, available = _find_device(parser, flags.device)
+    ranks = flags.ranks or ((min(2, available),) if flags.quick else None)
+    systems = tuple(
+        BY_NAME[name] for name in flags.systems or [one.name for one in SYSTEMS if one.quick or not flags.quick]
+    )
+    variants = flags.variants or (
+        (("bf16", "compile") if flags.quick else ("fp32", "tf32", "bf16", "compile"))
+        if device == "cuda"
+        else (("preset",) if flags.quick else ("preset", "fp32"))
+    )
+    pace = {"rounds": 2, "seconds": 0.5} if flags.quick else {"rounds": 5, "seconds": 3.0}
+    pace |= {name: getattr(flags, name) for name in pace if getattr(flags, name) is not None}
     output = Path(flags.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     print(f"{_machine()}; {available} {'GPU' if device == 'cuda' else 'core'}(s)", flush=True)
@@ -85,18 +99,16 @@ def run(flags: argparse.Namespace) -> None:
         for case in plan_cases(systems, device, available, ranks):
             measured = _measure(case, variants, device, pace, data, folder, quick=flags.quick)
             everything.append(measured)
-            _progress(measured, time.perf_counter() - started)
+            what = "not available" if case.missing or measured.problem else "measured"
+            took = time.perf_counter() - started
+            print(f"[{took:4.0f} s] {case.system.name}, {case.ranks} rank(s): {what}", flush=True)
         link = _link(everything, folder)
     print(table(everything))
     print(communication(everything, link))
-    for note in data.notes:
-        print(note)
+    print(*data.notes, sep="\n")
     if flags.quick:
-        print(
-            "--quick: batches and models are cut down; ratios hold for these, images/s are not the documents' systems'"
-        )
-    print(plot(everything, output / "benchmark.png"))
-    document = {
+        print("--quick: batches and models are cut down: ratios hold for these, images/s for no published system")
+    figures = {
         "machine": _machine(),
         "device": device,
         "settings": {"quick": flags.quick, "variants": variants, **pace},
@@ -104,57 +116,53 @@ def run(flags: argparse.Namespace) -> None:
         "link": asdict(link) if link else None,
         "notes": data.notes,
     }
-    (output / "benchmark.json").write_text(json.dumps(document, indent=2))
+    (output / "benchmark.json").write_text(json.dumps(figures, indent=2))
     print(f"figures: {output / 'benchmark.json'}")
+    return 0
 
 
 class _Data:
-    """The folders of the data sets, written on demand."""
+    """The folders of the data sets; one that is missing is written, as noise, when it is first asked for."""
 
     def __init__(self, given: str | None, made: Path, quick: bool) -> None:
         self._given, self._made, self._quick = given and Path(given), made, quick
-        self._folders: dict[str, str] = {}
+        self._folders: dict[str, Path] = {}
         self.notes: list[str] = []
 
     def folder(self, name: str) -> str:
         """Where the data set ``name`` lies."""
         if name not in self._folders:
             if self._given and synthetic.is_there(name, self._given):
-                self._folders[name] = str(self._given)
+                self._folders[name] = self._given
             else:
                 wanted = {"voc2012": 60 if self._quick else 200}.get(name, 5_000 if self._quick else 50_000)
                 samples = synthetic.write(name, self._made / name, wanted)
-                self._folders[name] = str(self._made / name)
-                self.notes.append(f"data: {name} is noise in the true format, {samples} samples, as it is not at hand")
-        return self._folders[name]
+                self._folders[name] = self._made / name
+                self.notes.append(f"data: {name} is noise in the true format, {samples} samples: --data-dir lacks it")
+        return str(self._folders[name])
 
 
 def _measure(
     case: Case, variants: tuple[str, ...], device: str, pace: dict[str, Any], data: _Data, folder: Path, *, quick: bool
 ) -> Measured:
-    from ddp_trainer.config.run import resolve
-
-    try:
-        name = resolve(case.system.preset, None, {}).data.name
-    except UserError as error:
-        return Measured(case, "cifar10", problem=f"the preset {case.system.preset} can't be had: {error}")
-    measured = Measured(case, name)
+    preset = case.system.preset
+    measured = Measured(case, PRESETS[preset].values["data"]["name"])
     if case.missing:
         return measured
     # A module that imports torch; the command line above is answered without it.
     from ddp_trainer.benchmark.worker import Spec
 
-    changes: dict[str, Any] = dict(QUICK_BY_NAME.get(case.system.preset, {})) if quick else {}
-    changes["data"] = {**changes.get("data", {}), "dir": data.folder(name)}
+    changes: dict[str, Any] = dict(QUICK[preset]) if quick else {}
+    changes["data"] = {**changes.get("data", {}), "dir": data.folder(measured.data)}
     half = case.system.published_precision == "fp16"
     spec = Spec(
-        preset=case.system.preset,
+        preset=preset,
         changes=changes,
         contenders=_contenders(case, ("preset",) if half else variants, quick=quick),
         device=device,
         result=str(folder / "result.json"),
         half=half,
-        data_parallel=case.system.way == "dp",
+        data_parallel=case.system.mode == "dp",
         warm_up=1 if device == "cpu" else 5,
         **pace,
     )
@@ -179,13 +187,10 @@ def _measure_memory(measured: Measured, spec: Spec, variant: str, folder: Path) 
 
 
 def _contenders(case: Case, variants: tuple[str, ...], *, quick: bool) -> list[str]:
-    if case.system.way == "dp":
+    if case.system.mode == "dp":
         return ["documents"]
-    names = ["documents"]
-    for variant in variants:
-        names += [f"ours:{variant}", f"bare:{variant}"]
-        if case.ranks > 1:
-            names.append(f"mute:{variant}")
+    kinds = ("ours", "bare", "mute") if case.ranks > 1 else ("ours", "bare")
+    names = ["documents", *(f"{kind}:{variant}" for variant in variants for kind in kinds)]
     return names if quick else [*names, f"silent:{variants[-1]}"]
 
 
@@ -205,49 +210,15 @@ def _link(everything: list[Measured], folder: Path) -> Any:
     return Link(**links[0])
 
 
-def _progress(measured: Measured, seconds: float) -> None:
-    case = measured.case
-    what = "not available" if case.missing or measured.problem else "measured"
-    print(f"[{seconds:4.0f} s] {case.system.id}, {case.ranks} rank(s): {what}", flush=True)
-
-
-def _find_device(asked: str) -> tuple[str, int]:
+def _find_device(parser: argparse.ArgumentParser, asked: str) -> tuple[str, int]:
     import torch
 
     from ddp_trainer.machine import available_cpus
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    require(asked != "cuda" or gpus > 0, "--device", "torch sees no GPU", "give cpu, or run where nvidia-smi lists one")
+    if asked == "cuda" and not gpus:
+        parser.error("argument --device: torch sees no GPU; give cpu, or run where nvidia-smi lists one")
     return ("cuda", gpus) if gpus and asked != "cpu" else ("cpu", available_cpus())
-
-
-def _systems(flags: argparse.Namespace) -> tuple[System, ...]:
-    if not flags.systems:
-        return tuple(system for system in SYSTEMS if not flags.quick or system.quick is not None)
-    names = [name.strip() for name in flags.systems.split(",") if name.strip()]
-    for name in names:
-        require(name in BY_ID, "--systems", f"{name!r} is not known", f"choose from {', '.join(BY_ID)}")
-    return tuple(BY_ID[name] for name in names)
-
-
-def _variants(flags: argparse.Namespace, device: str) -> tuple[str, ...]:
-    if not flags.variants:
-        if device == "cuda":
-            return ("bf16", "compile") if flags.quick else ("fp32", "tf32", "bf16", "compile")
-        return ("preset",) if flags.quick else ("preset", "fp32")
-    names = tuple(name.strip() for name in flags.variants.split(",") if name.strip())
-    for name in names:
-        require(name in _VARIANTS, "--variants", f"{name!r} is not known", f"choose from {', '.join(_VARIANTS)}")
-    return names
-
-
-def _numbers(flag: str, text: str | None) -> tuple[int, ...] | None:
-    if not text:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        require(word.isdecimal() and int(word) > 0, flag, f"{word!r} is no number of ranks", "give for example 1,2")
-    return tuple(int(word) for word in words)
 
 
 def _machine() -> str:
@@ -268,7 +239,7 @@ def _machine() -> str:
 def _as_json(measured: Measured) -> dict[str, Any]:
     case = measured.case
     return {
-        "system": case.system.id,
+        "system": case.system.name,
         "title": case.system.title,
         "preset": case.system.preset,
         "ranks": case.ranks,

@@ -1,12 +1,10 @@
-"""From measurements to a table, a JSON file and a plot."""
+"""From measurements to a table."""
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ddp_trainer.benchmark.network import SOURCES, Link, parameter_server_seconds, ring_seconds
@@ -113,38 +111,32 @@ def published(measured: Measured) -> str:
     system = measured.case.system
     parts = [f"{number} GPU{'s' if number > 1 else ''}: {seconds:g} s {system.seconds_of}"
              for number, seconds in system.published.items()]  # fmt: skip
-    rate = published_rate(measured)
-    if rate is not None:
-        parts.append(f"that is {rate:.0f} images/s")
-    return "; ".join(filter(None, [*parts, system.claim])) or "no figure"
-
-
-def published_rate(measured: Measured) -> float | None:
-    """Images a second that the document reports for as many GPUs; None where it doesn't, or doesn't say of what."""
-    system = measured.case.system
     seconds = system.published.get(measured.case.ranks)
-    return EPOCH[measured.data] / seconds if seconds is not None and system.seconds_of == "an epoch" else None
+    if seconds is not None and system.seconds_of == "an epoch":
+        parts.append(f"that is {EPOCH[measured.data] / seconds:.0f} images/s")
+    return "; ".join(filter(None, [*parts, system.claim])) or "no figure"
 
 
 def table(everything: Sequence[Measured]) -> str:
     """The table for a terminal."""
     lines = []
-    header = f"  {'':24} {'images/s':>10} {'+-':>5} {'x doc.':>7} {'of bare':>8} {'epoch s':>8} " \
-             f"{'data':>8} {'compute':>8} {'comm.':>8} {'scaling':>8}"  # fmt: skip
+    columns = ("images/s", "+-", "x doc.", "of bare", "epoch s", "data", "compute", "comm.", "scaling")
+    header = f"  {'':24}" + "".join(f"{column:>9}" for column in columns)
     for measured in everything:
         case = measured.case
-        lines.append(f"{case.system.id}  {case.system.title}, {case.ranks} rank{'s' if case.ranks > 1 else ''}")
+        lines.append(f"{case.system.name}: {case.system.title}, {case.ranks} rank{'s' if case.ranks > 1 else ''}")
         lines.append(f"  documents report: {published(measured)}")
         if case.missing or measured.problem:
             lines.append(f"  not available: {case.missing or measured.problem}")
             continue
         lines.append(header)
         for row in rows(measured, _alone(measured, everything)):
-            lines.append(
-                f"  {row.who:24} {row.images_per_second:10.1f} {row.spread:5.0%} {_times(row.to_documents)} "
-                f"{_number(row.of_bare, 8, 3)} {row.epoch_seconds:8.1f} {_milli(row.data)} {_milli(row.compute)} "
-                f"{_milli(row.communication)} {_number(row.efficiency, 8, 2)}"
-            )
+            cells = (
+                _cell(row.images_per_second), _cell(row.spread, ".0%"), _cell(row.to_documents, ".2f"),
+                _cell(row.of_bare, ".3f"), _cell(row.epoch_seconds), _cell(row.data, scale=1e3),
+                _cell(row.compute, scale=1e3), _cell(row.communication, scale=1e3), _cell(row.efficiency, ".2f"),
+            )  # fmt: skip
+            lines.append(f"  {row.who:24}" + "".join(f"{cell:>9}" for cell in cells))
         for name, result in measured.about["results"].items():
             if "failed" in result:
                 lines.append(f"  {name:24} not available: {result['failed']}")
@@ -155,7 +147,7 @@ def table(everything: Sequence[Measured]) -> str:
 
 def _alone(measured: Measured, everything: Sequence[Measured]) -> Measured | None:
     same = [one for one in everything if one.case.system.preset == measured.case.system.preset and one.case.ranks == 1]
-    good = [one for one in same if one.about and one.case.system.way != "dp"]
+    good = [one for one in same if one.about and one.case.system.mode != "dp"]
     return good[0] if good else None
 
 
@@ -191,7 +183,7 @@ def communication(everything: Sequence[Measured], link: Link | None) -> str:
     if link is None:
         return "communication: no link could be measured"
     lines = [
-        "S2c  ring all-reduce and parameter server, computed",
+        "ring all-reduce and parameter server, computed",
         f"link: {link.bandwidth / 1e6:.0f} MB/s, {link.latency * 1e6:.0f} us a message ({link.what})",
         *(f"  {line}" for line in SOURCES.splitlines()),
         f"  {'milliseconds a step':28} {'gradients':>10} " + "".join(f"{f'n = {n}':>18}" for n in WORLD_SIZES),
@@ -208,57 +200,5 @@ def communication(everything: Sequence[Measured], link: Link | None) -> str:
     return "\n".join(lines)
 
 
-def plot(everything: Sequence[Measured], path: Path) -> str:
-    """Draw rates and where a step's time goes; returns what became of it, as a line for the terminal."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return "no plot: matplotlib is not installed"
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    of_cases = [(measured, row) for measured in everything for row in rows(measured, _alone(measured, everything))]
-    owners = [measured for measured, _ in of_cases]
-    bars = [(f"{measured.case.system.id} x{measured.case.ranks} {row.who}", row) for measured, row in of_cases]
-    if not bars:
-        return "no plot: nothing was measured"
-    figure, (rates, times) = pyplot.subplots(1, 2, figsize=(14, 1.5 + 0.28 * len(bars)), sharey=True)
-    names = [name for name, _ in bars]
-    colours = {"documents": "tab:gray", "ours": "tab:blue", "silent": "tab:cyan", "bare": "tab:orange"}
-    for kind in dict.fromkeys(row.who.partition(":")[0] for _, row in bars):
-        chosen = [(name, row.images_per_second) for name, row in bars if row.who.partition(":")[0] == kind]
-        rates.scatter([rate for _, rate in chosen], [name for name, _ in chosen], label=kind,
-                      color=colours.get(kind, "tab:brown"))  # fmt: skip
-    reported = [(name, rate) for name, measured in zip(names, owners, strict=True)
-                if name.endswith(" documents") and (rate := published_rate(measured)) is not None]  # fmt: skip
-    if reported:
-        rates.scatter([rate for _, rate in reported], [name for name, _ in reported], label="document reports",
-                      color="tab:red", marker="x")  # fmt: skip
-    rates.set_xscale("log")
-    rates.set_xlabel("images/s")
-    rates.grid(True, which="both", alpha=0.3)
-    rates.legend()
-    rates.invert_yaxis()
-    left = [0.0] * len(bars)
-    for part in ("data", "compute", "communication"):
-        widths = [1e3 * (getattr(row, part) or 0.0) for _, row in bars]
-        times.barh(names, widths, left=left, label=part)
-        left = [before + width for before, width in zip(left, widths, strict=True)]
-    times.set_xlabel("ms a step")
-    times.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return f"plot: {path}"
-
-
-def _times(value: float | None) -> str:
-    return f"{value:6.2f}x" if value is not None else " " * 7
-
-
-def _number(value: float | None, width: int, digits: int) -> str:
-    return f"{value:{width}.{digits}f}" if value is not None else " " * width
-
-
-def _milli(seconds: float | None) -> str:
-    return f"{seconds * 1e3:8.1f}" if seconds is not None else " " * 8
+def _cell(value: float | None, form: str = ".1f", scale: float = 1.0) -> str:
+    return "" if value is None else format(value * scale, form)

@@ -1,4 +1,4 @@
-"""The systems of the documents, with the figures that these report."""
+"""The systems of the four documents that the presets come from, with the figures that these report."""
 
 from __future__ import annotations
 
@@ -9,71 +9,75 @@ from typing import Any
 
 @dataclass(frozen=True)
 class System:
-    """One row of the documents' systems.
+    """One system of a document: a preset, and how it is spread over processes.
 
-    ``way`` is how it is spread over processes. ``published`` maps a number of GPUs to the seconds that the document
-    reports for it, ``seconds_of`` says of what; ``claim`` is what it says in words.
+    ``published`` maps a number of GPUs to the seconds that the document reports for it, ``seconds_of`` says of what;
+    ``claim`` is what it says in words. ``label`` is what the first version of the benchmark called it.
     """
 
-    id: str
+    name: str
+    label: str
     title: str
     preset: str
-    way: str  # "one", "dp" (one process, several GPUs) or "ddp"
+    mode: str  # "single", "dp" (DataParallel: one process, several GPUs) or "ddp"
     published: Mapping[int, float] = field(default_factory=dict)
     seconds_of: str = "an epoch"
     claim: str = ""
     # Number of ranks that the document's command starts; None: whatever is there.
     ranks: int | None = None
-    # What --quick changes so that a step takes well below a second on a CPU. None: left out of it.
-    quick: Mapping[str, Any] | None = None
+    # Whether --quick runs it.
+    quick: bool = False
     # Number format that the document's own loop uses.
     published_precision: str = "fp32"
 
 
-_RESNET18 = {"data": {"batch_size": 32}}
-_RESNET50 = {"data": {"batch_size": 8}}
-_WIDE = {"data": {"batch_size": 16}, "model": {"widen": 2}}
-_VOC = {"data": {"batch_size": 2, "image_size": 96}, "model": {"name": "deeplabv3_resnet50"}}
-
 SYSTEMS = (
-    System("S0a", "CIFAR-10, ResNet-50, one process", "cifar10-resnet50", "one", {1: 13.2},
-           claim="one A100: 13.2 s an epoch, 69 s in all", quick=_RESNET50),
-    System("S0b", "the same under DataParallel", "cifar10-resnet50", "dp", {4: 19.1}, claim="four A100"),
-    System("S0c", "the same under DDP", "cifar10-resnet50", "ddp", {2: 9.8, 4: 6.1}, claim="two and four A100"),
-    System("S0d", "the same, DDP with mixed precision", "cifar10-resnet50", "ddp", {4: 6.5}, claim="four A100",
-           published_precision="fp16"),
-    System("S1a", "Fashion-MNIST, WideResNet", "fashion-mnist-wideresnet", "ddp", quick=_WIDE),
-    System("S1b", "the same, large-batch recipe", "fashion-mnist-wideresnet-large-batch", "ddp",
-           claim="throughput rises with the batch only to a point"),
-    System("S1c", "CIFAR-10, WideResNet, full augmentation", "cifar10-wideresnet", "ddp", quick=_WIDE),
-    System("S2a", "VOC 2012, DeepLabV3-ResNet101", "voc2012-deeplabv3-resnet101", "ddp",
+    System("cifar10-resnet50", "S0a", "CIFAR-10, ResNet-50, one process", "cifar10-resnet50", "single", {1: 13.2},
+           claim="one A100: 13.2 s an epoch, 69 s in all", quick=True),
+    System("cifar10-resnet50-dp", "S0b", "the same under DataParallel", "cifar10-resnet50", "dp", {4: 19.1},
+           claim="four A100"),
+    System("cifar10-resnet50-ddp", "S0c", "the same under DDP", "cifar10-resnet50", "ddp", {2: 9.8, 4: 6.1},
+           claim="two and four A100"),
+    System("cifar10-resnet50-ddp-fp16", "S0d", "the same, DDP with mixed precision", "cifar10-resnet50", "ddp",
+           {4: 6.5}, claim="four A100", published_precision="fp16"),
+    System("fashion-mnist-wideresnet", "S1a", "Fashion-MNIST, WideResNet", "fashion-mnist-wideresnet", "ddp",
+           quick=True),
+    System("fashion-mnist-wideresnet-large-batch", "S1b", "the same, large-batch recipe",
+           "fashion-mnist-wideresnet-large-batch", "ddp", claim="throughput rises with the batch only to a point"),
+    System("cifar10-wideresnet", "S1c", "CIFAR-10, WideResNet, full augmentation", "cifar10-wideresnet", "ddp",
+           quick=True),
+    System("voc2012-deeplabv3", "S2a", "VOC 2012, DeepLabV3-ResNet101", "voc2012-deeplabv3-resnet101", "ddp",
            claim="4 x V100 three times one V100; 8 x V100 30 % more than four"),
-    System("S2b", "the same under DataParallel", "voc2012-deeplabv3-resnet101", "dp",
+    System("voc2012-deeplabv3-dp", "S2b", "the same under DataParallel", "voc2012-deeplabv3-resnet101", "dp",
            claim="nearly DDP's efficiency at eight V100"),
-    System("S3a", "CIFAR-10, ResNet-18, one process", "cifar10-resnet18", "one", {1: 2.44}, "training",
-           "one A10", ranks=1, quick=_RESNET18),
-    System("S3b", "the same on two", "cifar10-resnet18", "ddp", {2: 1.23}, "training",
-           "two A10", ranks=2, quick=_RESNET18),
-    System("S3c", "the same on two nodes of two", "cifar10-resnet18", "ddp", {4: 1.15}, "training",
-           "two nodes of two A10", ranks=4),
+    System("cifar10-resnet18", "S3a", "CIFAR-10, ResNet-18, one process", "cifar10-resnet18", "single", {1: 2.44},
+           "training", "one A10", ranks=1, quick=True),
+    System("cifar10-resnet18-ddp", "S3b", "the same on two", "cifar10-resnet18", "ddp", {2: 1.23}, "training",
+           "two A10", ranks=2, quick=True),
+    System("cifar10-resnet18-ddp-4", "S3c", "the same on two nodes of two", "cifar10-resnet18", "ddp", {4: 1.15},
+           "training", "two nodes of two A10", ranks=4),
 )  # fmt: skip
 
-# S2c is no system to run: what a parameter server and a ring would cost is computed for each of these (network.py).
-BY_ID: Mapping[str, System] = {system.id: system for system in SYSTEMS}
-# DeepLab at a size that a CPU can take, where it is asked for by name.
-QUICK_BY_NAME: Mapping[str, Mapping[str, Any]] = {
-    "cifar10-resnet50": _RESNET50,
+# By name, and by label, which --systems takes as well.
+BY_NAME: Mapping[str, System] = {key: system for system in SYSTEMS for key in (system.name, system.label)}
+# What --quick changes in a preset, so that a step takes well below a second on a CPU.
+_WIDE = {"data": {"batch_size": 16}, "model": {"widen": 2}}
+QUICK: Mapping[str, Mapping[str, Any]] = {
+    "cifar10-resnet50": {"data": {"batch_size": 8}},
     "fashion-mnist-wideresnet": _WIDE,
     "fashion-mnist-wideresnet-large-batch": _WIDE,
     "cifar10-wideresnet": _WIDE,
-    "voc2012-deeplabv3-resnet101": _VOC,
-    "cifar10-resnet18": _RESNET18,
+    "voc2012-deeplabv3-resnet101": {
+        "data": {"batch_size": 2, "image_size": 96},
+        "model": {"name": "deeplabv3_resnet50"},
+    },
+    "cifar10-resnet18": {"data": {"batch_size": 32}},
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run to measure: a system on a number of ranks, or why it can't be had here."""
+    """One run to measure: a system on a number of ranks, or why it is not available here."""
 
     system: System
     ranks: int
@@ -87,21 +91,18 @@ def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: 
     whose document fixes the number runs on that.
     """
     unit = "GPU" if device == "cuda" else "core"
+    gpus = available if device == "cuda" else 0
     usual = tuple(sorted({1, 2, available} & set(range(1, available + 1))))
     cases = []
     for system in systems:
-        if system.way == "dp":
-            missing = ""
-            if device != "cuda" or available < 2:
-                missing = f"DataParallel needs two GPUs, this machine has {available if device == 'cuda' else 0}"
-            cases.append(Case(system, 1, missing))
-            continue
-        wanted = (1,) if system.way == "one" else (system.ranks,) if system.ranks else ranks or usual
+        wanted = ranks or usual if system.mode == "ddp" and system.ranks is None else (system.ranks or 1,)
         for number in wanted:
             missing = ""
-            if number > available:
+            if system.mode == "dp" and gpus < 2:
+                missing = f"DataParallel needs two GPUs, this machine has {gpus}"
+            elif number > available:
                 missing = f"needs {number} {unit}s, this machine has {available}"
-            elif system.published_precision == "fp16" and device != "cuda":
+            elif system.published_precision == "fp16" and not gpus:
                 missing = "fp16 with a gradient scaler needs a GPU"
             cases.append(Case(system, number, missing))
     return cases
