@@ -17,6 +17,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.manifests.torchrun import OWNED_FLAGS, OWNED_SWITCHES
 
 Object = dict[str, Any]
 
@@ -25,12 +26,6 @@ _CONTAINER: Final = "pytorch"  # the name that the Training Operator asks for
 _PORT: Final = "pytorchjob-port"
 _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _ENTRYPOINT: Final = "write what the image's entrypoint runs, such as [python, train.py]: it cannot be known here"
-# Flags of torchrun that the operator owns and that take no value.
-_SWITCHES: Final = ("standalone", "no-python")
-_OWNED: Final = (
-    "nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts", "node-rank",
-    "master-addr", "master-port", "local-addr", *_SWITCHES,
-)  # fmt: skip
 _LAUNCHERS: Final = (["-m", "torch.distributed.run"], ["-m", "torch.distributed.launch"])
 _SHELLS: Final = ("sh", "bash")
 _SHELL_SYNTAX: Final = re.compile(r"[;&|<>`(){}*?\n]")
@@ -284,8 +279,8 @@ def _strip_torchrun(done: Conversion, line: Sequence[str]) -> list[str]:
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").replace("_", "-").partition("=")
-        if word.startswith("--") and name in _OWNED:
-            if not equals and name not in _SWITCHES and rest:
+        if word.startswith("--") and name in OWNED_FLAGS:
+            if not equals and name not in OWNED_SWITCHES and rest:
                 value = rest.pop(0)
             dropped.append(f"--{name}")
             _take_flag(done, name, value)
@@ -293,7 +288,7 @@ def _strip_torchrun(done: Conversion, line: Sequence[str]) -> list[str]:
             kept.append(word)
     if dropped:
         done.note("command", f"{', '.join(dropped)}: left out, the operator sets them")
-    return [*kept, *rest]
+    return rest if "--no-python" in dropped else [*kept, *rest]
 
 
 def _take_flag(done: Conversion, name: str, value: str) -> None:

@@ -89,7 +89,7 @@ def test_an_error_in_every_pass_ends_the_run_in_order(
     assert "toy: Failed after" in output
     assert "OperatorError: an error in ddp itself ended the run, and the pods were stopped: KeyError: 'lost'" in output
     assert run.read("errors.log").count("KeyError: 'lost'") == 8
-    assert "report" in explain_why(run.resource(), [], runner._now()).todo
+    assert "report" in explain_why(run.resource(), [], runner.utc_now()).todo
     assert "OperatorError" in run.read("report.html")
 
 

@@ -6,12 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ddp_operator.cli.api import add_cluster_arguments, connect, list_jobs
 from ddp_operator.cli.errors import ExitCode
-from ddp_operator.kubeobjects.timestamps import parse_time
+from ddp_operator.kubeobjects.timestamps import parse_time, utc_now
 from ddp_operator.progress import format_duration
 
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"there are no jobs {where}; `ddp submit job.yaml` makes one", file=sys.stderr)
         return ExitCode.OK
     wide = arguments.output == "wide"
-    for line in format_table(items, datetime.now(UTC), namespaces=arguments.all_namespaces, wide=wide):
+    for line in format_table(items, utc_now(), namespaces=arguments.all_namespaces, wide=wide):
         print(line)
     return ExitCode.OK
 

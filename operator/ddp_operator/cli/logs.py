@@ -17,6 +17,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli.api import Api, ApiRefusal, add_cluster_arguments, connect, get_job, list_pods, place
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.kubeobjects.containers import find_trainer
 
 _LOOK_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # a rank may say nothing for that long
@@ -191,8 +192,7 @@ def follow(source: Any, *, sleep: Callable[[float], None] = time.sleep, look: fl
 
 def log_pod(pod: Mapping[str, Any]) -> LogPod:
     """Return what of a pod matters for its log."""
-    metadata, containers = pod["metadata"], pod["spec"]["containers"]
-    trainer = next((c for c in containers if c["name"] == constants.TRAINER_CONTAINER), containers[0])
+    metadata, trainer = pod["metadata"], find_trainer(pod)
     env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
     nproc = env.get(constants.ENV_NPROC_PER_NODE, "1")
     return LogPod(

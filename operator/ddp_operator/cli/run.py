@@ -66,8 +66,9 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.api.cel import check_rules
     from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.parse import parse_resource
+    from ddp_operator.kubeobjects.containers import count_pod_gpus
     from ddp_operator.local import adapt
-    from ddp_operator.local.gpus import count_gpus, find_gpus
+    from ddp_operator.local.gpus import find_gpus
     from ddp_operator.local.runner import RunPlan
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template
@@ -82,7 +83,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     if errors:
         raise InvalidManifest(errors)
     resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, machine)
-    wants_gpus = bool(count_gpus(resource["spec"]["template"]["spec"]))
+    wants_gpus = bool(count_pod_gpus(resource["spec"]["template"]["spec"]))
     gpu_ids = find_gpus(os.environ) if wants_gpus else None
     findings = adapt.check_suitable(resource, gpu_ids)
     job = parse_resource(resource)

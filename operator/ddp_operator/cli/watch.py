@@ -14,6 +14,7 @@ from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cli.api import Api, add_cluster_arguments, connect, get_job
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.following import Jobs, follow_jobs
+from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.local.display import PlainDisplay, View, describe_progress
 from ddp_operator.why import explain_why
 
@@ -74,7 +75,7 @@ def _show(states: Iterable[Jobs], screen: Screen, namespace: str = "", name: str
             phase = job.get("status", {}).get("phase")
             if phase in ENDED_PHASES:
                 screen.close()
-                print(explain_why(job, (), _now()), file=sys.stderr)
+                print(explain_why(job, (), utc_now()), file=sys.stderr)
                 return ExitCode.OK if phase == "Succeeded" else ExitCode.FAILED
     finally:
         screen.close()
@@ -88,14 +89,8 @@ def view_of(job: dict[str, Any]) -> View:
     except msgspec.ValidationError:
         return View("Unknown")
     phase = status.phase or "Pending"
-    reason = "" if phase in ("Running", "Succeeded") else explain_why(job, (), _now()).reason
+    reason = "" if phase in ("Running", "Succeeded") else explain_why(job, (), utc_now()).reason
     return View(phase, status.attempt, reason, status.progress)
-
-
-def _now() -> Any:
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC)
 
 
 class PlainScreen:

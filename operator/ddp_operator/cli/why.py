@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from datetime import UTC, datetime
 
 from ddp_operator.cli.api import (
     ApiRefusal,
@@ -15,6 +14,7 @@ from ddp_operator.cli.api import (
     list_events,
 )
 from ddp_operator.cli.errors import ExitCode
+from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.why import explain_why
 
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         events = list_events(api, arguments.name, job["metadata"]["uid"])
     except ApiRefusal:  # without permission to read Events the conditions still say most
         events = []
-    why = explain_why(job, events, datetime.now(UTC))
+    why = explain_why(job, events, utc_now())
     if arguments.output == "json":
         parts = {"name": arguments.name, "phase": why.phase, "reason": why.reason, "what": why.what, "todo": why.todo}
         print(json.dumps(parts, indent=2))

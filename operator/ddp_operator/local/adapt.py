@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator import constants
+from ddp_operator.kubeobjects.containers import count_pod_gpus, find_trainer
+from ddp_operator.kubeobjects.quantities import is_gpu
 from ddp_operator.local.fields import Finding, Support, check_job, check_template
-from ddp_operator.local.gpus import GPU_RESOURCE, count_gpus
-from ddp_operator.local.pods import training_container
 
 Object = Mapping[str, Any]
 
@@ -59,8 +59,8 @@ def adapt_resource(
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes
     template = spec["template"]
-    trainer: dict[str, Any] = training_container(template)  # type: ignore[assignment]
-    gpus = count_gpus(template["spec"])
+    trainer: dict[str, Any] = find_trainer(template)
+    gpus = count_pod_gpus(template["spec"])
     if changes.cpu and gpus:
         _set_gpus(trainer, 0)
         if spec.get("procPerNode", "auto") in ("auto", "gpu"):
@@ -87,7 +87,7 @@ def share_cpus(resource: Object, procs: int, machine: Machine) -> dict[str, Any]
     The limits of the manifest were made for other machines, and more threads than CPUs are many times slower.
     """
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
-    trainer: dict[str, Any] = training_container(adapted["spec"]["template"])  # type: ignore[assignment]
+    trainer: dict[str, Any] = find_trainer(adapted["spec"]["template"])
     environment = trainer.get("env") or []
     if any(variable.get("name") == constants.ENV_OMP_NUM_THREADS for variable in environment):
         return adapted
@@ -106,13 +106,13 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
     if spec.get("suspend"):
         raise Unsuitable("spec.suspend: is true, so nothing would run; set it to false or remove it")
     template = spec["template"]
-    findings = check_template(template, training_container(template)["name"])
+    findings = check_template(template, find_trainer(template)["name"])
     refused = [f for f in findings if f.field.support is Support.REFUSED]
     if refused:
         raise Unsuitable(
             "\n".join(f"spec.template.{f.path}: cannot be had on this machine: {f.field.note}" for f in refused)
         )
-    wanted = count_gpus(template["spec"])
+    wanted = count_pod_gpus(template["spec"])
     if wanted and gpu_ids is not None and wanted * spec.get("nodes", 1) > len(gpu_ids):
         nodes = spec.get("nodes", 1)
         raise Unsuitable(
@@ -183,9 +183,9 @@ def hold_free_port() -> int:
 
 def _set_gpus(trainer: dict[str, Any], count: int) -> None:
     for part in ("limits", "requests"):
-        amounts = (trainer.get("resources") or {}).get(part)
-        if amounts and GPU_RESOURCE in amounts:
+        amounts = (trainer.get("resources") or {}).get(part) or {}
+        for name in filter(is_gpu, list(amounts)):
             if count:
-                amounts[GPU_RESOURCE] = str(count)
+                amounts[name] = str(count)
             else:
-                del amounts[GPU_RESOURCE]
+                del amounts[name]

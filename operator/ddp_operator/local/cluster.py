@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ from ddp_operator.cluster import (
     claim_of,
     controller_of,
 )
+from ddp_operator.kubeobjects.containers import find_trainer
+from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.local import fields, gpus, pods
 from ddp_operator.local.environment import MissingReference, build_environment
 from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job, is_controlled_by
@@ -50,7 +52,7 @@ class LocalCluster:
         folder: Path,
         claims: Path,
         *,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], datetime] = utc_now,
         environ: Mapping[str, str] = os.environ,
         metrics_base: int | None = None,
         gpu_ids: Sequence[str] | None = None,
@@ -218,7 +220,7 @@ class LocalCluster:
     def _admit(self, job: Object) -> None:
         """Refuse what no process on this machine can be. Raises: Refused."""
         template = job["spec"]["template"]
-        trainer = pods.training_container(template)["name"]
+        trainer = find_trainer(template)["name"]
         reasons = [
             f"{f.path}: {f.field.note}"
             for f in fields.check_template(template, trainer)
@@ -228,7 +230,7 @@ class LocalCluster:
         try:
             pod = build_pod({**job, "metadata": {"uid": "", **job["metadata"]}}, 0, suffix="admit")
             pod["metadata"]["uid"] = ""
-            build_environment(pod, pods.training_container(pod), lambda k, n: self.store.get(k, namespace, n))
+            build_environment(pod, find_trainer(pod), lambda k, n: self.store.get(k, namespace, n))
         except MissingReference as error:
             reasons.append(str(error))
         if reasons:

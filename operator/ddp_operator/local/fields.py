@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from ddp_operator.kubeobjects.quantities import is_gpu
+
 Object = Mapping[str, Any]
 
 
@@ -97,7 +99,7 @@ FIELDS: Final[tuple[Field, ...]] = (
             "terminationMessagePolicy": "the file, else the end of the log where it says FallbackToLogsOnError",
             "ports": "the metrics port is a free one for each pod (`--metrics-port` sets it); others are not mapped",
             "resources.limits[nvidia.com/gpu] resources.requests[nvidia.com/gpu]": "as many GPUs in "
-            "CUDA_VISIBLE_DEVICES, no two pods share one",
+            "CUDA_VISIBLE_DEVICES, no two pods share one; the same for GPUs of other vendors",
         },
     ),
     *_rows(
@@ -213,9 +215,7 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
         path = "spec.containers[]."
         visit(f"{where}.", path, {name: value for name, value in container.items() if name != "resources"})
         for part, amounts in (container.get("resources") or {}).items():
-            rest = {
-                name: amount for name, amount in amounts.items() if f"{path}resources.{part}[{name}]" not in _BY_PATH
-            }
+            rest = {name: amount for name, amount in amounts.items() if not is_gpu(name)}
             visit(f"{where}.resources.", f"{path}resources.", {part: rest} if rest else {})
         for index, variable in enumerate(container.get("env") or ()):
             visit(f"{where}.env[{index}].valueFrom.", f"{path}env[].valueFrom.", variable.get("valueFrom") or {})

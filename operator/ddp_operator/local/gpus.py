@@ -7,11 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from ddp_operator.manifests.quantities import parse_quantity
-
-GPU_RESOURCE = "nvidia.com/gpu"
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -38,16 +34,6 @@ def _ask_driver() -> int | None:
     if answer.returncode != 0:
         return None
     return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
-
-
-def count_gpus(pod_spec: Mapping[str, Any]) -> int:
-    """Return how many GPUs one pod asks for."""
-    total = 0
-    for container in pod_spec.get("containers") or ():
-        resources = container.get("resources") or {}
-        asked = (resources.get("limits") or {}).get(GPU_RESOURCE, (resources.get("requests") or {}).get(GPU_RESOURCE))
-        total += max(0, int(parse_quantity(asked) or 0))
-    return total
 
 
 class GpuPool:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX
+from ddp_operator.kubeobjects.timestamps import format_time
 
 LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
 LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
@@ -59,7 +60,7 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
     status: Json = deepcopy(dict(job.get("status") or {}))
     conditions: list[Json] = status.setdefault("conditions", [])
     mine = sorted((p for p in pods if is_controlled_by(p, job["metadata"]["uid"])), key=lambda p: p["metadata"]["name"])
-    stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = format_time(now)
     deleting = job["metadata"].get("deletionTimestamp") is not None
     if has_condition(job, "Complete") or has_condition(job, "Failed") or deleting:
         release = tuple(_name(p) for p in mine if _is_tracked(p) and (deleting or _is_finished(p)))

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import constants
+from ddp_operator.kubeobjects.containers import count_pod_gpus
 from ddp_operator.local import pods, processes
 from ddp_operator.local.environment import MissingReference
 from ddp_operator.local.folder import clear_half_written, is_out_of_space
-from ddp_operator.local.gpus import GpuPool, count_gpus
+from ddp_operator.local.gpus import GpuPool
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.store import Store, grace_of
 
@@ -67,7 +68,7 @@ class Kubelet:
     def start(self, pod: Object) -> None:
         """Start the pod's process. Without enough GPUs the pod stays Pending; try again later."""
         uid = pod["metadata"]["uid"]
-        wanted = count_gpus(pod["spec"])
+        wanted = count_pod_gpus(pod["spec"])
         taken = self.gpus().take(uid, wanted) if wanted else []
         if taken is None:
             words = f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu (the pod wants {wanted})."
@@ -187,7 +188,7 @@ class Kubelet:
         self.on_exit()
 
     def _give_back_gpus(self, pod: Object) -> None:
-        if count_gpus(pod["spec"]):  # else nobody has asked the driver, which may take seconds to answer
+        if count_pod_gpus(pod["spec"]):  # else nobody has asked the driver, which may take seconds to answer
             self.gpus().give_back(pod["metadata"]["uid"])
 
 

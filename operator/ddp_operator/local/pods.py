@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import constants
+from ddp_operator.kubeobjects.containers import find_trainer
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.local.environment import Lookup, build_environment, expand
 from ddp_operator.local.gpus import VISIBLE_DEVICES
 from ddp_operator.local.hosts import rewrite_hosts
 from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
-from ddp_operator.local.store import format_time
 from ddp_operator.local.volumes import Folders, PathMap, prepare_volumes
 
 Object = Mapping[str, Any]
@@ -49,18 +50,12 @@ class PodPlace:
     metrics_port: int = 0
 
 
-def training_container(pod: Object) -> Object:
-    """Return the container that runs here: the one named ``trainer``, else the first."""
-    containers: Sequence[Object] = pod["spec"]["containers"]
-    return next((c for c in containers if c["name"] == constants.TRAINER_CONTAINER), containers[0])
-
-
 def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, str]) -> PodPlan:
     """Make the pod's folders and work out its command line and environment.
 
     Raises: MissingReference, OSError.
     """
-    container = training_container(pod)
+    container = find_trainer(pod)
     place.folder.mkdir(parents=True, exist_ok=True)
     termination_log, port_file = place.folder / "termination-log", place.folder / "metrics-port"
     folders = Folders(place.folder / "volumes", place.claims)
@@ -162,7 +157,7 @@ def finished_status(pod: Object, code: int, reason: str, message: str, now: date
 
 
 def _container_status(pod: Object, state: Json, *, ready: bool) -> Json:
-    container = training_container(pod)
+    container = find_trainer(pod)
     return {
         "name": container["name"],
         "image": container.get("image", ""),
@@ -177,7 +172,7 @@ def _container_status(pod: Object, state: Json, *, ready: bool) -> Json:
 def read_termination_message(pod: Object, file: Path, log: Path, code: int) -> str:
     """Return the termination message as a kubelet reads it: the file's end, else the log's where the pod wants that."""
     message = _tail(file, constants.TERMINATION_MESSAGE_LIMIT)
-    policy = training_container(pod).get("terminationMessagePolicy")
+    policy = find_trainer(pod).get("terminationMessagePolicy")
     if not message and code != 0 and policy == "FallbackToLogsOnError":
         message = _tail(log, _LOG_TAIL_BYTES)
     return message

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
@@ -20,6 +19,7 @@ import msgspec
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
+from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.local.claims import ClaimInUse, ClaimLock
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.display import Screen, View, choose_display
@@ -88,10 +88,6 @@ def run_job(plan: RunPlan) -> Outcome:
     return asyncio.run(Run(plan).run())
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 class Run:
     """One `ddp run`."""
 
@@ -100,7 +96,7 @@ class Run:
         self._started = time.monotonic()
         try:
             self._claim = _hold_claim(plan)
-            self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, _now())
+            self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, utc_now())
             self._folder.write_manifest(plan.text, plan.children, plan.resource, plan.command)
         except OSError as error:
             room = "free space there or " if is_out_of_space(error) else ""
@@ -121,7 +117,7 @@ class Run:
             self._folder.path, plan.runs_dir / CLAIMS, metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
         )
         self._folder.on_problem = lambda words: self._display.line(f"warning     {words}")
-        self._recorder = Recorder(self._cluster, self._folder, _now)
+        self._recorder = Recorder(self._cluster, self._folder, utc_now)
         self._wake = asyncio.Event()
         self._signals: list[int] = []
         self._errors = 0
@@ -241,7 +237,7 @@ class Run:
             self._record_error(str(context.get("message")), error)
 
     def _record_error(self, where: str, error: BaseException) -> None:
-        self._folder.write_error(_now(), where, error)
+        self._folder.write_error(utc_now(), where, error)
 
     async def _drain(self) -> None:
         """Let pods that still run end with their grace time."""
@@ -290,7 +286,7 @@ class Run:
         if resource is None or self._is_over():
             return
         try:
-            decision = fail(parse_resource(resource), (), None, conditions.OPERATOR_ERROR, words, _now())
+            decision = fail(parse_resource(resource), (), None, conditions.OPERATOR_ERROR, words, utc_now())
             self._cluster.store.change(resource, status=msgspec.to_builtins(decision.status))
             self._take_status()
         except Exception as another:
@@ -300,7 +296,7 @@ class Run:
     def _interrupt(self) -> None:
         """Say in the status that nobody runs the job any more, where it has not ended."""
         resource = self._hear_last_words()
-        changed = interrupt(resource, self._plan.command, _now()) if resource is not None else None
+        changed = interrupt(resource, self._plan.command, utc_now()) if resource is not None else None
         if resource is not None and changed is not None:
             self._cluster.store.change(resource, status=changed["status"])
 
@@ -311,7 +307,7 @@ class Run:
             return None
         status = msgspec.convert(resource.get("status") or {}, Status)
         page = self._recorder.page
-        heard = take_values(status, page.values, _now(), page.rates)
+        heard = take_values(status, page.values, utc_now(), page.rates)
         return {**resource, "status": msgspec.to_builtins(heard)}
 
     def _take_status(self) -> None:
@@ -365,7 +361,7 @@ class Run:
         return self._cluster.kubelet.log_of(pods[-1]) if pods else None
 
     def _on_event(self, resource: Object, event: Event) -> None:
-        self._folder.write_event(_now(), event.type, event.reason, event.message)
+        self._folder.write_event(utc_now(), event.type, event.reason, event.message)
         if event.type == "Warning" and not self._is_over():  # the last words are the summary's
             self._display.line(f"{time.strftime('%H:%M:%S')} {event.reason}: {event.message.splitlines()[0]}")
 

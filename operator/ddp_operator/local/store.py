@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_operator.cluster import AlreadyExists
+from ddp_operator.kubeobjects.timestamps import format_time
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]
@@ -20,11 +21,6 @@ def place_of(item: Object) -> Place:
     """Return where an object lives."""
     metadata = item["metadata"]
     return item["kind"], metadata.get("namespace") or "default", metadata["name"]
-
-
-def format_time(moment: datetime) -> str:
-    """Write a moment as Kubernetes does: UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Store:

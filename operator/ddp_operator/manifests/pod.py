@@ -13,8 +13,8 @@ from typing import Any
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.kubeobjects.quantities import cpu_limit
 from ddp_operator.manifests import torchrun
-from ddp_operator.manifests.quantities import cpu_limit
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
 

@@ -43,7 +43,7 @@ _MANY_NODES: Final = re.compile(
 _TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _COMMAND_LINE: Final = "write the script itself as the command: [python, train.py] or [-m, package.module]"
 # torchrun's flags that the operator sets itself, each with what the user should write instead.
-_OWNED: Final = {
+OWNED_FLAGS: Final = {
     "nnodes": "set spec.nodes instead",
     "nproc-per-node": "set spec.procPerNode instead",
     "rdzv-backend": "set spec.rendezvous.backend instead",
@@ -61,7 +61,7 @@ _OWNED: Final = {
     "shutdown-timeout": "set spec.checkpoint.graceSeconds instead",
     "signals-to-handle": "remove it; SIGTERM reaches the script, with spec.checkpoint.graceSeconds to obey it",
 }
-_OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # those of them that take no value
+OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # those of them that take no value
 # Flags that are the user's own, and whether each takes a value.
 _PASSED: Final = {
     "monitor-interval": True,
@@ -224,9 +224,9 @@ def _split_torchrun(
     use_env = not legacy
     while rest and rest[0].startswith("-") and rest[0] != "--":
         name, value = _read_flag(rest.pop(0), legacy)
-        if name in _OWNED:
-            owned.append(f"--{name}: {_OWNED[name]}")
-            if value is None and name not in _OWNED_SWITCHES and rest:
+        if name in OWNED_FLAGS:
+            owned.append(f"--{name}: {OWNED_FLAGS[name]}")
+            if value is None and name not in OWNED_SWITCHES and rest:
                 rest.pop(0)
             continue
         if name == "help":
@@ -264,11 +264,11 @@ def _read_flag(word: str, legacy: bool) -> tuple[str, str | None]:
         return _SHORT[word[1]], word[2:].removeprefix("=") or None
     name, equals, value = word[2:].partition("=")
     name = name.replace("_", "-")
-    known = [*_OWNED, *_PASSED, *(flag for flag in _FORM if legacy or flag != "use-env")]
+    known = [*OWNED_FLAGS, *_PASSED, *(flag for flag in _FORM if legacy or flag != "use-env")]
     matches = [name] if name in known else [flag for flag in known if flag.startswith(name)]
     if len(matches) == 1:
         return matches[0], value if equals else None
-    owned = [flag for flag in matches if flag in _OWNED]
+    owned = [flag for flag in matches if flag in OWNED_FLAGS]
     if owned:  # ambiguous, but the operator owns what it may mean
         return owned[0], None
     raise CommandError(

@@ -1,8 +1,8 @@
 """The report on a run: one HTML file with nothing outside it, and no script."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
+from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.report.page import build_page
 from ddp_operator.report.run import Run, read_run
 
@@ -11,4 +11,4 @@ __all__ = ["Run", "build_page", "build_report", "read_run"]
 
 def build_report(folder: Path) -> str:
     """Return the page of a run folder, as of now. Raises: ValueError, where it is none; OSError."""
-    return build_page(read_run(folder), datetime.now(UTC))
+    return build_page(read_run(folder), utc_now())

@@ -14,6 +14,7 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import controller_of
+from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import Page, RankSample, StalledRank
 from ddp_operator.status.termination import Termination, parse_termination
@@ -341,9 +342,7 @@ def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[s
 
 def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state of the training container."""
-    containers = (raw.get("spec") or {}).get("containers") or []
-    names = [c.get("name") for c in containers]
-    trainer = constants.TRAINER_CONTAINER if constants.TRAINER_CONTAINER in names else (names[0] if names else None)
+    trainer = find_trainer(raw).get("name")
     found = (raw.get("status") or {}).get("containerStatuses") or []
     return next((one.get("state") or {} for one in found if one.get("name") == trainer), {})
 

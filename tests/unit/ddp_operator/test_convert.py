@@ -227,6 +227,20 @@ class TestDetails:
         assert trainer(spec)["command"] == ["sh", "-c", script]
         assert "a shell starts the training" in notes
 
+    @pytest.mark.parametrize(
+        ("line", "command"),
+        [
+            ("torchrun --no-python --nnodes=2 ./train --x", ["./train", "--x"]),
+            ("torchrun --run-path --shutdown-timeout 9 train.py", ["torchrun", "train.py"]),
+        ],
+    )
+    def test_every_flag_that_the_operator_owns_is_removed(self, line: str, command: list[str]) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                replica["template"]["spec"]["containers"][0]["command"] = line.split()
+
+        assert trainer(converted(change(MNIST, edit))[0])["command"] == command
+
     def test_unknown_fields_are_told_not_lost(self) -> None:
         def edit(document: Object) -> None:
             document["spec"]["futureThing"] = 1

@@ -1,4 +1,4 @@
-"""Kubernetes quantities, as far as the operator reads them: CPUs and whole devices."""
+"""Kubernetes quantities, as far as they are read here: CPUs and whole devices."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ def parse_quantity(value: Any) -> Decimal | None:
 def count_gpus(resources: Mapping[str, Any]) -> int:
     """Return how many GPUs a container's ``resources`` ask for (limits; requests where there are no limits)."""
     asked = dict(_mapping(resources.get("requests"))) | dict(_mapping(resources.get("limits")))
-    return sum(
-        max(0, int(parse_quantity(value) or 0)) for name, value in asked.items() if _GPU_RESOURCES.fullmatch(str(name))
-    )
+    return sum(max(0, int(parse_quantity(value) or 0)) for name, value in asked.items() if is_gpu(str(name)))
+
+
+def is_gpu(resource: str) -> bool:
+    """Tell whether a resource name, such as ``nvidia.com/gpu``, is that of a device plugin for GPUs."""
+    return _GPU_RESOURCES.fullmatch(resource) is not None
 
 
 def cpu_limit(resources: Mapping[str, Any]) -> Decimal | None:
