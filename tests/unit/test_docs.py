@@ -4,7 +4,10 @@ import importlib.util
 import re
 import shlex
 import typing
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,8 +30,6 @@ REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
 # Pages whose program needs ranks of its own, and the test that gives it them.
 RUN_BY = {"tutorial.md": "tests/integration/test_tutorial.py"}
-
-page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -70,40 +71,50 @@ def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-class TestCommands:
-    @page
-    def test_make_targets_exist(self, path: Path) -> None:
-        asked = {
-            word
-            for words in starting_with("make", path.read_text(encoding="utf-8"))
-            for word in words[1:]
-            if "=" not in word and not word.startswith(("-", "<"))
-        }
-        assert asked - targets() == set()
+def make_targets_in(text: str) -> set[str]:
+    words = [word for line in starting_with("make", text) for word in line[1:]]
+    return {word for word in words if "=" not in word and not word.startswith(("-", "<"))}
 
-    @page
+
+def files_in_commands(text: str) -> set[str]:
+    programs = ("ddp", "kubectl", "kopf", r"python3?", "pytest")
+    words = [word for program in programs for line in starting_with(program, text) for word in line]
+    return {word for word in words if re.fullmatch(r"(deploy|docs|tests|charts|trainer|operator)/[\w./-]+", word)}
+
+
+def our_modules_in(text: str) -> set[str]:
+    lines = [line for line in starting_with(r"(?:python3?|torchrun)", text) if "-m" in line[:-1]]
+    modules = {line[line.index("-m") + 1] for line in lines}
+    return {name for name in modules if name.startswith(("ddp_operator", "ddp_trainer", "tests"))}
+
+
+def links_in(text: str) -> list[str]:
+    links = re.findall(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+    return [link for link in links if "://" not in link]
+
+
+def pages_with(find: Callable[[str], Collection[Any]]) -> pytest.MarkDecorator:
+    """Parametrize a test with the pages in which there is something of the kind that it checks."""
+    found = [path for path in PAGES if find(path.read_text(encoding="utf-8"))]
+    return pytest.mark.parametrize("path", found, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+class TestCommands:
+    @pages_with(make_targets_in)
+    def test_make_targets_exist(self, path: Path) -> None:
+        assert make_targets_in(path.read_text(encoding="utf-8")) - targets() == set()
+
+    @pages_with(files_in_commands)
     def test_files_named_in_commands_exist(self, path: Path) -> None:
-        text = path.read_text(encoding="utf-8")
-        named = {
-            word
-            for program in ("ddp", "kubectl", "kopf", r"python3?", "pytest")
-            for words in starting_with(program, text)
-            for word in words
-            if re.fullmatch(r"(deploy|docs|tests|charts|trainer|operator)/[\w./-]+", word)
-        }
+        named = files_in_commands(path.read_text(encoding="utf-8"))
         assert {name for name in named if not (ROOT / name).exists()} == set()
 
-    @page
+    @pages_with(our_modules_in)
     def test_modules_run_with_python_exist(self, path: Path) -> None:
-        modules = {
-            words[words.index("-m") + 1]
-            for words in starting_with(r"(?:python3?|torchrun)", path.read_text(encoding="utf-8"))
-            if "-m" in words[:-1]
-        }
-        ours = {name for name in modules if name.startswith(("ddp_operator", "ddp_trainer", "tests"))}
+        ours = our_modules_in(path.read_text(encoding="utf-8"))
         assert {name for name in ours if importlib.util.find_spec(name) is None} == set()
 
-    @page
+    @pages_with(partial(starting_with, "ddp"))
     def test_subcommands_and_flags_of_ddp_exist(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for words in starting_with("ddp", path.read_text(encoding="utf-8")):
             if words[1].startswith("-"):
@@ -121,28 +132,26 @@ class TestCommands:
 
 
 class TestPages:
-    @page
+    @pages_with(links_in)
     def test_links_lead_somewhere(self, path: Path) -> None:
-        links = re.findall(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-        local = [link for link in links if "://" not in link]
-        assert [link for link in local if not (path.parent / link).exists()] == []
+        links = links_in(path.read_text(encoding="utf-8"))
+        assert [link for link in links if not (path.parent / link).exists()] == []
 
-    @page
+    @pages_with(partial(fenced, language="yaml"))
     def test_yaml_is_what_the_operator_takes(self, path: Path) -> None:
         for block in fenced(path.read_text(encoding="utf-8"), "yaml"):
             kinds = {document.get("kind") for document in yaml.safe_load_all(block) if isinstance(document, dict)}
             if constants.KIND in kinds:
                 parse_manifest(block)
 
-    @page
+    @pages_with(partial(fenced, language="python"))
     def test_python_runs(self, path: Path) -> None:
         """The blocks of a page are one program, in order; what they claim they assert."""
         if other := RUN_BY.get(path.name):
             assert path.name in (ROOT / other).read_text(encoding="utf-8")
             return
         blocks = fenced(path.read_text(encoding="utf-8"), "python")
-        if blocks:
-            exec(compile("\n".join(blocks), str(path), "exec"), {})
+        exec(compile("\n".join(blocks), str(path), "exec"), {})
         assert all("assert" in block for block in blocks)
 
     def test_every_decision_is_listed(self) -> None:

@@ -23,7 +23,7 @@ from tests.support import ROOT
 from tests.support.chart import render
 
 from .test_dockerfiles import parse as parse_dockerfile
-from .test_docs import PAGES, fenced, targets
+from .test_docs import fenced, pages_with, targets
 
 # What stands in a block and is typed by nobody: formulas, messages, what a program writes.
 NOT_TYPED = {
@@ -58,6 +58,10 @@ def block_lines(text: str) -> list[str]:
     for language in ("sh", "bash", "console"):
         lines += [line for block in fenced(text, language) for line in block.splitlines()]
     return [line.strip().removeprefix("$ ") for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def languages_in(text: str) -> set[str]:
+    return set(re.findall(r"^```(\w*)", text, flags=re.MULTILINE)) - {""}
 
 
 def flags_of(words: list[str]) -> tuple[list[str], set[str]]:
@@ -157,7 +161,7 @@ def check(line: str) -> None:
     CHECKS[words[0]](words[1:])
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pages_with(block_lines)
 def test_every_line_of_a_block_can_be_typed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = str(path.relative_to(ROOT))
     text = path.read_text(encoding="utf-8")
@@ -175,14 +179,14 @@ def test_every_line_of_a_block_can_be_typed(path: Path, capsys: pytest.CaptureFi
             raise AssertionError(f"{line}: {capsys.readouterr().err}") from None
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pages_with(languages_in)
 def test_blocks_of_other_languages_are_read_by_a_test(path: Path) -> None:
     """YAML and Python by test_docs.py; `text` is what a program prints."""
-    languages = set(re.findall(r"^```(\w*)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)) - {""}
-    assert languages <= {"yaml", "python", "sh", "bash", "console", "json", "mermaid", "text", "dockerfile"}
-    for block in fenced(path.read_text(encoding="utf-8"), "json"):
+    text = path.read_text(encoding="utf-8")
+    assert languages_in(text) <= {"yaml", "python", "sh", "bash", "console", "json", "mermaid", "text", "dockerfile"}
+    for block in fenced(text, "json"):
         json.loads(block)
-    for block in fenced(path.read_text(encoding="utf-8"), "dockerfile"):
+    for block in fenced(text, "dockerfile"):
         instructions = parse_dockerfile(block)
         assert instructions[0][0] == "FROM"
         assert {kind for kind, _ in instructions} <= {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "ARG", "LABEL"}
@@ -237,7 +241,7 @@ def flags_in_prose(text: str) -> set[str]:
     return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pages_with(flags_in_prose)
 def test_every_flag_in_the_prose_is_one_of_a_program(path: Path) -> None:
     unknown = flags_in_prose(path.read_text(encoding="utf-8")) - own_flags() - set().union(*FOREIGN.values())
     assert unknown == set(), "no program has these: is there a misspelling, or is FOREIGN to be completed?"
