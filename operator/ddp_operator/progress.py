@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects.timestamps import truncate
 
 _WANTED = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,
@@ -368,7 +368,7 @@ def _number(value: float | None) -> str | None:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{min(max(value, -1e15), 1e15):.0f}"
 
 
-def _time(value: float | None) -> str | None:
+def _time(value: float | None) -> datetime | None:
     if value is None or not math.isfinite(value) or not 0 < value < 4e9:
         return None
-    return format_time(datetime.fromtimestamp(value, UTC))
+    return truncate(datetime.fromtimestamp(value, UTC))

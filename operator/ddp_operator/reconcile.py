@@ -208,7 +208,7 @@ class Reconciler:
             return snapshot, False
         memory.suspected = memory.suspected or now
         # While pods are made, news of them is often late; of those that train it seldom is.
-        patience = 0.0 if c.is_true(job.status.conditions, c.RENDEZVOUSED) else _SUSPICION
+        patience = 0.0 if job.status.is_true(c.RENDEZVOUSED) else _SUSPICION
         if _seconds(now, memory.suspected) >= patience and _seconds(now, memory.reclaimed) >= _RECLAIM_INTERVAL:
             memory.reclaimed = now
             labels = names.child_labels(job.name, job.status.attempt)

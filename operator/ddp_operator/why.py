@@ -201,7 +201,7 @@ def _explain_condition(
     events: Sequence[Mapping[str, Any]],
     now: datetime,
 ) -> Why:
-    since = parse_time(condition.last_transition_time)
+    since = condition.last_transition_time
     lasting = f" for {format_duration((now - since).total_seconds())}" if since and since <= now else ""
     opening = {
         "Accepted": f"{name} is not accepted ({condition.reason})",
@@ -270,7 +270,7 @@ def _explain_unseen(name: str, metadata: Mapping[str, Any], events: Sequence[Map
 
 
 def _describe_success(name: str, status: Status) -> str:
-    began, ended = parse_time(status.start_time), parse_time(status.completion_time)
+    began, ended = status.start_time, status.completion_time
     took = f" in {format_duration((ended - began).total_seconds())}" if began and ended else ""
     p = status.progress
     figures = [

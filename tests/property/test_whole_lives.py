@@ -376,7 +376,7 @@ def check_status(change: Change) -> None:
 
 
 def ended(status: Status) -> bool:
-    return c.is_true(status.conditions, c.SUCCEEDED) or c.is_true(status.conditions, c.FAILED)
+    return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
 
 
 def test_any_life() -> None:

@@ -43,6 +43,8 @@ def _convert(info: mi.Type) -> dict[str, Any]:
         # given either: of an object whose members it does not know, the API server's == in CEL compares the number, and
         # the values only of those that both sides have.
         return {"x-kubernetes-preserve-unknown-fields": True}
+    if isinstance(info, mi.DateTimeType):
+        return {"type": "string", "format": "date-time"}
     return {"type": _SCALARS[type(info)]}
 
 

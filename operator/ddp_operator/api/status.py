@@ -1,10 +1,12 @@
 """``DDPTrainingJob.status`` as typed, frozen values.
 
-Numbers with a fraction are strings, as Kubernetes' API conventions ask. Times are RFC 3339 in UTC, whole seconds.
+Numbers with a fraction are strings, as Kubernetes' API conventions ask. Times are typed here and RFC 3339 outside; what
+is put in has been through ``timestamps.truncate``, so that it equals what is read back.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct, field
@@ -13,6 +15,7 @@ Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Su
 ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
 """Phases that a job does not leave by itself."""
 ConditionStatus = Literal["True", "False", "Unknown"]
+Time = Annotated[datetime, Meta(tz=True)]
 
 
 class _Fields(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -26,7 +29,7 @@ class Condition(_Fields, frozen=True, kw_only=True):
     status: ConditionStatus
     reason: str
     message: str = ""
-    last_transition_time: Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+    last_transition_time: Time
     observed_generation: int = 0
 
 
@@ -71,7 +74,7 @@ class Progress(_Fields, frozen=True, kw_only=True):
     steps_per_second: str | None = None
     val_accuracy: str | None = None
     val_loss: str | None = None
-    last_step_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    last_step_time: Time | None = None
 
 
 class PreflightStatus(_Fields, frozen=True, kw_only=True):
@@ -90,16 +93,14 @@ class CheckpointStatus(_Fields, frozen=True, kw_only=True):
     """The newest checkpoint that the training script reported."""
 
     step: int
-    time: Annotated[
-        str | None, Meta(description="When the operator heard of it.", extra_json_schema={"format": "date-time"})
-    ] = None
+    time: Annotated[Time | None, Meta(description="When the operator heard of it.")] = None
 
 
 class LastRestart(_Fields, frozen=True, kw_only=True):
     """What the latest group restart has cost."""
 
     attempt: Annotated[int, Meta(description="The attempt that it began.")]
-    time: Annotated[str, Meta(description="When training was interrupted.", extra_json_schema={"format": "date-time"})]
+    time: Annotated[Time, Meta(description="When training was interrupted.")]
     step: Annotated[int | None, Meta(description="Farthest step that was reported before it.")] = None
     steps_lost: Annotated[
         int | None,
@@ -139,7 +140,7 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
     conclusion: Annotated[
         str, Meta(description="Why the job was not started again after it. Unset: it was, or the category says why.")
     ] = ""
-    time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    time: Time | None = None
     signature: Annotated[
         str,
         Meta(
@@ -160,22 +161,19 @@ class Status(_Fields, frozen=True, kw_only=True):
     attempt: Annotated[int, Meta(description="1 for the first Job, one more for each group restart.")] = 0
     attempt_nodes: Annotated[int, Meta(description="spec.nodes for which the current attempt was started.")] = 0
     job_name: str = ""
-    start_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    start_time: Time | None = None
     attempt_time: Annotated[
-        str | None,
-        Meta(
-            description="When the current attempt was begun or last resumed.", extra_json_schema={"format": "date-time"}
-        ),
+        Time | None,
+        Meta(description="When the current attempt was begun or last resumed."),
     ] = None
     first_run_time: Annotated[
-        str | None,
+        Time | None,
         Meta(
             description="When a pod of the job first ran. Until then its template and what else only its Job carries "
-            "may still be changed.",
-            extra_json_schema={"format": "date-time"},
+            "may still be changed."
         ),
     ] = None
-    completion_time: Annotated[str | None, Meta(extra_json_schema={"format": "date-time"})] = None
+    completion_time: Time | None = None
     selector: Annotated[str, Meta(description="Label selector of the pods, for the scale subresource.")] = ""
     nodes: Nodes = field(default_factory=Nodes)
     restarts: Restarts = field(default_factory=Restarts)
@@ -198,3 +196,12 @@ class Status(_Fields, frozen=True, kw_only=True):
         Meta(description="Kubernetes nodes that were lost with a pod on them, the latest last; at most 10."),
     ] = ()
     conditions: tuple[Condition, ...] = ()
+
+    def condition(self, kind: str) -> Condition | None:
+        """Return the condition of a type."""
+        return next((one for one in self.conditions if one.type == kind), None)
+
+    def is_true(self, kind: str) -> bool:
+        """Tell whether a condition is there and True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""Stands for a time that is not known where times are put in order."""
 
 
 def utc_now() -> datetime:

@@ -18,7 +18,6 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import claim_of
-from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 from ddp_operator.status import conditions
@@ -48,7 +47,7 @@ def close_record(folder: RunFolder) -> bool:
         os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # no run is newer for being closed
         folder.clear()  # before the summary, which says that there is nothing to clear
         status = msgspec.convert(closed["status"], Status)
-        began = parse_time(status.start_time) or ended
+        began = status.start_time or ended
         name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
         folder.write_summary(describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
     return True
@@ -69,7 +68,7 @@ def interrupt(resource: Mapping[str, Any], command: str, now: datetime) -> dict[
 
 def explain_interruption(resource: Mapping[str, Any], status: Status, command: str) -> str:
     """Say that nobody runs the job any more, and how it goes on."""
-    failed = conditions.find(status.conditions, conditions.FAILED)
+    failed = status.condition(conditions.FAILED)
     if failed is not None and failed.reason == conditions.INTERRUPTED:
         return failed.message
     words = f"The `ddp run` that wrote this ended before the job did; its last status says {status.phase}. "

@@ -9,7 +9,6 @@ from typing import Final
 
 from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure
-from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.local.orphan import explain_interruption
 from ddp_operator.progress import format_duration
@@ -91,7 +90,7 @@ def build_page(run: Run, now: datetime) -> str:
 
 def _cards(run: Run) -> Iterable[str]:
     status, p = run.status, run.status.progress
-    began, ended = parse_time(status.start_time), parse_time(status.completion_time)
+    began, ended = status.start_time, status.completion_time
     column, unit = choose_rate(run.rows)
     rates = [rate for _, rate in run.series(column) if rate > 0]
     facts = [

@@ -15,7 +15,7 @@ import yaml
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.local.folder import RunFolder, read_rows
-from ddp_operator.status.conditions import FAILED, INTERRUPTED, find
+from ddp_operator.status.conditions import FAILED, INTERRUPTED
 
 Point = tuple[float, float]
 Row = Mapping[str, float]
@@ -78,7 +78,7 @@ class Run:
     @property
     def interrupted(self) -> bool:
         """Whether `ddp run` has ended and the job had not."""
-        failed = find(self.status.conditions, FAILED)
+        failed = self.status.condition(FAILED)
         closed = failed is not None and failed.reason == INTERRUPTED
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
 

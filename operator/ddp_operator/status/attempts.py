@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
-from ddp_operator.kubeobjects.timestamps import format_time, parse_time
+from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.conditions import Fact
@@ -35,8 +35,8 @@ def start(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decis
         attempt=1,
         attempt_nodes=job.spec.nodes,
         job_name=names.job_name(job.name, 1),
-        start_time=format_time(now),
-        attempt_time=format_time(now),
+        start_time=truncate(now),
+        attempt_time=truncate(now),
         selector=names.pod_selector(job.name),
     )
     return _begin(job, status, observation, None, now)
@@ -54,8 +54,8 @@ def recover(job: DDPTrainingJob, observation: Observation, newest: JobView, now:
         attempt=newest.attempt,
         attempt_nodes=newest.nodes,
         job_name=newest.name,
-        start_time=job.status.start_time or format_time(now),
-        attempt_time=format_time(now),
+        start_time=job.status.start_time or truncate(now),
+        attempt_time=truncate(now),
         selector=names.pod_selector(job.name),
         restarts=replace(restarts, total=past, counted=counted, used=max(restarts.used, counted)),
     )
@@ -218,10 +218,10 @@ def _first_report(before: LastFailure | None, cause: LastFailure | None) -> Last
 
 def _last_restart(status: Status, now: datetime, failure: LastFailure | None) -> LastRestart:
     """Return what is known of a restart's cost when it begins."""
-    failed = parse_time(failure.time) if failure else None
+    failed = failure.time if failure else None
     # A training pod's clock may be anything.
     began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
-    return note_steps(LastRestart(attempt=status.attempt + 1, time=format_time(began)), status)
+    return note_steps(LastRestart(attempt=status.attempt + 1, time=truncate(began)), status)
 
 
 def _next_attempt(
@@ -233,7 +233,7 @@ def _next_attempt(
         attempt=status.attempt + 1,
         attempt_nodes=job.spec.nodes,
         job_name=names.job_name(job.name, status.attempt + 1),
-        attempt_time=format_time(now),
+        attempt_time=truncate(now),
         restarts=replace(
             restarts,
             total=restarts.total + 1,
@@ -272,7 +272,7 @@ def _end(
         status,
         phase=phase,
         observed_generation=job.generation,
-        completion_time=format_time(now),
+        completion_time=truncate(now),
         nodes=count_nodes(status.attempt_nodes, pods),
         restarts=count_all(status.restarts),
         progress=without_eta(status.progress),

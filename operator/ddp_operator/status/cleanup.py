@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status.decision import Action, Decision, DeleteJob, DeleteResource, SuspendJob
 from ddp_operator.status.diagnosis import will_fail_job
 from ddp_operator.status.lost_nodes import free_lost_pods
@@ -25,7 +24,7 @@ def after_the_end(job: DDPTrainingJob, observation: Observation, now: datetime) 
     for view in observation.jobs:
         actions += _clean(view, job, observation, now, waits)
     actions += free_lost_pods(job, observation, now, waits)
-    ttl, ended = job.spec.ttl_seconds_after_finished, parse_time(job.status.completion_time)
+    ttl, ended = job.spec.ttl_seconds_after_finished, job.status.completion_time
     if ttl is not None and ended is not None:
         left = (ended + timedelta(seconds=ttl) - now).total_seconds()
         if left <= 0:
@@ -38,7 +37,7 @@ def after_the_end(job: DDPTrainingJob, observation: Observation, now: datetime) 
 def will_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
     """Tell whether the Job controller is about to end a Job whose failure is in the ledger."""
     failure = job.status.last_failure
-    seen = parse_time(failure.time) if failure and failure.attempt == view.attempt else None
+    seen = failure.time if failure and failure.attempt == view.attempt else None
     patient = seen is not None and now - seen < _FAIL_JOB_PATIENCE
     return patient and will_fail_job(observation.pods_of(view.attempt))
 

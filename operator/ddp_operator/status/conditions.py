@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.status import Condition, ConditionStatus
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.status.observation import Observation, PodView
 
 ACCEPTED: Final = "Accepted"
@@ -132,22 +132,11 @@ def merge_conditions(
                 status=fact.status,
                 reason=fact.reason,
                 message=fact.message[:1024],
-                last_transition_time=before.last_transition_time if before and unchanged else format_time(now),
+                last_transition_time=before.last_transition_time if before and unchanged else truncate(now),
                 observed_generation=generation,
             )
         )
     return tuple(merged)
-
-
-def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
-    """Return the condition of a type."""
-    return next((c for c in conditions if c.type == kind), None)
-
-
-def is_true(conditions: Iterable[Condition], kind: str) -> bool:
-    """Tell whether a condition is there and True."""
-    found = find(conditions, kind)
-    return found is not None and found.status == "True"
 
 
 def describe_rendezvous(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import JobView, PodView
 from ddp_operator.status.queueing import is_queued
@@ -13,7 +12,7 @@ from ddp_operator.status.queueing import is_queued
 
 def resumes(job: DDPTrainingJob) -> bool:
     """Tell whether this is the first pass after a suspension."""
-    return not job.spec.suspend and c.is_true(job.status.conditions, c.SUSPENDED)
+    return not job.spec.suspend and job.status.is_true(c.SUSPENDED)
 
 
 def active(job: DDPTrainingJob, attempt_job: JobView | None, now: datetime) -> datetime | None:
@@ -22,7 +21,7 @@ def active(job: DDPTrainingJob, attempt_job: JobView | None, now: datetime) -> d
     It counts from the start of the job or its latest resumption; in a queue, as that of a Job itself, from the latest
     admission.
     """
-    start, seconds = parse_time(job.status.start_time), job.spec.active_deadline_seconds
+    start, seconds = job.status.start_time, job.spec.active_deadline_seconds
     if resumes(job):
         start = now
     if is_queued(job, attempt_job):
@@ -32,7 +31,7 @@ def active(job: DDPTrainingJob, attempt_job: JobView | None, now: datetime) -> d
 
 def waiting_since(job: DDPTrainingJob, attempt_job: JobView | None) -> datetime | None:
     """Return since when pods are wanted, or may be made: the attempt's start, or since a queue took or admitted it."""
-    began = parse_time(job.status.attempt_time or job.status.start_time)
+    began = job.status.attempt_time or job.status.start_time
     changed = attempt_job.suspend_changed if attempt_job is not None else None
     return max(filter(None, (began, changed)), default=None)
 
@@ -42,7 +41,7 @@ def pending(
 ) -> datetime | None:
     """Return the end of the time in which all pods must run; None once they have, since they were last wanted."""
     since, seconds = now if resumes(job) else waiting_since(job, attempt_job), job.spec.pending_deadline_seconds
-    if since is None or seconds is None or c.is_true(job.status.conditions, c.RENDEZVOUSED):
+    if since is None or seconds is None or job.status.is_true(c.RENDEZVOUSED):
         return None
     if len({pod.index for pod in pods if pod.has_run}) >= job.status.attempt_nodes:
         return None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
-from ddp_operator.kubeobjects.timestamps import format_time, parse_time
+from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.status import attempts, budget, deadlines, lost_nodes
 from ddp_operator.status import conditions as c
 from ddp_operator.status.cleanup import LATER, after_the_end, will_fail
@@ -97,7 +97,7 @@ def decide(
             return attempts.fail(job, pods, None, c.DEADLINE_EXCEEDED, words, now)
         pending = deadlines.pending(job, attempt_job, pods, now)
         if pending is not None and now >= pending:
-            scheduled = c.find(status.conditions, c.SCHEDULED)
+            scheduled = status.condition(c.SCHEDULED)
             last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
             words = f"waited longer than pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}) to run{last}"
             cause = blame_image(status.attempt, pods, now)
@@ -137,16 +137,16 @@ def _late_comers_over(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> datetim
 
 def is_finished(status: Status) -> bool:
     """Tell whether the job has ended for good. Terminal states absorb: nothing observed later changes them."""
-    return c.is_true(status.conditions, c.SUCCEEDED) or c.is_true(status.conditions, c.FAILED)
+    return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
 
 
 def scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:
     """Return how often pod 0's page is read, in seconds: often until the first step, at most two minutes long."""
-    joined = c.find(status.conditions, c.RENDEZVOUSED)
+    joined = status.condition(c.RENDEZVOUSED)
     if joined is None or joined.status == "False":
         return min(_SOON, progress_interval)
-    since = parse_time(joined.last_transition_time)
-    waiting = not c.is_true(status.conditions, c.PROGRESSING) and since is not None and now - since < _FIRST_STEP
+    since = joined.last_transition_time
+    waiting = not status.is_true(c.PROGRESSING) and since is not None and now - since < _FIRST_STEP
     return min(_SOON, progress_interval) if waiting else progress_interval
 
 
@@ -202,7 +202,7 @@ def _ended_in_suspension(job: DDPTrainingJob, attempt_job: JobView | None) -> bo
     """Tell whether the attempt ended while its pods were told to stop: a slower one then reports a lost peer."""
     if was_suspending(job):
         return True
-    failed_at, resumed = attempt_job.failed_at if attempt_job else None, parse_time(job.status.start_time)
+    failed_at, resumed = attempt_job.failed_at if attempt_job else None, job.status.start_time
     return failed_at is not None and resumed is not None and failed_at < resumed
 
 
@@ -316,7 +316,7 @@ def _follow(
 
 def _held_back(status: Status, now: datetime) -> float:
     """Return in how many seconds the current attempt may get its pods."""
-    began = parse_time(status.attempt_time)
+    began = status.attempt_time
     return (began + attempts.start_delay(status) - now).total_seconds() if began else 0.0
 
 
@@ -376,4 +376,4 @@ def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:
 def _note_resumption(job: DDPTrainingJob, now: datetime) -> Status:
     if not deadlines.resumes(job):
         return job.status
-    return replace(job.status, start_time=format_time(now), attempt_time=format_time(now))
+    return replace(job.status, start_time=truncate(now), attempt_time=truncate(now))

@@ -21,7 +21,7 @@ from ddp_operator.api.status import (
     Restarts,
     Status,
 )
-from ddp_operator.kubeobjects.timestamps import format_time, parse_time
+from ddp_operator.kubeobjects.timestamps import EPOCH, parse_time, truncate
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
@@ -53,7 +53,7 @@ def describe(
     alive = sum(pod.alive for pod in pods)
     running, _, succeeded, _ = c.count_pods(pods)
     all_run = running + succeeded >= nodes
-    joined_before = c.find(job.status.conditions, c.RENDEZVOUSED) if same_attempt else None
+    joined_before = job.status.condition(c.RENDEZVOUSED) if same_attempt else None
     if observation.page is not None:
         status = _take_page(job, status, observation.page, now)
     elif not pods and not _is(joined_before):
@@ -62,7 +62,7 @@ def describe(
     if in_place is not None and not _is_older(in_place, status.last_failure):
         status = replace(status, last_failure=in_place)
     if status.first_run_time is None and any(pod.has_run for pod in observation.pods):
-        status = replace(status, first_run_time=format_time(now))
+        status = replace(status, first_run_time=truncate(now))
     if observation.stragglers is not None:
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
@@ -112,7 +112,7 @@ def describe(
 
 
 def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:
-    return known is not None and known.attempt == failure.attempt and (failure.time or "") < (known.time or "")
+    return known is not None and known.attempt == failure.attempt and (failure.time or EPOCH) < (known.time or EPOCH)
 
 
 def count_nodes(desired: int, pods: tuple[PodView, ...]) -> Nodes:
@@ -179,7 +179,7 @@ def _newer_checkpoint(
     found = build_checkpoint(values)
     if found is None or (before is not None and before.step == found.step):
         return before
-    return replace(found, time=format_time(now))
+    return replace(found, time=truncate(now))
 
 
 def _has_stepped(page: Page) -> bool:
@@ -206,7 +206,7 @@ def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> L
     """Return what a restart has cost, once the workers have made a step."""
     if restart is None or restart.recovery_seconds is not None or not _has_stepped(page):
         return restart
-    began = parse_time(restart.time)
+    began = restart.time
     known = restart.step is not None and page.began_at is not None
     return replace(
         restart,
@@ -260,7 +260,7 @@ def _restarting(
     job: DDPTrainingJob, rendezvous: Fact, *, was_joined: bool, all_run: bool, waits_in_queue: bool
 ) -> Fact:
     """A restart ends when the workers have met again."""
-    before = c.find(job.status.conditions, c.RESTARTING)
+    before = job.status.condition(c.RESTARTING)
     if waits_in_queue and (before is None or before.reason in (c.POD_REPLACEMENT, c.NOT_RESTARTING)):
         return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)  # its pods are not replaced: the queue took them back
     resizing = before is not None and before.status == "True" and before.reason == c.RESIZED
@@ -272,7 +272,7 @@ def _restarting(
 
 
 def _progressing(job: DDPTrainingJob, page: Page | None, rendezvous: Fact, *, was_joined: bool, all_run: bool) -> Fact:
-    before = c.find(job.status.conditions, c.PROGRESSING)
+    before = job.status.condition(c.PROGRESSING)
     if not all_run:
         return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods run")
     stepping = page is not None and page.training
@@ -290,7 +290,7 @@ def _without_a_node(status: Status, cut_off: tuple[datetime, str] | None, progre
     if cut_off is None:
         return progressing
     since, words = cut_off
-    last_step = parse_time(status.progress.last_step_time) if status.progress else None
+    last_step = status.progress.last_step_time if status.progress else None
     if progressing.status == "True" and last_step is not None and last_step > since:
         return Fact(c.PROGRESSING, "True", progressing.reason, f"{progressing.message}; {words}")
     return Fact(c.PROGRESSING, "False" if last_step else "Unknown", c.NODE_NOT_READY, words)

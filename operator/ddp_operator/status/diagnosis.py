@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects.timestamps import EPOCH, format_time, truncate
 from ddp_operator.progress import Page
 from ddp_operator.status.conditions import IMAGE_PULL, newest_by_index
 from ddp_operator.status.lost_nodes import find_node_problem
@@ -98,7 +98,7 @@ def diagnose(
         return Diagnosis(_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
     message = (job.failed_message if job else "") or "the Job failed"
     unknown = constants.CATEGORY_UNKNOWN
-    failure = LastFailure(attempt=attempt, category=unknown, message=message, time=format_time(first or now))
+    failure = LastFailure(attempt=attempt, category=unknown, message=message, time=truncate(first or now))
     return Diagnosis(failure, secondary_only=True)
 
 
@@ -131,7 +131,7 @@ def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFai
         category=constants.CATEGORY_NODE_LOST,
         message=f"pod {pod.name} was lost with node {pod.node_name}: {words}",
         hint=_LOST_NODE,
-        time=format_time(now),
+        time=truncate(now),
     )
 
 
@@ -148,7 +148,7 @@ def blame_image(attempt: int, pods: tuple[PodView, ...], now: datetime) -> LastF
         category=constants.CATEGORY_IMAGE_PULL,
         message=pod.waiting_message[:1024],
         hint="look at the image's name and tag, and at imagePullSecrets",
-        time=format_time(now),
+        time=truncate(now),
     )
 
 
@@ -210,14 +210,14 @@ def _disruption(attempt: int, pod: PodView) -> Diagnosis:
             category=category,
             message=f"pod {pod.name} was taken away: {how}".rstrip(": "),
             hint=_LOST_NODE if category == constants.CATEGORY_NODE_LOST else "",
-            time=None if time is None else format_time(time),
+            time=None if time is None else truncate(time),
         ),
         disruption=True,
     )
 
 
-def _taken_order(pod: PodView) -> tuple[bool, str, int, str]:
-    return (not pod.disrupted, format_time(pod.deleted_at) if pod.deleted_at else "", pod.index, pod.name)
+def _taken_order(pod: PodView) -> tuple[bool, datetime, int, str]:
+    return (not pod.disrupted, pod.deleted_at or EPOCH, pod.index, pod.name)
 
 
 def _ends_attempt(pod: PodView, end: Termination) -> bool:
@@ -282,7 +282,7 @@ def _last_failure(attempt: int, pod: PodView, termination: Termination) -> LastF
         message=termination.message,
         traceback=termination.traceback,
         hint=termination.hint,
-        time=None if moment is None else format_time(datetime.fromtimestamp(moment, UTC)),
+        time=None if moment is None else truncate(datetime.fromtimestamp(moment, UTC)),
         signature=termination.signature,
         step=None if termination.step is None else int(termination.step),
     )

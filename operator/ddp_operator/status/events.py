@@ -26,15 +26,15 @@ def transition_events(old: Status, new: Status) -> tuple[Event, ...]:
 
 
 def _events(old: Status, new: Status) -> Iterator[Event]:
-    accepted = c.find(new.conditions, c.ACCEPTED)
-    before = c.find(old.conditions, c.ACCEPTED)
+    accepted = new.condition(c.ACCEPTED)
+    before = old.condition(c.ACCEPTED)
     if accepted and accepted.status != "True" and (before is None or before.message != accepted.message):
         yield Event("Warning", accepted.reason, accepted.message)
     if new.last_failure is not None and new.last_failure != old.last_failure:
         failure = new.last_failure
         yield Event("Warning", f"Failure{failure.category}", f"attempt {failure.attempt}: {failure.message}"[:1000])
     if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
-        restarting = c.find(new.conditions, c.RESTARTING)
+        restarting = new.condition(c.RESTARTING)
         if old.attempt == 0:
             yield Event("Normal", "Started", f"attempt 1 with {new.attempt_nodes} nodes as Job {new.job_name}")
         elif restarting is not None:
@@ -42,7 +42,7 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
     yield from _stalls(old, new)
     yield from _silences(old, new)
     for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.DISTRIBUTED, c.SUCCEEDED, c.FAILED):
-        now, then = c.find(new.conditions, kind), c.find(old.conditions, kind)
+        now, then = new.condition(kind), old.condition(kind)
         if now is None or (then is not None and (then.status, then.reason) == (now.status, now.reason)):
             continue
         if kind == c.DISTRIBUTED:
@@ -58,14 +58,14 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
 
 def _silences(old: Status, new: Status) -> Iterator[Event]:
     """Return the warning that a pod does not report any more, whose node may be lost."""
-    then, now = c.find(old.conditions, c.PROGRESSING), c.find(new.conditions, c.PROGRESSING)
+    then, now = old.condition(c.PROGRESSING), new.condition(c.PROGRESSING)
     for reason in (c.NODE_NOT_READY, c.WAITING_FOR_PEERS):
         if now is not None and now.reason == reason and (then is None or then.reason != reason):
             yield Event("Warning" if reason == c.NODE_NOT_READY else "Normal", reason, now.message)
 
 
 def _stalls(old: Status, new: Status) -> Iterator[Event]:
-    then, now = c.find(old.conditions, c.PROGRESSING), c.find(new.conditions, c.PROGRESSING)
+    then, now = old.condition(c.PROGRESSING), new.condition(c.PROGRESSING)
     if now is None:
         return
     was_stalled = then is not None and then.reason == c.STALLED

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.kubeobjects.timestamps import format_time, parse_time
+from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status.decision import FailPod
 from ddp_operator.status.observation import NodeView, Observation, PodView
 
@@ -114,7 +114,7 @@ def _due(job: DDPTrainingJob, pod: PodView) -> datetime | None:
     patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
     if pod.deleted_at is not None:
         return pod.deleted_at + patience
-    last_step = parse_time(job.status.progress.last_step_time) if job.status.progress else None
+    last_step = job.status.progress.last_step_time if job.status.progress else None
     # The node controller takes the readiness of the pods away when a kubelet falls silent. Where steps are still made
     # (or none are ever reported) the pod is left to the node's taints.
     silent = pod.unready_since is not None and last_step is not None and last_step < pod.unready_since

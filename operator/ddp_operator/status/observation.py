@@ -15,7 +15,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import controller_of
 from ddp_operator.kubeobjects.containers import find_trainer
-from ddp_operator.kubeobjects.timestamps import parse_time
+from ddp_operator.kubeobjects.timestamps import EPOCH, parse_time
 from ddp_operator.progress import Page, RankSample, StalledRank
 from ddp_operator.status.termination import Termination, parse_termination
 
@@ -74,7 +74,7 @@ class PodView:
     uid: str
     attempt: int
     index: int
-    created: str
+    created: datetime
     phase: str
     ready: bool
     deleting: bool
@@ -287,7 +287,7 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         uid=metadata.get("uid", ""),
         attempt=_int(_labels(raw).get(constants.LABEL_ATTEMPT)),
         index=_int(index),
-        created=str(metadata.get("creationTimestamp") or ""),
+        created=parse_time(metadata.get("creationTimestamp")) or EPOCH,
         phase=status.get("phase") or "Pending",
         ready=ready.get("status") == "True",
         deleting="deletionTimestamp" in metadata,

@@ -19,7 +19,7 @@ def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
     if view.queue or view.admitted:
         return True
     if view.suspend_written is None:  # of an older operator, which says in the status what it has suspended
-        ended = c.is_true(job.status.conditions, c.SUCCEEDED) or c.is_true(job.status.conditions, c.FAILED)
+        ended = job.status.is_true(c.SUCCEEDED) or job.status.is_true(c.FAILED)
         return view.suspended and not (ended or was_suspending(job))
     return view.suspended != view.suspend_written
 
@@ -31,5 +31,5 @@ def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:
 
 def was_suspending(job: DDPTrainingJob) -> bool:
     """Tell whether the job was suspended, or about to be, at the last look."""
-    suspended = c.find(job.status.conditions, c.SUSPENDED)
+    suspended = job.status.condition(c.SUSPENDED)
     return suspended is not None and (suspended.status == "True" or suspended.reason == c.STOPPING)

@@ -14,7 +14,6 @@ from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
-from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.deadlines import waiting_since
@@ -56,7 +55,7 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         # Of a gang most pods say no more than that they wait for the others: the scheduler's word on one tells why.
         pod, reason, message = min(waiting, key=lambda item: item[2].startswith(_GANG_WAITS))
         others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
-        before = c.find(job.status.conditions, c.SCHEDULED)
+        before = job.status.condition(c.SCHEDULED)
         if message.startswith(_PAUSE) and before and before.reason == reason and pod.name in before.message:
             return Fact(c.SCHEDULED, "False", reason, before.message)  # it says no more than that it waits
         return Fact(c.SCHEDULED, "False", reason, f"{pod.name}{others}: {message}")
@@ -213,8 +212,7 @@ def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, da
     if began is not None and len(pods) < job.status.attempt_nodes and not observation.former_alive(attempt):
         found.append((attempt_job.uid, began))
     for pod in pods.values():
-        created = parse_time(pod.created)
         silent = pod.scheduled or pod.ignored_since is not None
-        if pod.alive and pod.phase == "Pending" and silent and not pod.waiting_reason and created:
-            found.append((pod.uid, created))
+        if pod.alive and pod.phase == "Pending" and silent and not pod.waiting_reason:
+            found.append((pod.uid, pod.created))
     return found

@@ -77,7 +77,7 @@ def describe_stall(job: DDPTrainingJob, observation: Observation, now: datetime)
     Its words stand until a step or a heartbeat comes, or the workers begin anew; that the page shows no stall any more
     is no progress, for so it is when the hung workers have been ended. They change where more is known of the ranks.
     """
-    page, before = observation.page, c.find(job.status.conditions, c.PROGRESSING)
+    page, before = observation.page, job.status.condition(c.PROGRESSING)
     old = before.message if before is not None and before.reason == c.STALLED else ""
     if is_stalled(job, page):
         places = _choose_places(observation.stalled)
@@ -98,7 +98,7 @@ def _goes_on(job: DDPTrainingJob, page: Page | None) -> bool:
 
 def is_said(status: Status) -> bool:
     """Tell whether a status already says that the job is stalled."""
-    found = c.find(status.conditions, c.PROGRESSING)
+    found = status.condition(c.PROGRESSING)
     return found is not None and found.reason == c.STALLED
 
 

@@ -9,7 +9,6 @@ from typing import Final, Literal
 
 from ddp_operator.api.status import Status
 from ddp_operator.constants import CATEGORIES, CATEGORY_UNKNOWN
-from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.status import conditions as c
 
 RUNGS: Final = ("process", "pod", "group")
@@ -73,18 +72,18 @@ def _marks(old: Status, new: Status, now: datetime) -> Iterator[Mark]:
     if new.attempt == 1:
         yield from _reached(old, new, now)
     for result in (c.SUCCEEDED, c.FAILED):
-        if c.is_true(new.conditions, result) and not c.is_true(old.conditions, result):
+        if new.is_true(result) and not old.is_true(result):
             yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
 
 
 def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
-    start = parse_time(new.start_time)
+    start = new.start_time
     if start is None:
         return
     seconds = max(0.0, (now - start).total_seconds())
     # A pod that is replaced waits for its peers anew: only the first time counts.
     replaced = any(restarts.in_place for restarts in (old.restarts, new.restarts)) or _replaces(old)
-    joined = c.is_true(new.conditions, c.RENDEZVOUSED) and not c.is_true(old.conditions, c.RENDEZVOUSED)
+    joined = new.is_true(c.RENDEZVOUSED) and not old.is_true(c.RENDEZVOUSED)
     if joined and not replaced and old.progress is None:
         yield Reached("rendezvous", seconds)
     if old.progress is None and new.progress is not None and new.progress.step:
@@ -92,7 +91,7 @@ def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
 
 
 def _replaces(status: Status) -> bool:
-    found = c.find(status.conditions, c.RESTARTING)
+    found = status.condition(c.RESTARTING)
     return found is not None and (found.status, found.reason) == ("True", c.POD_REPLACEMENT)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Condition, Status
-from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Observation, observe_children, view_pod
@@ -24,7 +23,7 @@ def unschedulable(index: int, words: str = "0/3 nodes are available") -> dict[st
 
 
 def was(status: Any, reason: str, message: str = "") -> Condition:
-    return Condition(type="Rendezvoused", status=status, reason=reason, message=message, last_transition_time="x")
+    return Condition(type="Rendezvoused", status=status, reason=reason, message=message, last_transition_time=NOW)
 
 
 class TestMerge:
@@ -35,9 +34,9 @@ class TestMerge:
         first = self.merge((), c.Fact("Scheduled", "False", "A"))
         second = self.merge(first, c.Fact("Scheduled", "False", "B", "words"), seconds=9)
         third = self.merge(second, c.Fact("Scheduled", "True", "C"), seconds=20)
-        assert second[0].last_transition_time == first[0].last_transition_time == format_time(NOW)
+        assert second[0].last_transition_time == first[0].last_transition_time == NOW
         assert (second[0].reason, second[0].message) == ("B", "words")
-        assert third[0].last_transition_time == format_time(NOW + timedelta(seconds=20))
+        assert third[0].last_transition_time == NOW + timedelta(seconds=20)
 
     def test_what_is_not_spoken_of_stays(self) -> None:
         first = self.merge((), c.Fact("Accepted", "True", "Valid"))

@@ -82,7 +82,7 @@ class TestCause:
         cause = found.cause
         assert cause is not None
         assert (cause.rank, cause.exit_code, cause.message, cause.traceback, cause.hint) == (3, 2, "m", "t", "h")
-        assert (cause.pod, cause.node_name, cause.time) == ("train-1-1-abcde", "node-a", "2026-11-20T12:00:00Z")
+        assert (cause.pod, cause.node_name, cause.time) == ("train-1-1-abcde", "node-a", NOW)
 
     @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (83, False), (84, False), (1, False)])
     def test_only_a_users_error_is_permanent(self, code: int, permanent: bool) -> None:

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
-from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.launcher import Gathering, Heartbeats, remove_the_dead
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
@@ -24,7 +23,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
 TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
 JOB = child_job(nodes=3)
-STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=format_time(NOW))
+STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
 
 
 def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | None = None, **spec: Any) -> Decision:
@@ -34,7 +33,7 @@ def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | No
 
 
 def state(decision: Decision, kind: str) -> tuple[str, str]:
-    found = c.find(decision.status.conditions, kind)
+    found = decision.status.condition(kind)
     assert found is not None
     return found.status, found.reason
 
@@ -130,7 +129,7 @@ class TestLateComers:
         assert waiting.requeue_after <= 20
         ended = self.over(*pods, seconds=30)
         assert ended.status.phase == "Succeeded"
-        found = c.find(ended.status.conditions, c.SUCCEEDED)
+        found = ended.status.condition(c.SUCCEEDED)
         assert found is not None
         assert found.message == "2 pods succeeded; 1 more came when training was over"
 

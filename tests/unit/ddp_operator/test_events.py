@@ -7,10 +7,11 @@ import pytest
 from ddp_operator.api.status import Condition, LastFailure, Status
 from ddp_operator.cluster import Event
 from ddp_operator.status.events import transition_events
+from tests.support.builders import NOW
 
 
 def condition(kind: str, status: Any, reason: str = "R", message: str = "words") -> Condition:
-    return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time="t")
+    return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time=NOW)
 
 
 def events(old: Any, new: Any) -> list[tuple[str, str, str]]:

@@ -11,7 +11,6 @@ from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
-from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.events import transition_events
@@ -19,9 +18,7 @@ from ddp_operator.status.observation import observe_children
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.support.fake_cluster import ReconcilerHarness
 
-STARTED = Status(
-    attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW), attempt_time=format_time(NOW)
-)
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
 JOB = child_job()
 TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_checkpoint_step=5, phase="Running")
 
@@ -43,7 +40,7 @@ def queued(**changes: Any) -> Any:
 
 
 def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
-    found = c.find(decision.status.conditions, kind)
+    found = decision.status.condition(kind)
     assert found is not None
     return found.status, found.reason, found.message
 
@@ -81,13 +78,13 @@ class TestPendingDeadline:
     def test_counts_anew_for_each_attempt_and_from_a_resumption(self) -> None:
         failed = child_pod(0, "Failed", code=82, message=last_words("CUDAError"))
         second = run(failed, status=STARTED, pendingDeadlineSeconds=60, seconds=500).status
-        assert second.attempt_time == format_time(NOW + timedelta(seconds=500))
+        assert second.attempt_time == NOW + timedelta(seconds=500)
         assert run(status=second, jobs=(), pendingDeadlineSeconds=60, seconds=559).status.phase == "Restarting"
         assert run(status=second, jobs=(), pendingDeadlineSeconds=60, seconds=560).status.phase == "Failed"
         suspended = run(jobs=[child_job(suspend=True)], suspend=True, pendingDeadlineSeconds=60, seconds=999).status
         assert suspended.phase == "Suspended"
         resumed = run(jobs=[child_job(suspend=True)], status=suspended, pendingDeadlineSeconds=60, seconds=1000)
-        assert resumed.status.attempt_time == format_time(NOW + timedelta(seconds=1000))
+        assert resumed.status.attempt_time == NOW + timedelta(seconds=1000)
         assert resumed.requeue_after == 60
 
     def test_counts_anew_when_a_queue_takes_the_pods_back_and_when_it_admits_them(self) -> None:
@@ -105,7 +102,7 @@ class TestPendingDeadline:
 
 
 class TestActiveDeadline:
-    HOUR = replace(STARTED, start_time=format_time(NOW - timedelta(hours=1)))
+    HOUR = replace(STARTED, start_time=NOW - timedelta(hours=1))
 
     def test_leaves_out_the_time_in_a_queue(self) -> None:
         waits = [queued(suspend=True)]
@@ -173,7 +170,7 @@ class TestProcessGroup:
     def test_that_spans_all_ranks_is_a_condition_where_it_is_known(self, ends: Any, found: str | None) -> None:
         decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
         assert decision.status.phase == "Succeeded"
-        distributed = c.find(decision.status.conditions, "Distributed")
+        distributed = decision.status.condition("Distributed")
         assert (distributed.status if distributed else None) == found
         events = [event.reason for event in transition_events(STARTED, decision.status)]
         assert ("NoProcessGroup" in events) is (found == "False")
@@ -188,7 +185,7 @@ class TestProcessGroup:
             "no process group spanned all 2 ranks: those of pods 0, 1 ended without a process group"
         )
         ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
-        assert (ignored.status.phase, c.find(ignored.status.conditions, "Distributed")) == ("Succeeded", None)
+        assert (ignored.status.phase, ignored.status.condition("Distributed")) == ("Succeeded", None)
 
 
 class TestSuccessPolicy:
@@ -237,7 +234,7 @@ class TestSuspension:
         saved = last_words(progress={"ddp_step": 9.0, "ddp_checkpoint_step": 9.0})
         harness = await self.suspend(saved, saved)
         assert harness.status.checkpoint is not None
-        assert (harness.status.checkpoint.step, harness.status.checkpoint.time) == (9, format_time(harness.clock.now))
+        assert (harness.status.checkpoint.step, harness.status.checkpoint.time) == (9, harness.clock.now)
         assert harness.status.progress is not None
         assert harness.status.progress.step == 9
         assert harness.condition("Suspended").message == (
@@ -267,7 +264,7 @@ class TestSuspension:
         third = run(*pods, text=TRAINING.replace("checkpoint_step{rank=\"0\"} 5", "checkpoint_step{rank=\"0\"} 6"),
                     status=second, seconds=30).status  # fmt: skip
         assert third.checkpoint is not None
-        assert (third.checkpoint.step, third.checkpoint.time) == (6, format_time(NOW + timedelta(seconds=30)))
+        assert (third.checkpoint.step, third.checkpoint.time) == (6, NOW + timedelta(seconds=30))
 
 
 class TestEnd:

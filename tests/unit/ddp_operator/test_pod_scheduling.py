@@ -15,7 +15,7 @@ from ddp_operator.status.scheduling import describe_scheduling, in_doubt, next_q
 from tests.support.builders import NOW, child_job, child_pod, job
 from tests.support.fake_cluster import ReconcilerHarness
 
-STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=format_time(NOW))
+STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=NOW)
 FORBIDDEN = 'Error creating: pods "train-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
 QUEUED = child_job(suspend=True, queue="gpu", written=False)
 BOUND = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
@@ -100,9 +100,7 @@ class TestWords:
         # Kubelets before 1.32 say no more than that they wait: what was said before stands.
         bare = pod("ImagePullBackOff", 'Back-off pulling image "x:1"')
         typed, seen = see(bare)
-        said = Condition(
-            type="Scheduled", status="False", reason=first[0], message=first[1], last_transition_time=format_time(NOW)
-        )
+        said = Condition(type="Scheduled", status="False", reason=first[0], message=first[1], last_transition_time=NOW)
         status = msgspec.structs.replace(typed.status, conditions=(said,))
         assert describe_scheduling(replace(typed, status=status), seen, 1, 2, NOW).message == first[1]
         assert say(bare) == ("ImagePull", 'train-1-0-abcde: Back-off pulling image "x:1"')
@@ -160,7 +158,7 @@ class TestWords:
     def test_pods_that_the_garbage_collector_leaves_are_told(self, age: float | None) -> None:
         """However old the attempt is: its Job may have been deleted just now, by a suspension."""
         typed, seen = see(child_pod(owner="gone"))
-        old = msgspec.structs.replace(typed.status, attempt_time=format_time(NOW - timedelta(hours=1)))
+        old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))
         since = None if age is None else NOW - timedelta(seconds=age)
         fact = describe_scheduling(replace(typed, status=old), replace(seen, strays_since=since), 1, 2, NOW)
         words = "1 pods of the former attempt still run"

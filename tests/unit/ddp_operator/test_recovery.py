@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import parse_page
-from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
@@ -18,7 +17,7 @@ from ddp_operator.status.events import transition_events
 from ddp_operator.status.observation import NodeView, observe_children, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
 
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW - timedelta(hours=1)))
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW - timedelta(hours=1))
 JOB = child_job()
 FAILED = child_job(conditions={"FailureTarget": "exit code 86"})
 NOT_READY = NodeView(False, "the node is not ready: Kubelet stopped posting node status.")
@@ -47,7 +46,7 @@ def failure(decision: Decision) -> LastFailure:
 
 
 def state(decision: Decision, kind: str) -> tuple[str, str]:
-    found = c.find(decision.status.conditions, kind)
+    found = decision.status.condition(kind)
     assert found is not None
     return found.status, found.reason
 
@@ -179,7 +178,7 @@ class TestBudget:
     def test_says_since_which_step(self) -> None:
         before = known(2500, 2400, counted=7, used=3, step=1300, checkpoint_step=2300)
         decision = run(failed_pod(), jobs=[FAILED], status=before)
-        found = c.find(decision.status.conditions, "Failed")
+        found = decision.status.condition("Failed")
         assert found is not None
         assert found.message.startswith("failed 4 times since step 2300, recovery.maxRestarts is 3; last: CUDAError")
 
@@ -203,7 +202,7 @@ class TestCrashLoop:
     def test_ends_the_job_before_its_budget_does(self, steps: tuple[int, ...]) -> None:
         decision = self.fail(*steps)
         assert state(decision, "Failed") == ("True", "CrashLoop")
-        found = c.find(decision.status.conditions, "Failed")
+        found = decision.status.condition("Failed")
         assert found is not None
         where = "beyond step 30" if steps[0] else "before the first step"
         assert found.message.startswith(f"failed 3 times in a row without progress {where}; last: CUDAError")
@@ -236,7 +235,7 @@ class TestRepeatedFailure:
     def test_ends_the_job_and_says_so(self, before: int | None, step: int | None) -> None:
         decision = self.again(step, before=before)
         assert state(decision, "Failed") == ("True", "RepeatedFailure")
-        found = c.find(decision.status.conditions, "Failed")
+        found = decision.status.condition("Failed")
         assert found is not None
         assert found.message.startswith(
             "the same KeyError at train.py:42 twice without progress in between, not tried again; last: UserError"
@@ -342,7 +341,7 @@ class TestLostNode:
 
     @pytest.mark.parametrize(("last_step", "freed"), [(-10, True), (10, False), (None, False)])
     def test_silent_pod_is_given_up_where_steps_have_stopped(self, last_step: float | None, freed: bool) -> None:
-        moment = None if last_step is None else format_time(NOW + timedelta(seconds=last_step))
+        moment = None if last_step is None else NOW + timedelta(seconds=last_step)
         status = replace(STARTED, progress=Progress(step=5, last_step_time=moment))
         silent = child_pod(1, unready=NOW, node="node-b")
         decision = run(child_pod(0), silent, status=status, seconds=121, nodes={"node-b": NOT_READY})
@@ -387,13 +386,13 @@ class TestLostNode:
     def test_is_in_status_while_its_pod_is_not_given_up_yet(
         self, last_step: float | None, found: tuple[str, str]
     ) -> None:
-        moment = None if last_step is None else format_time(NOW + timedelta(seconds=last_step))
+        moment = None if last_step is None else NOW + timedelta(seconds=last_step)
         before = run(child_pod(0), child_pod(1), page_text=page(ddp_step=5, phase="Running"))
         status = replace(before.status, progress=Progress(step=5, last_step_time=moment))
         silent = child_pod(1, unready=NOW, node="node-b")
         decision = run(child_pod(0), silent, status=status, seconds=20, nodes={"node-b": NOT_READY})
         assert state(decision, "Progressing") == found
-        condition = c.find(decision.status.conditions, "Progressing")
+        condition = decision.status.condition("Progressing")
         assert condition is not None
         words = "pod 1's node node-b is NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
         assert words in condition.message

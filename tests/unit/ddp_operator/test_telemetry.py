@@ -12,17 +12,16 @@ import pytest
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
 from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.constants import CATEGORIES
-from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import Ended, Failed, Mark, Reached, Restarted, transition_marks
 from ddp_operator.telemetry import PHASES, Metrics, render_page
 from tests.support.builders import NOW
 
-RUNNING = Status(phase="Running", attempt=1, start_time=format_time(NOW))
+RUNNING = Status(phase="Running", attempt=1, start_time=NOW)
 
 
 def condition(kind: str, reason: str = "R", status: Any = "True") -> Condition:
-    return Condition(type=kind, status=status, reason=reason, last_transition_time=format_time(NOW))
+    return Condition(type=kind, status=status, reason=reason, last_transition_time=NOW)
 
 
 def change(status: Status, **fields: Any) -> Status:

@@ -23,7 +23,7 @@ from ddp_operator.status.stragglers import MAX_PODS, choose_pods, find_straggler
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.support.fake_cluster import ReconcilerHarness
 
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=format_time(NOW))
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 RUNNING = (child_pod(0), child_pod(1))
 
 
@@ -48,7 +48,7 @@ def run(
 
 
 def progressing(decision: Decision) -> tuple[str, str, str]:
-    found = c.find(decision.status.conditions, c.PROGRESSING)
+    found = decision.status.condition(c.PROGRESSING)
     assert found is not None
     return found.status, found.reason, found.message
 
@@ -302,7 +302,7 @@ class TestCostOfARestart:
         words = last_words("CUDAError", progress={"ddp_step": 57.0, "ddp_checkpoint_step": 50.0})
         failed = child_pod(1, "Failed", code=82, message=words)
         begun = run(page(phase="Running", ddp_step=55), pods=(child_pod(0), failed), seconds=3).status
-        assert begun.last_restart == LastRestart(attempt=2, time=format_time(NOW), step=57, steps_lost=7)
+        assert begun.last_restart == LastRestart(attempt=2, time=NOW, step=57, steps_lost=7)
         typed = job(status=begun, nodes=2)
         for text, known in (
             (page(phase="Running", ddp_step=50, ddp_steps_total=0), None),
@@ -349,7 +349,7 @@ class TestCostOfARestart:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
         begun = run(page(ddp_step=5), pods=(child_pod(0), failed), seconds=3).status
         assert begun.last_restart is not None
-        assert begun.last_restart.time == format_time(NOW + timedelta(seconds=3))
+        assert begun.last_restart.time == NOW + timedelta(seconds=3)
 
     def test_is_unknown_where_no_step_is_reported(self) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
