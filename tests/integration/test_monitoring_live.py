@@ -12,9 +12,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -80,23 +82,47 @@ class Watched:
         """Return every finite value that an expression had while there was something to scrape."""
         filled = (
             expr.replace("$__rate_interval", "10s").replace("$__range", "60s")
-            .replace("$namespace", ".*").replace("$ddp_job", ".*")
+            .replace('="$namespace"', '="local"').replace('"$ddp_job"', '"run"')
+            .replace("$namespace", ".*").replace("$cluster", "test")
         )  # fmt: skip
         found = self.prometheus.get("query_range", query=filled, start=str(self.begin), end=str(self.end), step="1")
         values = [float(value) for series in found["result"] for _, value in series["values"]]
         return [value for value in values if math.isfinite(value)]
 
 
-def configure(folder: Path, ddp_ports: list[int], operator_port: int) -> Path:
-    """Write this repository's configuration with the ports of this test, a short interval, and the operator."""
+@contextmanager
+def serve_page(page: str) -> Iterator[int]:
+    """Answer every request with this page; give the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(page.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def configure(folder: Path, ddp_ports: list[int], operator_port: int, gpu_port: int) -> Path:
+    """Write this repository's configuration with this test's ports, a short interval, the operator and the GPUs."""
     config = yaml.safe_load((MONITORING / "prometheus" / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(path) for path in sorted((MONITORING / "alerts").glob("*.yaml"))]
     (job,) = config["scrape_configs"]
     job["static_configs"][0]["targets"] = [f"127.0.0.1:{port}" for port in ddp_ports]
-    operator = {"job_name": "operator", "honor_labels": True,
-                "static_configs": [{"targets": [f"127.0.0.1:{operator_port}"]}]}  # fmt: skip
-    config["scrape_configs"].append(operator)
+    job["static_configs"][0]["labels"]["cluster"] = "test"
+    for name, port in (("operator", operator_port), ("dcgm-exporter", gpu_port)):
+        found = {"targets": [f"127.0.0.1:{port}"], "labels": {"cluster": "test"}}
+        config["scrape_configs"].append({"job_name": name, "honor_labels": True, "static_configs": [found]})
     path = folder / "prometheus.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
@@ -123,7 +149,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         kubeconfig = stack.enter_context(StandIn()).write_kubeconfig(folder)
         settings = Settings(kubeconfig=str(kubeconfig), health_port=0)
         operator = stack.enter_context(RunningOperator(settings).start())
-        config = configure(folder, [base, base + 1], operator.operator.health.port)
+        # As dcgm-exporter writes them: the labels are those of the pod that holds the GPU.
+        labels = f'gpu="0", UUID="GPU-0", modelName="H100", namespace="local", pod="127.0.0.1:{base}"'
+        figures = {"GPU_UTIL": 93, "POWER_USAGE": 512.5, "XID_ERRORS": 0, "FB_USED": 60_000, "FB_FREE": 20_000}
+        page = "".join(f"DCGM_FI_DEV_{name}{{{labels}}} {value}\n" for name, value in figures.items())
+        gpus = stack.enter_context(serve_page(page))
+        config = configure(folder, [base, base + 1], operator.operator.health.port, gpus)
         command = [
             "prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
@@ -162,7 +193,7 @@ def test_every_annotation_and_variable_can_be_asked(watched: Watched) -> None:
             if asked is None:
                 assert variable["type"] == "datasource"
                 continue
-            series = asked[1].replace("$namespace", ".*")
+            series = asked[1].replace('="$namespace"', '="local"').replace("$cluster", "test")
             found = watched.prometheus.get(
                 f"label/{asked[2]}/values", **{"match[]": series, "start": str(watched.begin), "end": str(watched.end)}
             )

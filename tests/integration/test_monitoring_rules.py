@@ -128,7 +128,7 @@ class TestDashboards:
         (goodput,) = (p["targets"][0]["expr"] for p in fleet if p["title"] == "Goodput" and p["type"] == "timeseries")
 
         def case(expr: str, minute: int, value: float | None) -> dict[str, Any]:
-            filled = expr.replace("$namespace", ".*").replace("$ddp_job", ".*").replace("$__range", "22m")
+            filled = expr.replace("$cluster", "").replace("$namespace", "a").replace("$ddp_job", "j")
             expected = [] if value is None else [{"labels": "{}", "value": value}]
             return {"expr": f"sum({filled})", "eval_time": f"{minute}m", "exp_samples": expected}
 
@@ -150,8 +150,35 @@ class TestDashboards:
             path.stem: [found["name"] for found in json.loads(path.read_text())["templating"]["list"]]
             for path in BOARDS
         }
-        assert variables["fleet"] == ["datasource", "namespace"]
-        assert variables["job"] == ["datasource", "namespace", "ddp_job"]
+        assert variables["fleet"] == ["datasource", "cluster", "namespace"]
+        assert variables["job"] == ["datasource", "cluster", "namespace", "ddp_job", "logs"]
+        assert variables["operator"] == ["datasource", "cluster"]
+
+    def test_namesakes_are_never_drawn_as_one(self) -> None:
+        chosen = json.loads((MONITORING / "dashboards" / "job.json").read_text())["templating"]["list"]
+        assert not any(found.get("multi") for found in chosen), "one cluster, one namespace, one job"
+        for panel in panels(MONITORING / "dashboards" / "fleet.json"):
+            for target in panel["targets"]:
+                if "ddp_job" in target["expr"]:
+                    assert "ddp_job" not in target["expr"].replace("cluster, namespace, ddp_job", ""), panel["title"]
+
+    @board
+    def test_numbers_over_time_are_rates_over_windows(self, path: Path) -> None:
+        for panel in panels(path):
+            if panel["type"] == "timeseries":
+                assert "$__range]" not in json.dumps(panel["targets"]), panel["title"]
+                assert panel["options"]["legend"]["calcs"] == ["lastNotNull", "max"]
+            if panel["type"] == "stat":
+                assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"], panel["title"]
+        assert json.loads(path.read_text())["graphTooltip"] == 1, "one crosshair on all panels"
+
+    def test_links_lead_from_the_fleet_to_a_job_and_to_its_pods_logs(self) -> None:
+        fleet, job = (json.dumps(panels(MONITORING / "dashboards" / f"{name}.json")) for name in ("fleet", "job"))
+        for label in ("cluster", "namespace", "ddp_job"):
+            assert f"var-{label}=${{__data.fields.{label}}}" in fleet
+            assert f"var-{label}=${{__field.labels.{label}}}" in fleet
+        assert "/explore?schemaVersion=1" in job
+        assert "${__field.labels.pod}" in job
 
 
 class TestAlerts:
@@ -165,7 +192,8 @@ class TestAlerts:
     def test_has_severity_summary_and_a_heading_in_the_runbook(self, alert: dict[str, Any]) -> None:
         assert alert["labels"]["severity"] in {"critical", "warning"}
         assert alert["annotations"]["summary"]
-        page, _, heading = alert["annotations"]["runbook"].partition("#")
+        assert len(alert["annotations"]["description"]) > len("what it means and what to do")
+        page, _, heading = alert["annotations"]["runbook_url"].partition("#")
         assert heading == alert["alert"].lower()
         text = (ROOT / page).read_text(encoding="utf-8")
         assert f"\n## {alert['alert']}\n" in text

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import dashboard as board
 
 from . import queries as q
-from .panels import SOURCE, lay_out, show_course, show_number, show_rows, show_table
+from .panels import GREEN, ORANGE, RED, SOURCE, lay_out, show_course, show_number, show_rows, show_table
+
+GOODPUT = ((0, RED), (0.5, ORANGE), (0.8, GREEN))
+NONE_IS_BAD = ((0, RED), (1, GREEN))
+LAST_STEP = ((0, GREEN), (120, ORANGE), (600, RED))
+ANY_IS_BAD = ((0, GREEN), (1, RED))
 
 
 def build_fleet() -> dashboard.Dashboard:
-    """All jobs of the chosen namespaces."""
+    """All jobs of the chosen clusters and namespaces."""
+    of_series = _link_to_job("__field.labels")
     return lay_out(
-        _start("ddp-fleet", "DDP: fleet", "All training jobs of the chosen namespaces.").with_variable(_namespaces()),
+        _start("ddp-fleet", "DDP: fleet", "All training jobs of the chosen namespaces.")
+        .with_variable(_many("cluster", "Cluster", "label_values(ddp_launcher_phase, cluster)"))
+        .with_variable(
+            _many("namespace", "Namespace", 'label_values(ddp_launcher_phase{cluster=~"$cluster"}, namespace)')
+        ),
         [
             ("Now", 4, [
                 show_number("Jobs that train", q.FLEET_RUNNING, about="Jobs with a pod whose workers run."),
@@ -23,19 +35,21 @@ def build_fleet() -> dashboard.Dashboard:
                 show_number("Ranks", q.FLEET_RANKS, about="Worker processes."),
                 show_number("GPUs in use", q.FLEET_GPUS, about="Ranks that hold device memory; one rank has one GPU."),
                 show_number(
-                    "Goodput", q.FLEET_GOODPUT, unit="percentunit",
-                    about="Share of the time shown that took jobs forward, mean of all (docs/metrics.md).",
+                    "Goodput", q.FLEET_GOODPUT, unit="percentunit", steps=GOODPUT,
+                    about="Share of the time that took jobs forward, since each began (docs/metrics.md).",
                 ),
-                show_number("Samples a second", q.FLEET_SAMPLES, about="Of all jobs together."),
             ]),
             ("Jobs", 10, [
                 show_table(
-                    "Jobs", q.FLEET_TABLE, about="One row a job.",
+                    "Jobs", q.FLEET_TABLE, about="One row a job; its name leads to its own dashboard.",
+                    links={"ddp_job": _link_to_job("__data.fields")},
                     units={"done": "percentunit", "validation accuracy": "percentunit", "last step ago": "s"},
                 ),
             ]),
             ("Course", 8, [
-                show_course("Samples a second", q.FLEET_RATES, about="Of all ranks of a job together."),
+                show_course(
+                    "Samples a second", q.FLEET_RATES, link=of_series, about="Of all ranks of a job together."
+                ),
                 show_course("Pods by phase", q.FLEET_PODS_BY_PHASE, stacked=True, about="As their launchers say."),
             ]),
             ("As the operator sees it", 8, [
@@ -46,30 +60,30 @@ def build_fleet() -> dashboard.Dashboard:
                 ),
                 show_course(
                     "Failures by category", q.FLEET_FAILURES, stacked=True,
-                    about="Of all namespaces, within the time that is shown.",
+                    about="In the hour before; of all namespaces.",
                 ),
                 show_course(
                     "Restarts by rung", q.FLEET_RESTARTS_BY_RUNG, stacked=True,
-                    about="process: in place; pod: replaced; group: a new attempt. Of all namespaces.",
+                    about="In the hour before. process: in place; pod: replaced; group: a new attempt.",
                 ),
-                show_course("Ended jobs", q.FLEET_FINISHED, stacked=True, about="Within the time that is shown."),
+                show_course("Ended jobs", q.FLEET_FINISHED, stacked=True, about="In the hour before."),
             ]),
             ("Losses", 8, [
                 show_course(
-                    "Goodput", q.FLEET_GOODPUT_BY_JOB, unit="percentunit", highest=1,
-                    about="Steps that were kept, against the time shown: what was taken twice is lost.",
+                    "Goodput", q.FLEET_GOODPUT_BY_JOB, unit="percentunit", highest=1, link=of_series,
+                    about="Of the hour before, the share in steps that were kept: what was taken twice is lost.",
                 ),
                 show_course(
                     "Goodput since the start", q.FLEET_GOODPUT, unit="percentunit", highest=1,
                     about="As the status says it of jobs that are not over, start-up and waiting included.",
                 ),
                 show_course(
-                    "Share of time in steps", q.FLEET_TIME_IN_STEPS, unit="percentunit", highest=1,
+                    "Share of time in steps", q.FLEET_TIME_IN_STEPS, unit="percentunit", highest=1, link=of_series,
                     about="The rest goes into start-up, waiting for pods, validation and checkpoints.",
                 ),
                 show_course(
-                    "Restarts", q.FLEET_RESTARTS,
-                    about="Restarts in place and attempts after the first one, within the time that is shown.",
+                    "Restarts", q.FLEET_RESTARTS, link=of_series,
+                    about="Restarts in place and attempts after the first one, in the hour before.",
                 ),
             ]),
         ],
@@ -79,7 +93,16 @@ def build_fleet() -> dashboard.Dashboard:
 def build_job() -> dashboard.Dashboard:
     """One job."""
     builder = _start("ddp-job", "DDP: job", "One training job: is it learning, how fast, and what holds it up?")
-    builder = builder.with_variable(_namespaces()).with_variable(_jobs())
+    logs = dashboard.DatasourceVariable("logs").label("Pod logs").type("loki")
+    here = 'cluster="$cluster", namespace="$namespace"'
+    for variable in (
+        _one("cluster", "Cluster", "label_values(ddp_launcher_phase, cluster)"),
+        _one("namespace", "Namespace", 'label_values(ddp_launcher_phase{cluster="$cluster"}, namespace)'),
+        _one("ddp_job", "Job", f"label_values(ddp_launcher_phase{{{here}}}, ddp_job)"),
+        logs,
+    ):
+        builder = builder.with_variable(variable)
+    to_logs = _link_to_logs()
     builder = builder.annotation(_mark("Restart in place", q.JOB_RESTARTED, "orange"))
     builder = builder.annotation(_mark("New attempt", q.JOB_ATTEMPTED, "red"))
     return lay_out(
@@ -91,8 +114,8 @@ def build_job() -> dashboard.Dashboard:
                 show_number("Epoch", [q.JOB_EPOCH, q.JOB_EPOCHS], about="The current one, counted from 1, of all."),
                 show_number("Ranks", q.JOB_RANKS, about="The world size."),
                 show_number("Samples a second", q.JOB_RATE, decimals=0, about="Of all ranks together."),
-                show_number("Last step ago", q.JOB_LAST_STEP, unit="s", decimals=0, about="Of the latest rank."),
-                show_number("Non-finite losses", q.JOB_NON_FINITE, about="Steps with NaN or infinity."),
+                show_number("Last step ago", q.JOB_LAST_STEP, unit="s", decimals=0, steps=LAST_STEP, about="Any rank."),
+                show_number("Non-finite losses", q.JOB_NON_FINITE, steps=ANY_IS_BAD, about="NaN or infinity."),
             ]),
             ("Learning", 9, [
                 show_course(
@@ -123,13 +146,28 @@ def build_job() -> dashboard.Dashboard:
                 show_course("Slowest rank", q.JOB_STRAGGLER, about="Own work against the median rank's."),
                 show_course("GPU memory", q.JOB_GPU_MEMORY, unit="bytes", about="Most that its tensors have held."),
             ]),
+            ("GPUs, where dcgm-exporter is scraped", 8, [
+                show_course(
+                    "GPU utilisation", q.JOB_GPU_UTILISATION, unit="percent", highest=100, link=to_logs,
+                    about="Share of the time in which a kernel ran.",
+                ),
+                show_course("GPU power", q.JOB_GPU_POWER, unit="watt", link=to_logs, about="Drawn now."),
+                show_course(
+                    "GPU memory in use", q.JOB_GPU_MEMORY_SHARE, unit="percentunit", highest=1, link=to_logs,
+                    about="Of the device's capacity, PyTorch's cache and other processes included.",
+                ),
+                show_course(
+                    "XID errors", q.JOB_GPU_XID, link=to_logs,
+                    about="The last error of the driver; 0: none. NVIDIA's XID catalogue has the numbers.",
+                ),
+            ]),
             ("Safety", 8, [
                 show_course(
                     "Steps at risk", q.JOB_CHECKPOINT_LAG, about="Steps that a failure now would cost."
                 ),
                 show_course("Checkpoint", q.JOB_CHECKPOINT_SECONDS, unit="s", about="From the snapshot to the rename."),
                 show_course("Pods by phase", q.JOB_PODS_BY_PHASE, stacked=True, about="As their launchers say."),
-                show_course("Restarts in place", q.JOB_RESTARTS, about="Of the workers, inside a living pod."),
+                show_course("Restarts in place", q.JOB_RESTARTS, link=to_logs, about="Of a living pod's workers."),
             ]),
         ],
     )  # fmt: skip
@@ -138,13 +176,15 @@ def build_job() -> dashboard.Dashboard:
 def build_operator() -> dashboard.Dashboard:
     """The operator itself."""
     return lay_out(
-        _start("ddp-operator", "DDP: operator", "Is the operator well, and does the API server bear with it?"),
+        _start("ddp-operator", "DDP: operator", "Is the operator healthy, and can the API server keep up?")
+        .with_variable(_many("cluster", "Cluster", "label_values(ddp_operator_queue_depth, cluster)")),
         [
             ("Now", 4, [
-                show_number("Operators", q.OPERATORS, about="That are scraped. None: jobs run on, but none starts."),
-                show_number("Leaders", q.LEADERS, about="One works, the others stand by. None: nothing is started."),
-                show_number("Waiting", q.QUEUE, about="Resources that wait for a worker."),
-                show_number("Reconciles that fail", q.ERROR_SHARE, unit="percentunit", about="Lost races left out."),
+                show_number("Operators", q.OPERATORS, steps=NONE_IS_BAD, about="None: jobs run on, none starts."),
+                show_number("Leaders", q.LEADERS, steps=NONE_IS_BAD, about="None: nothing is started."),
+                show_number("Waiting", q.QUEUE, steps=((100, RED),), about="Resources that wait for a worker."),
+                show_number("Reconciles that fail", q.ERROR_SHARE, unit="percentunit", steps=((0, GREEN), (0.1, RED)),
+                            about="Lost races left out."),
                 show_number("Calls a reconcile", q.CALLS_PER_RECONCILE, decimals=1, about="To the API server."),
             ]),
             ("Work", 9, [
@@ -183,23 +223,39 @@ BOARDS: dict[str, Callable[[], dashboard.Dashboard]] = {
 
 def _start(uid: str, title: str, about: str) -> dashboard.Dashboard:
     builder = dashboard.Dashboard(title).uid(uid).description(about).tags(["ddp-operator"]).readonly()
-    builder = builder.time("now-1h", "now").refresh("30s").timezone("browser")
+    builder = (
+        builder.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(board.DashboardCursorSync.CROSSHAIR)
+    )
+    others = dashboard.DashboardLink("DDP dashboards").type(board.DashboardLinkType.DASHBOARDS).tags(["ddp-operator"])
+    builder = builder.link(others.as_dropdown(True).keep_time(True))
     return builder.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
 
 
-def _namespaces() -> dashboard.QueryVariable:
-    return (
-        _choice("namespace", "Namespace", "label_values(ddp_launcher_phase, namespace)").multi(True).include_all(True)
-    )
+def _many(name: str, label: str, query: str) -> dashboard.QueryVariable:
+    """Return a choice of several; all of them is every value, none at all too (a Prometheus of one cluster)."""
+    return _one(name, label, query).multi(True).include_all(True).all_value(".*")
 
 
-def _jobs() -> dashboard.QueryVariable:
-    return _choice("ddp_job", "Job", 'label_values(ddp_launcher_phase{namespace=~"$namespace"}, ddp_job)')
-
-
-def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
+def _one(name: str, label: str, query: str) -> dashboard.QueryVariable:
+    """Return a choice of one; nothing to choose from is the empty value, which a series without the label matches."""
     variable = dashboard.QueryVariable(name).label(label).query(query).datasource(SOURCE)
     return variable.refresh(board.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(board.VariableSort.ALPHABETICAL_ASC)
+
+
+def _link_to_job(labels: str) -> dashboard.DashboardLink:
+    """Return a link to the dashboard of the job that these labels name."""
+    chosen = "".join(f"&var-{name}=${{{labels}.{name}}}" for name in ("cluster", "namespace", "ddp_job"))
+    url = f"/d/ddp-job?${{__url_time_range}}&var-datasource=${{datasource}}{chosen}"
+    return dashboard.DashboardLink("Dashboard of this job").url(url)
+
+
+def _link_to_logs() -> dashboard.DashboardLink:
+    """Return a link to the log of a series' pod in Grafana's Explore."""
+    query = {"refId": "A", "expr": '{namespace="${namespace}", pod="${__field.labels.pod}"}'}
+    times = {"from": "${__from}", "to": "${__to}"}
+    pane = {"datasource": "${logs}", "queries": [query], "range": times}
+    panes = quote(json.dumps({"logs": pane}), safe="${}_.:,")
+    return dashboard.DashboardLink("Log of this pod").url(f"/explore?schemaVersion=1&panes={panes}").target_blank(True)
 
 
 def _mark(name: str, query: q.Query, colour: str) -> Any:

@@ -19,10 +19,26 @@ Panel = Any
 Queries = Query | Sequence[Query]
 
 
-def show_number(title: str, queries: Queries, *, unit: str = "short", decimals: int | None = None, about: str) -> Panel:
-    """Return the last value as a number, with its course behind it."""
+GREEN, ORANGE, RED, PLAIN = "green", "orange", "red", "text"
+
+Steps = Sequence[tuple[float, str]]
+"""From which value on which colour; below the first one it is plain."""
+
+
+def show_number(
+    title: str,
+    queries: Queries,
+    *,
+    unit: str = "short",
+    decimals: int | None = None,
+    steps: Steps = (),
+    about: str,
+) -> Panel:
+    """Return the last value as a number, in the colour of its threshold, with its course behind it."""
     panel = stat.Panel().title(title).description(about).unit(unit).datasource(SOURCE)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    thresholds = [board.Threshold(value=None, color=PLAIN), *(board.Threshold(value, color) for value, color in steps)]
+    panel = panel.thresholds(dashboard.ThresholdsConfig().mode(board.ThresholdsMode.ABSOLUTE).steps(thresholds))
     if decimals is not None:
         panel = panel.decimals(decimals)
     return _with(panel, queries)
@@ -35,16 +51,19 @@ def show_course(
     unit: str = "short",
     stacked: bool = False,
     highest: float | None = None,
+    link: dashboard.DashboardLink | None = None,
     about: str,
 ) -> Panel:
-    """Return lines over time."""
+    """Return lines over time; ``link`` is where a click on one leads."""
     panel = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE).min(0)
     if unit in ("none", "sci"):  # a loss may well be negative
         panel = timeseries.Panel().title(title).description(about).unit(unit).datasource(SOURCE)
     if highest is not None:
         panel = panel.max(highest)
-    legend = common.VizLegendOptions().show_legend(True).display_mode(models.LegendDisplayMode.LIST)
-    panel = panel.legend(legend.placement(models.LegendPlacement.BOTTOM))
+    legend = common.VizLegendOptions().show_legend(True).display_mode(models.LegendDisplayMode.TABLE)
+    panel = panel.legend(legend.placement(models.LegendPlacement.BOTTOM).calcs(["lastNotNull", "max"]))
+    if link is not None:
+        panel = panel.data_links([link])
     if stacked:
         panel = panel.fill_opacity(40).stacking(common.StackingConfig().mode(models.StackingMode.NORMAL))
     return _with(panel, queries)
@@ -56,8 +75,15 @@ def show_rows(title: str, query: Query, *, unit: str, about: str) -> Panel:
     return _with(panel, query)
 
 
-def show_table(title: str, queries: Sequence[Query], *, units: dict[str, str], about: str) -> Panel:
-    """Return a table with a row for each job and a column for each query."""
+def show_table(
+    title: str,
+    queries: Sequence[Query],
+    *,
+    units: dict[str, str],
+    links: dict[str, dashboard.DashboardLink],
+    about: str,
+) -> Panel:
+    """Return a table with a row for each job and a column for each query; ``links`` are those of columns."""
     panel = table.Panel().title(title).description(about).datasource(SOURCE)
     names: dict[str, Any] = {"Time": True}
     renamed = {}
@@ -68,6 +94,8 @@ def show_table(title: str, queries: Sequence[Query], *, units: dict[str, str], a
         panel = panel.with_target(built.format(promql.PromQueryFormat.TABLE).datasource(SOURCE))
     for column, unit in units.items():
         panel = panel.override_by_name(column, [board.DynamicConfigValue(id_val="unit", value=unit)])
+    for column, link in links.items():
+        panel = panel.override_by_name(column, [board.DynamicConfigValue(id_val="links", value=[link.build()])])
     merged = board.DataTransformerConfig(id_val="merge", options={})
     tidy = board.DataTransformerConfig(id_val="organize", options={"excludeByName": names, "renameByName": renamed})
     return panel.transformations([merged, tidy])

@@ -1,7 +1,7 @@
 """Every query of the dashboards, apart from how it is shown.
 
-The labels ``namespace``, ``ddp_job``, ``ddp_attempt`` and ``pod`` come from the scrape, ``rank`` from the trainer. The
-series are those of docs/metrics.md, the launcher's are in docs/pod-contract.md.
+The labels ``cluster`` (where there is one), ``namespace``, ``ddp_job``, ``ddp_attempt`` and ``pod`` come from the
+scrape, ``rank`` from the trainer. The series are those of docs/metrics.md, the launcher's are in docs/pod-contract.md.
 """
 
 from __future__ import annotations
@@ -18,18 +18,30 @@ class Query:
     legend: str = ""
 
 
-JOB = "namespace, ddp_job"
+JOB = "cluster, namespace, ddp_job"
 RATE = "[$__rate_interval]"
+HOUR = "[1h]"
 
 
 def in_fleet(series: str, more: str = "") -> str:
-    """Return a series of all jobs in the chosen namespaces."""
-    return f'{series}{{namespace=~"$namespace"{more}}}'
+    """Return a series of all jobs in the chosen clusters and namespaces."""
+    return f'{series}{{cluster=~"$cluster", namespace=~"$namespace"{more}}}'
 
 
 def of_job(series: str, more: str = "") -> str:
-    """Return a series of the chosen job."""
-    return f'{series}{{namespace=~"$namespace", ddp_job=~"$ddp_job"{more}}}'
+    """Return a series of the chosen job: of one namespace of one cluster, so that namesakes stay apart."""
+    return f'{series}{{cluster="$cluster", namespace="$namespace", ddp_job="$ddp_job"{more}}}'
+
+
+def of_operator(series: str, more: str = "") -> str:
+    """Return a series of the operators of the chosen clusters."""
+    return f'{series}{{cluster=~"$cluster"{more}}}'
+
+
+def of_gpus(series: str) -> str:
+    """Return a series of NVIDIA's dcgm-exporter for the GPUs of the chosen job's pods."""
+    mine = f"max by (cluster, namespace, pod) ({of_job('ddp_launcher_phase')})"
+    return f'({series}{{cluster="$cluster", namespace="$namespace"}} and on (cluster, namespace, pod) {mine})'
 
 
 def in_phase(phases: str) -> str:
@@ -54,43 +66,49 @@ def samples_per_second(pick: Callable[[str], str]) -> str:
     return f"({ranks} * on ({JOB}) {per_second('ddp_samples_total', pick)} or {said})"
 
 
+def quantiles(buckets: str, *shares: str) -> tuple[Query, ...]:
+    """Return a line for each of these shares of a histogram."""
+    return tuple(
+        Query(f"histogram_quantile({share}, sum by (le) (rate({buckets}{RATE})))", f"{float(share):.0%} are quicker")
+        for share in shares
+    )
+
+
 RUNNING = in_phase("Running")
 WAITING = in_phase("Starting|WaitingForMaster|Rendezvous")
 
 # ---- fleet
 
+ONE_JOB = "{{namespace}}/{{ddp_job}}"
+
 FLEET_RUNNING = Query(f"count({RUNNING}) or vector(0)")
 FLEET_WAITING = Query(f"count(({WAITING}) unless on ({JOB}) ({RUNNING})) or vector(0)")
 FLEET_RANKS = Query(f"count({in_fleet('ddp_steps_total')}) or vector(0)")
 FLEET_GPUS = Query(f"count({in_fleet('ddp_gpu_memory_bytes')}) or vector(0)")
-FLEET_SAMPLES = Query(f"sum({samples_per_second(in_fleet)})")
 FLEET_PODS_BY_PHASE = Query(f"sum by (phase) ({in_fleet('ddp_launcher_phase')})", "{{phase}}")
-FLEET_RATES = Query(samples_per_second(in_fleet), "{{namespace}}/{{ddp_job}}")
-FLEET_TIME_IN_STEPS = Query(
-    f"avg by ({JOB}) (rate({in_fleet('ddp_step_seconds_sum')}{RATE}))", "{{namespace}}/{{ddp_job}}"
-)
-# docs/metrics.md: steps that were kept * mean step time / wall time, here of the time that is shown. What was taken
+FLEET_RATES = Query(samples_per_second(in_fleet), ONE_JOB)
+FLEET_TIME_IN_STEPS = Query(f"avg by ({JOB}) (rate({in_fleet('ddp_step_seconds_sum')}{RATE}))", ONE_JOB)
+# docs/metrics.md: steps that were kept * mean step time / wall time, here of the last hour. What was taken
 # twice does not count, because the farthest step does not move meanwhile.
 _STEPS_KEPT = (
-    f"(max by ({JOB}) (max_over_time({in_fleet('ddp_step')}[$__range]))"
-    f" - min by ({JOB}) (min_over_time({in_fleet('ddp_step')}[$__range])))"
+    f"(max by ({JOB}) (max_over_time({in_fleet('ddp_step')}{HOUR}))"
+    f" - min by ({JOB}) (min_over_time({in_fleet('ddp_step')}{HOUR})))"
 )
 _MEAN_STEP = (
-    f"(sum by ({JOB}) (increase({in_fleet('ddp_step_seconds_sum')}[$__range]))"
-    f" / sum by ({JOB}) (increase({in_fleet('ddp_step_seconds_count')}[$__range])))"
+    f"(sum by ({JOB}) (increase({in_fleet('ddp_step_seconds_sum')}{HOUR}))"
+    f" / sum by ({JOB}) (increase({in_fleet('ddp_step_seconds_count')}{HOUR})))"
 )
-_SEEN_AT = f"timestamp(max by ({JOB}) ({in_fleet('ddp_step')}))[$__range:]"
+_SEEN_AT = f"timestamp(max by ({JOB}) ({in_fleet('ddp_step')}))[1h:]"
 _GOODPUT = (
     f"clamp_max({_STEPS_KEPT} * on ({JOB}) {_MEAN_STEP}"
     f" / on ({JOB}) (max_over_time({_SEEN_AT}) - min_over_time({_SEEN_AT}) > 0), 1)"
 )
-FLEET_GOODPUT = Query(f"avg({_GOODPUT})")
-FLEET_GOODPUT_BY_JOB = Query(_GOODPUT, "{{namespace}}/{{ddp_job}}")
+FLEET_GOODPUT_BY_JOB = Query(_GOODPUT, ONE_JOB)
 FLEET_RESTARTS = Query(
-    f"sum by ({JOB}) (increase({in_fleet('ddp_launcher_in_place_restarts_total')}[$__range]))"
+    f"sum by ({JOB}) (increase({in_fleet('ddp_launcher_in_place_restarts_total')}{HOUR}))"
     f" + on ({JOB}) count by ({JOB}) (count by ({JOB}, ddp_attempt) "
-    f"(count_over_time({in_fleet('ddp_launcher_in_place_restarts_total')}[$__range]))) - 1",
-    "{{namespace}}/{{ddp_job}}",
+    f"(count_over_time({in_fleet('ddp_launcher_in_place_restarts_total')}{HOUR}))) - 1",
+    ONE_JOB,
 )
 FLEET_JOBS_BY_PHASE = Query(f"sum by (phase) ({in_fleet('ddp_operator_jobs')})", "{{phase}}")
 FLEET_WAITING_WHY = Query(f"sum by (reason) ({in_fleet('ddp_operator_waiting_jobs')})", "{{reason}}")
@@ -98,9 +116,15 @@ FLEET_GOODPUT = tuple(
     Query(f"{fold}({in_fleet('ddp_operator_goodput_ratio', f', of={chr(34)}{which}{chr(34)}')})", legend)
     for fold, which, legend in (("avg", "mean", "mean of the namespaces"), ("min", "lowest", "lowest job"))
 )
-FLEET_FAILURES = Query("sum by (category) (increase(ddp_operator_failures_total[$__range]))", "{{category}}")
-FLEET_RESTARTS_BY_RUNG = Query("sum by (rung) (increase(ddp_operator_restarts_total[$__range]))", "{{rung}}")
-FLEET_FINISHED = Query("sum by (result) (increase(ddp_operator_finished_jobs_total[$__range]))", "{{result}}")
+FLEET_FAILURES = Query(
+    f"sum by (category) (increase({of_operator('ddp_operator_failures_total')}{HOUR}))", "{{category}}"
+)
+FLEET_RESTARTS_BY_RUNG = Query(
+    f"sum by (rung) (increase({of_operator('ddp_operator_restarts_total')}{HOUR}))", "{{rung}}"
+)
+FLEET_FINISHED = Query(
+    f"sum by (result) (increase({of_operator('ddp_operator_finished_jobs_total')}{HOUR}))", "{{result}}"
+)
 FLEET_TABLE = (
     Query(f"max by ({JOB}) ({in_fleet('ddp_progress_ratio')})", "done"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_step')})", "step"),
@@ -140,13 +164,7 @@ JOB_STEP_COMPUTE = Query(f"avg({COMPUTE} / {STEPS})", "forward and backward")
 JOB_STEP_WAIT = Query(
     f"clamp_min(avg(({STEP_SECONDS} - {DATA} - {COMPUTE}) / {STEPS}), 0)", "wait for other ranks, update"
 )
-JOB_STEP_QUANTILES = tuple(
-    Query(
-        f"histogram_quantile({share}, sum by (le) (rate({of_job('ddp_step_seconds_bucket')}{RATE})))",
-        f"{float(share):.0%} are quicker",
-    )
-    for share in ("0.5", "0.99")
-)
+JOB_STEP_QUANTILES = quantiles(of_job("ddp_step_seconds_bucket"), "0.5", "0.99")
 JOB_RANK_WORK = Query(f"sum by (rank) (({COMPUTE} + {DATA}) / {STEPS})", "{{rank}}")
 # The lower median: the greatest that is not above the median, which of an even number lies between two.
 JOB_STRAGGLER = Query(
@@ -154,8 +172,8 @@ JOB_STRAGGLER = Query(
     "slowest rank / median rank",
 )
 JOB_CHECKPOINT_SECONDS = Query(
-    f"sum(increase({of_job('ddp_checkpoint_seconds_sum')}[$__range]))"
-    f" / (sum(increase({of_job('ddp_checkpoint_seconds_count')}[$__range])) > 0)",
+    f"sum(rate({of_job('ddp_checkpoint_seconds_sum')}{HOUR}))"
+    f" / (sum(rate({of_job('ddp_checkpoint_seconds_count')}{HOUR})) > 0)",
     "mean time to write one",
 )
 JOB_CHECKPOINT_LAG = Query(
@@ -164,6 +182,13 @@ JOB_CHECKPOINT_LAG = Query(
 JOB_PODS_BY_PHASE = Query(f"sum by (phase) ({of_job('ddp_launcher_phase')})", "{{phase}}")
 JOB_RESTARTS = Query(f"sum by (pod) ({of_job('ddp_launcher_in_place_restarts_total')})", "{{pod}}")
 JOB_GPU_MEMORY = Query(f"max by (rank) ({of_job('ddp_gpu_memory_bytes')})", "rank {{rank}}")
+JOB_GPU_UTILISATION = Query(of_gpus("DCGM_FI_DEV_GPU_UTIL"), "{{pod}} GPU {{gpu}}")
+JOB_GPU_POWER = Query(of_gpus("DCGM_FI_DEV_POWER_USAGE"), "{{pod}} GPU {{gpu}}")
+JOB_GPU_XID = Query(of_gpus("DCGM_FI_DEV_XID_ERRORS"), "{{pod}} GPU {{gpu}}")
+JOB_GPU_MEMORY_SHARE = Query(
+    f"{of_gpus('DCGM_FI_DEV_FB_USED')} / ({of_gpus('DCGM_FI_DEV_FB_USED')} + {of_gpus('DCGM_FI_DEV_FB_FREE')})",
+    "{{pod}} GPU {{gpu}}",
+)
 JOB_RESTARTED = Query(f"changes({of_job('ddp_launcher_in_place_restarts_total')}[1m]) > 0")
 JOB_ATTEMPTED = Query(
     f"count by (ddp_attempt) ({of_job('ddp_launcher_in_place_restarts_total')})"
@@ -172,42 +197,36 @@ JOB_ATTEMPTED = Query(
 
 # ---- the operator
 
-OPERATORS = Query("count(ddp_operator_queue_depth) or vector(0)")
-LEADERS = Query("sum(ddp_operator_leader) or vector(0)")
-CREATE_TO_JOB = tuple(
-    Query(
-        f"histogram_quantile({share}, sum by (le) (rate(ddp_operator_create_to_job_seconds_bucket{RATE})))",
-        f"{float(share):.0%} are quicker",
-    )
-    for share in ("0.5", "0.99")
-)
+NO_CONFLICT = ', cause!="Conflict"'
+
+OPERATORS = Query(f"count({of_operator('ddp_operator_queue_depth')}) or vector(0)")
+LEADERS = Query(f"sum({of_operator('ddp_operator_leader')}) or vector(0)")
+CREATE_TO_JOB = quantiles(of_operator("ddp_operator_create_to_job_seconds_bucket"), "0.5", "0.99")
 START_TO_STAGE = Query(
-    "sum by (stage) (increase(ddp_operator_start_to_stage_seconds_sum[$__range]))"
-    " / (sum by (stage) (increase(ddp_operator_start_to_stage_seconds_count[$__range])) > 0)",
+    f"sum by (stage) (rate({of_operator('ddp_operator_start_to_stage_seconds_sum')}{HOUR}))"
+    f" / (sum by (stage) (rate({of_operator('ddp_operator_start_to_stage_seconds_count')}{HOUR})) > 0)",
     "{{stage}}",
 )
-QUEUE = Query("sum(ddp_operator_queue_depth)", "waiting")
-RECONCILES = Query(f"sum(rate(ddp_operator_reconcile_seconds_count{RATE}))", "reconciles")
-RECONCILE_QUANTILES = tuple(
-    Query(
-        f"histogram_quantile({share}, sum by (le) (rate(ddp_operator_reconcile_seconds_bucket{RATE})))",
-        f"{float(share):.0%} are quicker",
-    )
-    for share in ("0.5", "0.9", "0.99")
-)
-ERRORS = Query(f"sum by (cause) (rate(ddp_operator_reconcile_errors_total{RATE}))", "{{cause}}")
+QUEUE = Query(f"sum({of_operator('ddp_operator_queue_depth')})", "waiting")
+RECONCILES = Query(f"sum(rate({of_operator('ddp_operator_reconcile_seconds_count')}{RATE}))", "reconciles")
+RECONCILE_QUANTILES = quantiles(of_operator("ddp_operator_reconcile_seconds_bucket"), "0.5", "0.9", "0.99")
+ERRORS = Query(f"sum by (cause) (rate({of_operator('ddp_operator_reconcile_errors_total')}{RATE}))", "{{cause}}")
 ERROR_SHARE = Query(
-    'sum(increase(ddp_operator_reconcile_errors_total{cause!="Conflict"}[$__range]))'
-    " / (sum(increase(ddp_operator_reconcile_seconds_count[$__range])) > 0)"
+    f"sum(increase({of_operator('ddp_operator_reconcile_errors_total', NO_CONFLICT)}[$__range]))"
+    f" / (sum(increase({of_operator('ddp_operator_reconcile_seconds_count')}[$__range])) > 0)"
 )
-CALLS = Query(f"sum by (verb, resource) (rate(ddp_operator_api_requests_total{RATE}))", "{{verb}} {{resource}}")
-ANSWERS = Query(f"sum by (code) (rate(ddp_operator_api_requests_total{RATE}))", "{{code}}")
+CALLS = Query(
+    f"sum by (verb, resource) (rate({of_operator('ddp_operator_api_requests_total')}{RATE}))", "{{verb}} {{resource}}"
+)
+ANSWERS = Query(f"sum by (code) (rate({of_operator('ddp_operator_api_requests_total')}{RATE}))", "{{code}}")
 CALLS_PER_RECONCILE = Query(
-    "sum(increase(ddp_operator_api_requests_total[$__range]))"
-    " / (sum(increase(ddp_operator_reconcile_seconds_count[$__range])) > 0)"
+    f"sum(increase({of_operator('ddp_operator_api_requests_total')}[$__range]))"
+    f" / (sum(increase({of_operator('ddp_operator_reconcile_seconds_count')}[$__range])) > 0)"
 )
 OPERATOR_CPU = Query(
-    f"rate(process_cpu_seconds_total{RATE}) and on (instance) ddp_operator_queue_depth", "{{instance}}"
+    f"rate(process_cpu_seconds_total{RATE}) and on (instance) {of_operator('ddp_operator_queue_depth')}", "{{instance}}"
 )
-OPERATOR_MEMORY = Query("process_resident_memory_bytes and on (instance) ddp_operator_queue_depth", "{{instance}}")
-OPERATOR_FILES = Query("process_open_fds and on (instance) ddp_operator_queue_depth", "{{instance}}")
+OPERATOR_MEMORY = Query(
+    f"process_resident_memory_bytes and on (instance) {of_operator('ddp_operator_queue_depth')}", "{{instance}}"
+)
+OPERATOR_FILES = Query(f"process_open_fds and on (instance) {of_operator('ddp_operator_queue_depth')}", "{{instance}}")
