@@ -1,10 +1,13 @@
 """Names that several modules, the pods and the users share. Values here are API: change them only with a migration.
 
-The half that the trainer also needs (environment variables, exit codes, metric names, ports) is written again in
-``ddp_trainer.contract``, because the trainer must not import the operator; ``tests/contract`` keeps the two equal.
+What the launcher needs as well comes from its ``contract``. The half that the trainer also needs (environment
+variables, exit codes, metric names, ports) is written again in ``ddp_trainer.contract``, because the trainer must not
+import the operator; ``tests/contract`` keeps the two equal.
 """
 
 from typing import Final
+
+from ddp_operator.launcher.contract import *
 
 GROUP: Final = "ddp-operator.dev"
 VERSION: Final = "v1alpha1"
@@ -36,7 +39,6 @@ ANNOTATION_SPEC: Final = f"{GROUP}/spec"
 ANNOTATION_SUSPEND: Final = f"{GROUP}/suspend"
 # Written by the Job controller on every pod of an Indexed Job.
 ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
-ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
 
 # <name>-<attempt>-<index> must be a DNS label of at most 63 characters: 50 + "-" + 6 + "-" + 5.
 MAX_NAME_LENGTH: Final = 50
@@ -46,33 +48,12 @@ POD_GROUP: Final = "PodGroup"  # of Volcano and of the coscheduling plugin, each
 
 TRAINER_CONTAINER: Final = "trainer"
 
-# Environment of the training container (set by the operator).
+# Environment of the training container (set by the operator) that the launcher does not read.
 ENV_JOB_NAME: Final = "DDP_JOB_NAME"
 ENV_JOB_NAMESPACE: Final = "DDP_JOB_NAMESPACE"
 ENV_RUN_ID: Final = "DDP_RUN_ID"
 ENV_ATTEMPT: Final = "DDP_ATTEMPT"
-ENV_NODES: Final = "DDP_NODES"
-ENV_NPROC_PER_NODE: Final = "DDP_NPROC_PER_NODE"
-ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
 ENV_CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
-ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
-ENV_JOIN_TIMEOUT: Final = "DDP_JOIN_TIMEOUT_SECONDS"
-ENV_NON_RETRYABLE: Final = "DDP_NON_RETRYABLE_EXIT_CODES"
-ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
-ENV_WATCHDOG: Final = "DDP_WATCHDOG"
-ENV_LOG_PATTERNS: Final = "DDP_LOG_PATTERNS"
-ENV_EPOCHS: Final = "DDP_EPOCHS"
-ENV_PREFLIGHT: Final = "DDP_PREFLIGHT"
-ENV_SUCCESS_POLICY: Final = "DDP_SUCCESS_POLICY"
-ENV_MASTER_ADDR: Final = "MASTER_ADDR"
-ENV_MASTER_PORT: Final = "MASTER_PORT"
-ENV_OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
-# Environment of a pod's process under `ddp run` only: where to write the metrics port that was taken, and a descriptor
-# whose end of file says that the owner of the pod is gone.
-ENV_PORT_FILE: Final = "DDP_PORT_FILE"
-ENV_LIFELINE_FD: Final = "DDP_LIFELINE_FD"
-# Environment of every worker process (set by the launcher).
-ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
 
 # A user who sets one of these in the pod template is refused: torchrun or the operator owns them.
 RESERVED_ENV: Final = frozenset(
@@ -94,6 +75,8 @@ RESERVED_ENV: Final = frozenset(
         ENV_EPOCHS,
         ENV_PREFLIGHT,
         ENV_SUCCESS_POLICY,
+        ENV_LOCAL_POD,
+        ENV_AGENT_PID,
         ENV_PORT_FILE,
         ENV_LIFELINE_FD,
         ENV_MASTER_ADDR,
@@ -119,30 +102,13 @@ RESERVED_ENV: Final = frozenset(
 )
 RESERVED_ENV_PREFIXES: Final = ("PET_",)
 
-# Exit codes of the launcher (and of a worker that knows its own category). Everything else a worker exits with is
-# mapped by the launcher. The Job's podFailurePolicy acts on them.
-EXIT_OK: Final = 0
-EXIT_USER_ERROR: Final = 81  # trying again cannot help: a bad flag, a missing script, unreadable data
-EXIT_RETRYABLE: Final = 82  # a worker failed; a new attempt may succeed
-EXIT_HANG: Final = 83  # no progress for too long
-EXIT_OOM: Final = 84  # host or device memory
-EXIT_PREEMPTED: Final = 85  # SIGTERM was obeyed: a checkpoint was saved where the script can
-EXIT_PEER_LOST: Final = 86  # this pod's workers were well; another pod or the rendezvous went away
-# These, and deaths by signal (128 + its number), are answered by a new pod under the same index; every other failure
-# ends the attempt, because an agent that leaves takes its peers' rendezvous with it.
+# These exit codes, and deaths by signal (128 + its number), are answered by a new pod under the same index; every other
+# failure ends the attempt, because an agent that leaves takes its peers' rendezvous with it.
 REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143)
 
-# lastFailure.category
-CATEGORY_USER_ERROR: Final = "UserError"
-CATEGORY_OOM: Final = "OOM"
-CATEGORY_CUDA: Final = "CUDAError"
-CATEGORY_NCCL: Final = "NCCL"
-CATEGORY_NETWORK: Final = "Network"  # communication without NCCL: gloo, the rendezvous, DNS
-CATEGORY_HANG: Final = "Hang"
-CATEGORY_PREEMPTED: Final = "Preempted"
+# lastFailure.category, beside those that the launcher itself can tell
 CATEGORY_NODE_LOST: Final = "NodeLost"
 CATEGORY_IMAGE_PULL: Final = "ImagePull"
-CATEGORY_UNKNOWN: Final = "Unknown"
 CATEGORIES: Final = (
     CATEGORY_USER_ERROR,
     CATEGORY_OOM,
@@ -156,49 +122,24 @@ CATEGORIES: Final = (
     CATEGORY_UNKNOWN,
 )
 
-DEFAULT_RENDEZVOUS_PORT: Final = 29400
 DEFAULT_METRICS_PORT: Final = 9400
 PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the training container
-TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet cuts there
 LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"
-LAUNCHER_FILE: Final = "launcher.py"
+LAUNCHER_FILE: Final = "launcher.py"  # what a pod starts; the launcher's modules lie beside it
 LAUNCHER_VOLUME: Final = "ddp-launcher"
 SHM_VOLUME: Final = "ddp-shm"
 CHECKPOINT_VOLUME: Final = "ddp-checkpoint"
 
-# Metric names of the trainer that the operator reads, and of the launcher.
+# Series of the trainer that the operator reads, beside those of the launcher's contract.
 METRIC_SAMPLES: Final = "ddp_samples_total"
-METRIC_STEPS: Final = "ddp_steps_total"
 METRIC_LOSS: Final = "ddp_loss"
 METRIC_EPOCH: Final = "ddp_epoch"
 METRIC_EPOCHS: Final = "ddp_epochs"
 METRIC_TOTAL_STEPS: Final = "ddp_total_steps"
-METRIC_PROGRESS: Final = "ddp_progress_ratio"
 METRIC_VAL_ACCURACY: Final = "ddp_validation_accuracy"
 METRIC_VAL_LOSS: Final = "ddp_validation_loss"
 METRIC_LEARNING_RATE: Final = "ddp_learning_rate"
-METRIC_WORLD_SIZE: Final = "ddp_world_size"
 METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
-METRIC_LAST_STEP: Final = "ddp_last_step_timestamp_seconds"
 METRIC_CHECKPOINT_STEP: Final = "ddp_checkpoint_step"
-METRIC_GLOBAL_STEP: Final = "ddp_step"
-METRIC_STEP_SECONDS: Final = "ddp_step_seconds_sum"
 METRIC_DATA_SECONDS: Final = "ddp_data_wait_seconds_total"
 METRIC_COMPUTE_SECONDS: Final = "ddp_compute_seconds_total"
-METRIC_LAUNCHER_PHASE: Final = "ddp_launcher_phase"
-METRIC_LAUNCHER_RESTARTS: Final = "ddp_launcher_in_place_restarts_total"
-COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
-"""What a line of a pod's page begins with that holds, as JSON, the failure behind its last restart in place."""
-METRIC_HEARTBEAT_AGE: Final = "ddp_launcher_heartbeat_age_seconds"
-METRIC_HANGS: Final = "ddp_launcher_hangs_total"
-METRIC_STALLED: Final = "ddp_launcher_stalled_seconds"
-METRIC_STALLED_RANK: Final = "ddp_launcher_stalled_rank"
-METRIC_PREFLIGHT_PASSED: Final = "ddp_launcher_preflight_passed"
-METRIC_PREFLIGHT_SECONDS: Final = "ddp_launcher_preflight_seconds"
-METRIC_ALL_REDUCE_RATE: Final = "ddp_launcher_all_reduce_bytes_per_second"
-METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
-METRIC_SAVING: Final = "ddp_saving"
-# Values of the label `phase` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.
-LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
-# Values of the label `state` of METRIC_STALLED_RANK, those that the other ranks wait for first.
-STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")

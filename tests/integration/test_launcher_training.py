@@ -93,7 +93,7 @@ def test_the_pod_that_fails_says_why_and_the_other_is_a_victim(pods: PodsFactory
     assert culprit.message["rank"] == 1
     assert (culprit.message["node"], culprit.message["localRank"], culprit.message["exitCode"]) == (1, 0, 1)
     assert "train.py" in culprit.message["traceback"]
-    assert "launcher.py" not in culprit.message["traceback"]
+    assert "ddp-launcher-" not in culprit.message["traceback"]
     assert culprit.message["victim"] is False
     assert "ValueError: the data is ä mess" in culprit.log.rpartition("---- UserError")[2]
     assert victim.code == 86

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import launcher
+from ddp_operator.launcher.command_line import split_python_line
+from tests.support.launcher_folder import delivered_launcher
 
 pytestmark = pytest.mark.process
 
@@ -102,9 +103,9 @@ class Shim:
         return self._run([sys.executable, "-u", *words], {})
 
     def shim(self, *words: str) -> Outcome:
-        line = launcher.split_python_line(words)
-        own = [sys.executable, "-u", *line.flags, launcher.__file__, "worker", line.kind, "0", line.target, *line.args]
-        return self._run(own, {"DDP_RUNTIME_DIR": str(self.runtime)})
+        line = split_python_line(words)
+        own = [sys.executable, "-u", *line.flags, str(delivered_launcher()), "worker"]
+        return self._run([*own, line.kind, "0", line.target, *line.args], {"DDP_RUNTIME_DIR": str(self.runtime)})
 
     def _run(self, argv: list[str], env: dict[str, str]) -> Outcome:
         process = subprocess.run(
@@ -164,7 +165,7 @@ def test_other_forms_behave_as_under_the_bare_interpreter(shim: Shim, words: lis
     (shim.folder / "link.py").symlink_to("sub/script.py")
     bare, shimmed = shim.bare(*words), shim.shim(*words)
     if words[0] == "-P":  # the launcher's own folder is not in the path either
-        assert "ddp_operator\n" not in shimmed.out
+        assert "ddp-launcher-" not in shimmed.out
     assert shimmed == bare
 
 
@@ -174,7 +175,7 @@ def test_an_exception_leaves_an_error_file(shim: Shim) -> None:
     error = shim.error()
     assert (error["type"], error["message"], error["exitCode"]) == ("ValueError", "outer\nof two lines", 1)
     assert "ä inner" in error["traceback"]
-    assert "launcher.py" not in error["traceback"]
+    assert "ddp-launcher-" not in error["traceback"]
     assert (error["rank"], error["localRank"], error["restart"]) == (0, 0, 0)
 
 
@@ -219,5 +220,20 @@ def test_a_worker_tells_about_itself(shim: Shim) -> None:
 
 @pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])
 def test_a_program_that_cannot_start_has_the_shells_code(shim: Shim, program: str, code: int) -> None:
-    own = [sys.executable, launcher.__file__, "worker", "program", "0", program]
+    own = [sys.executable, str(delivered_launcher()), "worker", "program", "0", program]
     assert shim._run(own, {"DDP_RUNTIME_DIR": str(shim.runtime)}).code == code
+
+
+def test_the_launchers_modules_hide_none_of_the_users(tmp_path: Path) -> None:
+    """Behind a ConfigMap's links Python puts the folder under its real name into the path."""
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    argv = [sys.executable, str(delivered_launcher()), "run", "--", "-m", "metrics"]
+    ran = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 81
+    assert "training module not found: metrics" in ran.stderr
+
+
+def test_a_rank_compiles_no_more_of_the_launcher_than_it_needs(shim: Shim) -> None:
+    code = "import sys; print(*sorted(n for n in sys.modules if n.startswith('ddp_launcher.')))"
+    names = shim.shim("-c", code).out.replace("ddp_launcher.", "").split()
+    assert names == ["contract", "exceptions", "files", "process_groups", "processes", "tracebacks", "worker"]

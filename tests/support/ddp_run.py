@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from ddp_operator.local.processes import MARK
+from ddp_operator.constants import ENV_LOCAL_POD
 
 PATIENCE = 300.0
 """Seconds after which something counts as never happening. No test measures time with it."""
@@ -115,7 +115,7 @@ class DdpRun:
         """Return the UIDs by which the processes of its pods are known."""
         found = set()
         for pid in children_of(self.process.pid):
-            if mark := read_environment(pid).get(MARK):
+            if mark := read_environment(pid).get(ENV_LOCAL_POD):
                 found.add(mark)
         return found
 
@@ -141,4 +141,4 @@ def read_environment(pid: int) -> dict[str, str]:
 def find_pods(marks: set[str]) -> list[int]:
     """Return every process that belongs to one of these pods. A zombie has no environment and does not count."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if read_environment(pid).get(MARK) in marks]
+    return [pid for pid in pids if read_environment(pid).get(ENV_LOCAL_POD) in marks]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_operator import launcher
 from ddp_operator.manifests.torchrun import Plan, build_env, build_torchrun_args, split_user_command
+from tests.support.launcher_folder import delivered_launcher
 from tests.support.ports import HeldPort
 from tests.support.warm import WarmProcess
 
@@ -89,7 +89,7 @@ class Pods:
                 "DDP_TERMINATION_LOG": str(self.folder / f"termination-{index}"),
                 **self.env,
             }
-            argv = [launcher.__file__, "run", *build_torchrun_args(plan, command), "--", *command.argv]
+            argv = [str(delivered_launcher()), "run", *build_torchrun_args(plan, command), "--", *command.argv]
             output = self.folder / f"log-{index}"
             if self.warm and not self.pass_fds:
                 self.running[index] = WarmProcess(argv, output=output, folder=self.folder, environ=env)

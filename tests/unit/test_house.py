@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import ROOT
 
-LAUNCHER = ROOT / "operator" / "ddp_operator" / "launcher.py"
+LAUNCHER = ROOT / "operator" / "ddp_operator" / "launcher"
 
 TOP_LEVEL = {
     "operator", "trainer", "images", "deploy", "charts", "tests", "docs", ".ci", ".github",
@@ -28,7 +28,6 @@ LONG_FILES = {
     "deploy/manifests/crd.yaml": "generated: the same, where kustomize may read it",
     ".ci/constraints.txt": "generated: one line a package",
     "LICENSE": "the licence",
-    "operator/ddp_operator/launcher.py": "mounted into images that we know nothing of, so one file (ADR 0004)",
 }
 SIZE_LIMIT = 512 * 1024
 
@@ -169,36 +168,37 @@ def unreasoned(tree: ast.Module) -> list[ast.expr]:
     return found
 
 
-@pytest.fixture(scope="module")
-def launcher() -> str:
-    return LAUNCHER.read_text(encoding="utf-8")
+@pytest.fixture(params=sorted(LAUNCHER.glob("*.py")), ids=lambda path: path.name)
+def module(request: pytest.FixtureRequest) -> ast.Module:
+    return ast.parse(request.param.read_text(encoding="utf-8"), feature_version=(3, 9))
 
 
 class TestLauncher:
     """It runs in any image that has Python 3.9 and torch: nothing else may be asked of that image."""
 
-    def test_python_3_9_can_parse_it(self, launcher: str) -> None:
-        ast.parse(launcher, feature_version=(3, 9))
-
-    def test_imports_the_standard_library_only(self, launcher: str) -> None:
+    def test_imports_the_standard_library_and_its_neighbours_only(self, module: ast.Module) -> None:
         imported = {
-            name.split(".")[0]
-            for node in ast.walk(ast.parse(launcher))
+            name.partition(".")[0]
+            for node in ast.walk(module)
             for name in (
                 [alias.name for alias in node.names]
                 if isinstance(node, ast.Import)
-                else [node.module or "." * node.level]
+                else ["" if node.level == 1 else "." if node.level else node.module or ""]
                 if isinstance(node, ast.ImportFrom)
                 else []
             )
         }
-        assert imported - set(sys.stdlib_module_names) <= {"torch"}
+        assert imported <= {*sys.stdlib_module_names, ""}
 
-    def test_imports_torch_only_where_it_is_needed(self, launcher: str) -> None:
-        at_import = [
-            ast.unparse(node) for node in ast.parse(launcher).body if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
-        assert not [line for line in at_import if "torch" in line]
+    def test_imports_torch_only_where_it_is_needed(self, module: ast.Module) -> None:
+        at_import = [ast.unparse(node) for node in module.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not [line for line in at_import if re.search(r"\btorch\b", line)]
+
+    def test_signals_are_caught_before_all_that_takes_a_while(self) -> None:
+        body = ast.parse((LAUNCHER / "bootstrap.py").read_text(encoding="utf-8")).body
+        catches = next(number for number, node in enumerate(body) if isinstance(node, ast.If))
+        before = [ast.unparse(node) for node in body[:catches] if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert before == ["import signal", "import sys"]
 
 
 PURE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddp_operator.launcher import loopback_address
+from ddp_operator.launcher.pod import loopback_address
 
 
 def rewrite_hosts(text: str, job: str, subdomain: str) -> str:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from ddp_operator.constants import ENV_LIFELINE_FD
+from ddp_operator.constants import ENV_LIFELINE_FD, ENV_LOCAL_POD
 
-MARK: Final = "DDP_LOCAL_POD"
 """Environment variable with the pod's UID: every process that inherits it belongs to the pod."""
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -92,7 +91,7 @@ def start(
     with log.open("ab") as output:
         popen = subprocess.Popen(
             list(command),
-            env={**environment, MARK: mark, ENV_LIFELINE_FD: str(lifeline.read_end)},
+            env={**environment, ENV_LOCAL_POD: mark, ENV_LIFELINE_FD: str(lifeline.read_end)},
             pass_fds=(lifeline.read_end,),
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -107,7 +106,7 @@ def start(
 
 def find_marked(mark: str) -> list[int]:
     """Return the processes of this user that inherited a pod's mark. Linux only; elsewhere there are none."""
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{ENV_LOCAL_POD}={mark}".encode()
     return [pid for pid, environment in _environments() if wanted in environment.split(b"\0")]
 
 

@@ -7,7 +7,9 @@ resource, also while the operator is down.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,17 +29,42 @@ _UNLIMITED_BACKOFF = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """The launcher's source and its SHA-256 in hex."""
+    """The launcher's files by name, as a pod has them in one folder, and a SHA-256 of all of them in hex."""
 
-    source: str
+    files: Mapping[str, str]
     digest: str
 
 
 @cache
 def load_launcher() -> Launcher:
     """Return the launcher of this version of the operator."""
-    source = resources.files("ddp_operator").joinpath(constants.LAUNCHER_FILE).read_text(encoding="utf-8")
-    return Launcher(source, hashlib.sha256(source.encode()).hexdigest())
+    folder = resources.files("ddp_operator.launcher")
+    texts = {
+        file.name: without_docstrings(file.read_text(encoding="utf-8"))
+        for file in folder.iterdir()
+        if file.name.endswith(".py")
+    }
+    del texts["__init__.py"]  # the bootstrap makes the package
+    texts[constants.LAUNCHER_FILE] = texts.pop("bootstrap.py")
+    files = dict(sorted(texts.items()))
+    return Launcher(files, hashlib.sha256(json.dumps(files).encode()).hexdigest())
+
+
+def without_docstrings(source: str) -> str:
+    """Return a module with the docstrings of its functions and classes as empty lines: what a traceback names is true.
+
+    etcd keeps a copy for each job, and what the code is for is to be read where it is written.
+    """
+    lines = source.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            text = node.body[0]
+            assert text.end_lineno is not None
+            empty = ["\n"] * (text.end_lineno - text.lineno + 1)
+            if len(node.body) == 1:
+                empty[0] = f"{' ' * text.col_offset}...\n"
+            lines[text.lineno - 1 : text.end_lineno] = empty
+    return "".join(lines)
 
 
 def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
@@ -83,7 +110,7 @@ def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[s
         "kind": "ConfigMap",
         "metadata": _metadata(job, names.launcher_config_map_name(job.name, launcher.digest)),
         "immutable": True,
-        "data": {constants.LAUNCHER_FILE: launcher.source},
+        "data": dict(launcher.files),
     }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddp_operator import constants
-from ddp_operator.launcher import split_python_line
+from ddp_operator.launcher.command_line import split_python_line
 
 DEFAULT_INTERPRETER: Final = "python3"
 # An agent that misses this many heartbeats is dead; a pod that takes its place is let in only afterwards.

@@ -1,7 +1,8 @@
 """The objects of one attempt. Their whole text is in tests/golden; here is what must hold of them and why."""
 
+import ast
 import copy
-import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
+from ddp_operator.launcher import bootstrap
 from ddp_operator.local.job_controller import build_pod
-from ddp_operator.manifests.children import build_children, load_launcher
+from ddp_operator.manifests.children import build_children, load_launcher, without_docstrings
 from tests.support.builders import UID, job, template, trainer
 
 
@@ -96,10 +98,24 @@ class TestService:
 class TestLauncher:
     def test_is_in_an_immutable_config_map_named_by_its_hash(self) -> None:
         config_map = children()["ConfigMap"]
-        source = config_map["data"]["launcher.py"]
         assert config_map["immutable"] is True
-        assert config_map["metadata"]["name"] == f"train-launcher-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
-        assert source == load_launcher().source
+        assert config_map["metadata"]["name"] == f"train-launcher-{load_launcher().digest[:10]}"
+        assert config_map["data"] == load_launcher().files
+
+    def test_its_modules_are_those_of_the_repository_line_by_line(self) -> None:
+        folder = Path(bootstrap.__file__).parent
+        sources = {file.name: file.read_text(encoding="utf-8") for file in folder.glob("[!_]*.py")}
+        sources["launcher.py"] = sources.pop("bootstrap.py")
+        delivered = load_launcher().files
+        assert delivered.keys() == sources.keys()
+        for name, text in delivered.items():
+            for line, original in zip(text.splitlines(), sources[name].splitlines(), strict=True):
+                assert line == original or line.strip() in ("", "...")
+            assert ast.get_docstring(ast.parse(text)) == ast.get_docstring(ast.parse(sources[name]))
+
+    def test_a_docstring_leaves_empty_lines(self) -> None:
+        source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
+        assert without_docstrings(source) == "class A(Exception):\n    ...\n\n\ndef f():\n\n\n    return 1\n"
 
     def test_is_what_the_pod_mounts_and_runs(self) -> None:
         made = children()
@@ -246,9 +262,10 @@ class TestPod:
         assert [v["name"] for v in pod["volumes"]] == ["mine", constants.LAUNCHER_VOLUME]
 
     def test_environment_holds_every_name_of_the_pod_contract(self) -> None:
-        elsewhere = ("ENV_RUNTIME_DIR", "ENV_COMPLETION_INDEX", "ENV_PORT_FILE", "ENV_LIFELINE_FD")  # set by others
-        ours = {name: value for name, value in vars(constants).items() if name.startswith("ENV_")}
-        wanted = {value for name, value in ours.items() if name not in elsewhere}
+        of_local_pods = {constants.ENV_LOCAL_POD, constants.ENV_PORT_FILE, constants.ENV_LIFELINE_FD}
+        of_workers = {constants.ENV_RUNTIME_DIR, constants.ENV_AGENT_PID}
+        ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
+        wanted = ours - of_local_pods - of_workers - {constants.ENV_COMPLETION_INDEX}
         limits = {"limits": {"cpu": "1"}}
         patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
         made = template(trainer(resources=limits))

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
-from ddp_operator.launcher import Gathering, Heartbeats, remove_the_dead
+from ddp_operator.launcher.rendezvous_quorum import Gathering, Heartbeats
+from ddp_operator.launcher.torchrun_patches import remove_the_dead
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
@@ -216,7 +217,7 @@ class TestHeartbeats:
     def test_torchrun_keeps_who_may_live_and_removes_the_dead(self, monkeypatch: pytest.MonkeyPatch) -> None:
         rounds: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
         clock = [100.0]
-        monkeypatch.setattr("ddp_operator.launcher.time.monotonic", lambda: clock[0])
+        monkeypatch.setattr("time.monotonic", lambda: clock[0])
         timeout = rounds.RendezvousTimeout()
         settings = rounds.RendezvousSettings("run", 1, 4, timeout, timedelta(seconds=2), 5)
         holder = rounds._BackendRendezvousStateHolder(None, settings)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import os
 import resource
 import signal
 import socket
@@ -17,33 +17,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator import launcher
-from ddp_operator.launcher import (
-    COMMENT_LAST_FAILURE,
-    Metrics,
-    PythonLine,
-    Verdict,
-    fit_termination_message,
-    merge_pages,
-)
+from ddp_operator.launcher.command_line import PythonLine, split_python_line
+from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
+from ddp_operator.launcher.failure import Verdict, judge
+from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.metrics import Metrics, fetch_page
+from ddp_operator.launcher.pod import Pod, add_pod_flags, loopback_address, read_pod
+from ddp_operator.launcher.process_groups import _OTHER_WAYS, GroupRecorder
+from ddp_operator.launcher.prometheus import merge_pages, read_progress
+from ddp_operator.launcher.supervisor import Supervisor
+from ddp_operator.launcher.termination import fit_termination_message
+from ddp_operator.launcher.torchrun_patches import SignalGate
 from ddp_operator.progress import parse_page
-
-SOURCE = Path(launcher.__file__).read_text(encoding="utf-8")
-
-
-def test_the_file_runs_in_any_image_with_python_3_9() -> None:
-    tree = ast.parse(SOURCE, feature_version=(3, 9))
-    imported = {
-        name.partition(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [node.module or "ddp_operator"] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-        )
-    }
-    assert imported <= sys.stdlib_module_names
-    assert len(SOURCE.encode()) < 500_000  # a ConfigMap holds 1 MiB
-
 
 # ---- command lines
 
@@ -66,32 +51,30 @@ def test_the_file_runs_in_any_image_with_python_3_9() -> None:
     ],
 )
 def test_a_python_command_line_is_split_as_cpython_does(words: list[str], expected: PythonLine) -> None:
-    assert launcher.split_python_line(words) == expected
+    assert split_python_line(words) == expected
 
 
-def read_pod(**env: str) -> launcher.Pod:
-    return launcher.read_pod(
-        {"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", "DDP_NODES": "2", **env}, "/runtime"
-    )
+def pod_of(**env: str) -> Pod:
+    return read_pod({"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", "DDP_NODES": "2", **env}, "/runtime")
 
 
 def test_flags_that_only_the_pod_knows() -> None:
-    master, worker = read_pod(), read_pod(JOB_COMPLETION_INDEX="1")
+    master, worker = pod_of(), pod_of(JOB_COMPLETION_INDEX="1")
     c10d = ["--rdzv-backend=c10d", "--local-addr=job-1-1.job"]
     default = ["--monitor-interval=0.1"]
-    assert launcher.add_pod_flags(c10d, master) == [*default, *c10d, "--rdzv-endpoint=localhost:29400"]
-    assert launcher.add_pod_flags(c10d, worker) == [*default, *c10d, "--rdzv-endpoint=job-1-0.job:29400"]
+    assert add_pod_flags(c10d, master) == [*default, *c10d, "--rdzv-endpoint=localhost:29400"]
+    assert add_pod_flags(c10d, worker) == [*default, *c10d, "--rdzv-endpoint=job-1-0.job:29400"]
     static = ["--rdzv-backend=static"]
     own = ["--master-addr=job-1-0.job", "--master-port=29400", "--node-rank=1"]
-    assert launcher.add_pod_flags(static, worker) == [*default, *static, *own]
-    lone = launcher.add_pod_flags(c10d, read_pod(DDP_NODES="1"))
+    assert add_pod_flags(static, worker) == [*default, *static, *own]
+    lone = add_pod_flags(c10d, pod_of(DDP_NODES="1"))
     assert lone[-2:] == ["--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
-    here = launcher.add_pod_flags(c10d, read_pod(JOB_COMPLETION_INDEX="1", MASTER_ADDR="127.0.0.1"))
+    here = add_pod_flags(c10d, pod_of(JOB_COMPLETION_INDEX="1", MASTER_ADDR="127.0.0.1"))
     assert here[-1] == "--local-addr=127.0.100.101"
 
 
 def test_pods_on_one_machine_are_ranked_by_their_index() -> None:
-    addresses = [launcher.loopback_address(index) for index in range(5000)]
+    addresses = [loopback_address(index) for index in range(5000)]
     assert sorted(addresses) == addresses
     assert len(set(addresses)) == len(addresses)
     for address in addresses:
@@ -100,7 +83,7 @@ def test_pods_on_one_machine_are_ranked_by_their_index() -> None:
 
 def test_an_environment_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ValueError, match="DDP_GRACE_SECONDS='soon' is not a number"):
-        read_pod(DDP_GRACE_SECONDS="soon")
+        pod_of(DDP_GRACE_SECONDS="soon")
 
 
 # ---- verdicts
@@ -112,13 +95,13 @@ def test_an_environment_variable_that_is_no_number_is_named() -> None:
 def test_a_garbage_error_file_changes_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "errors").mkdir()
     (tmp_path / "errors" / "0.json").write_bytes(content)
-    pod = launcher.read_pod({}, str(tmp_path))
+    pod = read_pod({}, str(tmp_path))
     seen = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    assert launcher.judge(pod, seen) == {**seen, "verdict": Verdict("Unknown", 82)}
+    assert judge(pod, seen) == {**seen, "verdict": Verdict("Unknown", 82)}
 
 
 def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
-    pod = launcher.read_pod({}, str(tmp_path))
+    pod = read_pod({}, str(tmp_path))
     seen = {
         "rank": 0,
         "localRank": 0,
@@ -128,7 +111,7 @@ def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
         "message": "KeyError: 'x'",
         "traceback": "",
     }
-    judged = launcher.judge(pod, seen)
+    judged = judge(pod, seen)
     assert (judged["type"], judged["message"]) == ("KeyError", "'x'")
 
 
@@ -215,9 +198,9 @@ def test_only_the_launcher_can_say_what_failed_last(tmp_path: Path) -> None:
     (tmp_path / "metrics" / "0.prom").write_text(f'ddp_loss 1\n{COMMENT_LAST_FAILURE}{{"message":"forged"}}\n')
     metrics = Metrics(str(tmp_path), lambda: "own 1")
     port = metrics.serve(0)
-    assert "forged" not in launcher.fetch_page(port)
+    assert "forged" not in fetch_page(port)
     metrics.last_failure = b'{"message":"true"}'
-    assert parse_page(launcher.fetch_page(port)).last_failure == '{"message":"true"}'
+    assert parse_page(fetch_page(port)).last_failure == '{"message":"true"}'
 
 
 @given(st.lists(st.text(max_size=200), max_size=4))
@@ -237,9 +220,9 @@ def test_progress_is_what_has_no_label_but_rank() -> None:
         '# TYPE ddp_step_seconds histogram\nddp_step_seconds_sum{rank="0"} 8\n'
     )
     known = {"ddp_loss": 0.5, "ddp_epoch": 3.0, "ddp_samples_total": 64.0, "ddp_step_seconds_sum": 8.0}
-    assert launcher.read_progress(page) == known
+    assert read_progress(page) == known
     many = "".join(f"# TYPE ddp_x{n} gauge\nddp_x{n} 1\n" for n in range(1000))
-    assert len(launcher.read_progress(many)) == 30
+    assert len(read_progress(many)) == 30
 
 
 def serve_once(answer: bytes) -> int:
@@ -260,13 +243,13 @@ def serve_once(answer: bytes) -> int:
 
 
 def test_a_page_is_fetched_and_an_endless_or_wrong_one_is_refused() -> None:
-    assert launcher.fetch_page(serve_once(b"HTTP/1.0 200 OK\r\nX: y\r\n\r\nup 1\n")) == "up 1\n"
+    assert fetch_page(serve_once(b"HTTP/1.0 200 OK\r\nX: y\r\n\r\nup 1\n")) == "up 1\n"
     with pytest.raises(ValueError, match="no usable page"):
-        launcher.fetch_page(serve_once(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)))
+        fetch_page(serve_once(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)))
     with pytest.raises(ValueError, match="no usable page"):
-        launcher.fetch_page(serve_once(b"HTTP/1.0 500 Oops\r\n\r\nup 1\n"))
+        fetch_page(serve_once(b"HTTP/1.0 500 Oops\r\n\r\nup 1\n"))
     with pytest.raises(ValueError, match="no usable page"):
-        launcher.fetch_page(serve_once(b"garbage"))
+        fetch_page(serve_once(b"garbage"))
 
 
 def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
@@ -278,7 +261,7 @@ def test_a_rank_that_is_gone_leaves_its_last_page(tmp_path: Path) -> None:
     (folder / "2.port").write_text(str(serve_once(b"HTTP/1.0 200 OK\r\n\r\nlive 1\n")))
     (folder / "x.port").write_text("5")
     (folder / "3.port.tmp").write_text("5")
-    assert launcher.Metrics(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
+    assert Metrics(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
 
 
 @pytest.mark.parametrize(("restarts", "remembered"), [(0, True), (1, False)])
@@ -287,12 +270,12 @@ def test_a_failure_before_a_stop_counts_also_where_the_agent_is_late_to_say_that
 ) -> None:
     (tmp_path / "errors").mkdir()
     error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": "ValueError", "message": "the cause"}
-    launcher.write_json(str(tmp_path / "errors" / "1.json"), error)
-    pod = launcher.Launcher(launcher.read_pod({}, str(tmp_path)), [f"--max-restarts={restarts}"], [])
-    pod._restarts = pod._spent = restarts
+    write_json(str(tmp_path / "errors" / "1.json"), error)
+    pod = Supervisor(read_pod({}, str(tmp_path)), [f"--max-restarts={restarts}"], [], [])
+    pod._restarts.count = pod._restarts._spent = restarts
     pod._enter("Rendezvous")
-    pod._agent = 2**22 + 1  # nobody
-    pod._obey(signal.SIGTERM)
+    pod._agent.pid = 2**22 + 1  # nobody
+    pod._on_signal(signal.SIGTERM)
     assert bool(pod._final) is remembered
 
 
@@ -302,9 +285,9 @@ def test_the_last_words_of_a_pod_are_read_however_slow_the_machine_is(
     (tmp_path / "metrics").mkdir()
     (tmp_path / "metrics" / "0.port").write_text("1")  # nobody listens there any more
     (tmp_path / "metrics" / "1.prom").write_text("# TYPE ddp_loss gauge\nddp_loss 0.5\n")
-    monkeypatch.setattr(launcher.threading.Thread, "start", lambda thread: None)  # one that gets no CPU
-    monkeypatch.setattr(launcher.threading.Thread, "join", lambda thread, timeout: None)
-    metrics = launcher.Metrics(str(tmp_path), lambda: "")
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # one that gets no CPU
+    monkeypatch.setattr(threading.Thread, "join", lambda thread, timeout: None)
+    metrics = Metrics(str(tmp_path), lambda: "")
     assert metrics.collect() == {}
     assert metrics.progress() == {"ddp_loss": 0.5}
 
@@ -314,14 +297,14 @@ def test_a_taken_port_costs_no_page_where_its_reader_can_be_told_another(
 ) -> None:
     with socket.create_server(("", 0)) as taken:
         wanted = taken.getsockname()[1]
-        pod = launcher.read_pod({"DDP_METRICS_PORT": str(wanted)}, str(tmp_path))
-        launcher.Launcher(pod, [], [])._serve_metrics()
+        pod = read_pod({"DDP_METRICS_PORT": str(wanted)}, str(tmp_path))
+        Supervisor(pod, [], [], [])._serve_metrics()
         assert f"no metrics: cannot listen on port {wanted}" in capsys.readouterr().err
         monkeypatch.setenv("DDP_PORT_FILE", str(tmp_path / "port"))
-        launcher.Launcher(pod, [], [])._serve_metrics()
+        Supervisor(pod, [], [], [])._serve_metrics()
     port = json.loads((tmp_path / "port").read_text())
     assert f"metrics are on port {port}: cannot listen on {wanted}" in capsys.readouterr().err
-    assert "ddp_launcher_phase" in launcher.fetch_page(port)
+    assert "ddp_launcher_phase" in fetch_page(port)
 
 
 def test_no_signal_is_lost_in_an_agent_that_has_the_launchers_handlers_yet(
@@ -331,13 +314,13 @@ def test_no_signal_is_lost_in_an_agent_that_has_the_launchers_handlers_yet(
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
         return 4321
 
-    monkeypatch.setattr(launcher.os, "fork", fork)
-    pod = launcher.Launcher(launcher.read_pod({}, str(tmp_path)), [], [])
+    monkeypatch.setattr(os, "fork", fork)
+    pod = Supervisor(read_pod({}, str(tmp_path)), [], [], [])
     pod._start_agent()
-    assert pod._agent == 4321
+    assert pod._agent.pid == 4321
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert pod._channel is not None
-    pod._channel.close()
+    assert pod._agent.channel is not None
+    pod._agent.channel.close()
 
 
 def test_a_signal_to_the_agent_waits_until_the_workers_that_it_starts_are_known() -> None:
@@ -353,23 +336,23 @@ def test_a_signal_to_the_agent_waits_until_the_workers_that_it_starts_are_known(
             Torchrun._terminate_process_handler(15, None)
             known.append("worker")
 
-    gate = launcher.SignalGate(Torchrun)
+    gate = SignalGate(Torchrun)
     with pytest.raises(KeyboardInterrupt, match="15"):
         stop_amid()
     assert known == ["worker"]
     with pytest.raises(KeyboardInterrupt, match="2"):
         Torchrun._terminate_process_handler(2, None)
-    with launcher.SignalGate(object()):  # another torch
+    with SignalGate(object()):  # another torch
         pass
 
 
 def test_a_stop_reaches_the_workers_also_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pod = launcher.Launcher(launcher.read_pod({}, str(tmp_path / "full")), [], [])
+    pod = Supervisor(read_pod({}, str(tmp_path / "full")), [], [], [])
     sent: list[int] = []
-    monkeypatch.setattr(pod, "_kill", lambda pid, number: sent.append(number))
-    pod._obey(signal.SIGTERM)
+    monkeypatch.setattr(pod._agent, "kill", sent.append)
+    pod._on_signal(signal.SIGTERM)
     assert sent == [signal.SIGTERM]
     assert "stopping: No such file or directory" in capsys.readouterr().err
 
@@ -390,15 +373,15 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, module
     """Run a program beside a recorder of process groups; return what that has recorded."""
     (folder / "fake_groups.py").write_text(module)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(launcher, "_GROUPS_MODULE", "fake_groups")
-    for name in ("fake_groups", *launcher._OTHER_WAYS):
+    monkeypatch.setattr("ddp_operator.launcher.process_groups._GROUPS_MODULE", "fake_groups")
+    for name in ("fake_groups", *_OTHER_WAYS):
         monkeypatch.setitem(sys.modules, name, sys)  # so that it is as before at the end, whatever happens
         del sys.modules[name]
     monkeypatch.setattr(
         resource, "getrusage", lambda who: SimpleNamespace(ru_utime=float(who == resource.RUSAGE_SELF), ru_stime=0.0)
     )
     path = folder / "0.json"
-    recorder = launcher.GroupRecorder(str(path))
+    recorder = GroupRecorder(str(path))
     monkeypatch.setattr(sys, "meta_path", [recorder, *sys.meta_path])
     before = len(sys.meta_path)
     exec(program, {"sys": sys, "resource": resource})

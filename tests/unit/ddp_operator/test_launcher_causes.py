@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator import launcher
-from ddp_operator.launcher import Verdict, classify
+from ddp_operator.launcher.exceptions import record_exception
+from ddp_operator.launcher.failure import Verdict, classify, name_mismatch
+from ddp_operator.launcher.hints import advise
+from ddp_operator.launcher.pod import read_pod
+from ddp_operator.launcher.rendezvous_store import describe_absence
 
 PREAMBLE = (
     "[enforce fail at /pytorch/third_party/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 40 vs 4"
@@ -28,14 +31,14 @@ def test_ranks_in_different_collectives_are_the_scripts_error_with_a_remedy(mess
     verdict = classify(1, "RuntimeError", message, oom_killed=False)
     assert verdict == Verdict("UserError", 82)
     report = {"rank": 1, "message": f"RuntimeError: {message}", "exitCode": 1, "traceback": "Traceback"}
-    assert "the same collectives" in launcher.advise(verdict, report)
+    assert "the same collectives" in advise(verdict, report)
 
 
 def test_ranks_in_different_collectives_are_named_with_them() -> None:
     words = "mismatch between collectives: rank 1 is in BROADCAST of shape [1000], rank 0 is in ALLREDUCE of shape [10]"
-    assert launcher.name_mismatch(MISMATCH) == words
+    assert name_mismatch(MISMATCH) == words
     for other in ("boom", PREAMBLE, "Detected mismatch between collectives on ranks"):
-        assert launcher.name_mismatch(other) == other
+        assert name_mismatch(other) == other
 
 
 def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: Path) -> None:
@@ -43,13 +46,13 @@ def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: 
     folder = tmp_path / "claim"
     folder.mkdir(mode=0o750)
     denied = PermissionError(13, "Permission denied", str(folder / "new" / "step-1.pt"))
-    launcher._record_exception(denied, str(path), {"rank": 0, "localRank": 0, "restart": 0})
+    record_exception(denied, str(path), {"rank": 0, "localRank": 0, "restart": 0})
     message = json.loads(path.read_text())["message"]
     own = f"process of uid {os.geteuid()}, groups "
     assert message.startswith(f"[Errno 13] Permission denied: '{folder}/new/step-1.pt' ({own}")
     assert message.endswith(f"; {folder} is owned by uid {os.geteuid()}, group {folder.stat().st_gid}, mode 0750)")
     report = {"rank": 0, "message": f"PermissionError: {message}", "exitCode": 1, "traceback": "Traceback"}
-    assert "securityContext.fsGroup" in launcher.advise(Verdict("UserError", 82), report)
+    assert "securityContext.fsGroup" in advise(Verdict("UserError", 82), report)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: 
     ],
 )
 def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remedy: str, tmp_path: Path) -> None:
-    pod = launcher.read_pod({"MASTER_ADDR": "train-1-0.train"}, str(tmp_path))
-    words = launcher.describe_absence(pod, problem)
+    pod = read_pod({"MASTER_ADDR": "train-1-0.train"}, str(tmp_path))
+    words = describe_absence(pod, problem)
     assert remedy in words
     assert "train-1-0.train" in words

@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator import constants, launcher
-from ddp_operator.launcher import LOG_GROUPS, Lines, LogProgress, compile_log_pattern
+from ddp_operator import constants
+from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.log_patterns import (
+    _MATCH_SECONDS,
+    LOG_GROUPS,
+    LogProgress,
+    PatternTooSlow,
+    compile_log_pattern,
+)
+from ddp_operator.launcher.output import Lines, keep_reading, read_last_lines, read_output
+from ddp_operator.launcher.pod import Pod
 from ddp_operator.progress import build_progress, parse_page
 
 NOW = 1_700_000_000.0
@@ -215,7 +224,7 @@ def test_endless_lines_and_bytes_that_are_no_text_do_no_harm() -> None:
 @pytest.fixture
 def interruptions() -> Iterator[None]:
     def give_up(number: int, frame: object) -> None:
-        raise launcher._TooSlow
+        raise PatternTooSlow
 
     before = signal.signal(signal.SIGVTALRM, give_up)
     yield
@@ -228,7 +237,7 @@ def test_a_reader_that_only_gets_no_cpu_has_no_slow_pattern() -> None:
         groupindex = {"step": 1}
 
         def search(self, text: str) -> re.Match[str] | None:
-            time.sleep(3 * launcher._MATCH_SECONDS)  # the machine has no time for us in the midst of it
+            time.sleep(3 * _MATCH_SECONDS)  # the machine has no time for us in the midst of it
             return re.search(r"step (?P<step>\d+)", text)
 
     seen = LogProgress([Frozen()])  # type: ignore[list-item]
@@ -268,8 +277,8 @@ def test_a_line_without_an_end_is_shown_after_a_second_or_when_it_is_long() -> N
 def test_the_reader_marks_the_lines_of_each_rank(tmp_path: Path) -> None:
     folder = str(tmp_path)
     os.mkdir(os.path.join(folder, "workers"))
-    launcher.write_json(os.path.join(folder, "workers", "1.json"), {"rank": 7})
-    pod = launcher.Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, nproc=2)
+    write_json(os.path.join(folder, "workers", "1.json"), {"rank": 7})
+    pod = Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, nproc=2)
     pipes = [os.pipe() for _ in range(4)]
     (first, first_end), (second, second_end), (done, done_end), (log, log_end) = pipes
     child = os.fork()
@@ -277,7 +286,7 @@ def test_the_reader_marks_the_lines_of_each_rank(tmp_path: Path) -> None:
         os.dup2(log_end, 1)
         for descriptor in (done_end, log):
             os.close(descriptor)
-        launcher.read_output(pod, {0: first, 1: second}, done, marked=True)
+        read_output(pod, {0: first, 1: second}, done, marked=True)
         os._exit(0)
     os.write(first_end, b"one\ntwo")
     os.write(second_end, b"three\n")
@@ -295,22 +304,22 @@ def test_counters_begin_anew_with_a_process(tmp_path: Path) -> None:
     for name in ("metrics", "workers"):
         os.mkdir(os.path.join(folder, name))
     about, log_page = os.path.join(folder, "workers", "0.json"), os.path.join(folder, "metrics", "0.log")
-    launcher.write_json(about, {"rank": 0, "pid": 1})
-    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)",), 1)
+    write_json(about, {"rank": 0, "pid": 1})
+    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)",), 1)
     (source, source_end), (done, done_end), (log, log_end) = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
     if not child:
         os.dup2(log_end, 1)
         for descriptor in (done_end, log):
             os.close(descriptor)
-        launcher.read_output(pod, {0: source}, done)
+        read_output(pod, {0: source}, done)
         os._exit(0)
     os.write(source_end, b"".join(b"step %d\n" % step for step in range(1, 40)))
     deadline = time.monotonic() + 60
     while not os.path.exists(log_page):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    launcher.write_json(about, {"rank": 0, "pid": 2})
+    write_json(about, {"rank": 0, "pid": 2})
     os.write(source_end, b"step 30\nstep 31\n")
     os.close(done_end)
     assert os.waitpid(child, 0)[1] == 0
@@ -326,8 +335,8 @@ def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> Non
     folder = str(tmp_path)
     for name in ("metrics", "workers", "output"):
         os.mkdir(os.path.join(folder, name))
-    launcher.write_json(os.path.join(folder, "workers", "0.json"), {"rank": 6})
-    pod = launcher.Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)", "(?P<broken>"), 1)
+    write_json(os.path.join(folder, "workers", "0.json"), {"rank": 6})
+    pod = Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)", "(?P<broken>"), 1)
     source, source_end = os.pipe()
     done, done_end = os.pipe()
     log, log_end = os.pipe()
@@ -337,7 +346,7 @@ def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> Non
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         for descriptor in (done_end, log):
             os.close(descriptor)
-        launcher.read_output(pod, {0: source}, done)
+        read_output(pod, {0: source}, done)
         os._exit(0)
     text = b"hello\nstep 12\nand no end of line"
     os.write(source_end, text)
@@ -346,8 +355,8 @@ def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> Non
     assert os.read(log, 4096) == text
     with open(os.path.join(folder, "metrics", "0.log"), encoding="utf-8") as file:
         assert 'ddp_step{rank="6"} 12.0\n' in file.read()
-    assert launcher.read_last_lines(pod, 0) == "hello\nstep 12\nand no end of line"
-    assert launcher.read_last_lines(pod, 1) == ""
+    assert read_last_lines(pod, 0) == "hello\nstep 12\nand no end of line"
+    assert read_last_lines(pod, 1) == ""
     for descriptor in (source, source_end, done, log, log_end):
         os.close(descriptor)
 
@@ -357,16 +366,16 @@ def test_an_error_of_ours_in_the_reader_leaves_the_ranks_their_log(
 ) -> None:
     monkeypatch.setattr(LogProgress, "feed", lambda self, chunk, now: {}["no step"])
     (tmp_path / "output").mkdir()
-    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0, None, (r"step (?P<step>\d+)",), 2)
+    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0, None, (r"step (?P<step>\d+)",), 2)
     pipes = [os.pipe() for _ in range(5)]
     (first, first_end), (second, second_end), (done, done_end), (log, log_end), (error, error_end) = pipes
-    monkeypatch.setattr(launcher, "log", lambda text: os.write(error_end, text.encode()))
+    monkeypatch.setattr("ddp_operator.launcher.output.log", lambda text: os.write(error_end, text.encode()))
     child = os.fork()
     if not child:
         os.dup2(log_end, 1)
         for descriptor in (done_end, log):
             os.close(descriptor)
-        launcher.keep_reading(pod, {0: first, 1: second}, done, marked=True)
+        keep_reading(pod, {0: first, 1: second}, done, marked=True)
         os._exit(0)
     os.write(first_end, b"step 1\n")
     said = os.read(log, 4096)
@@ -380,13 +389,13 @@ def test_an_error_of_ours_in_the_reader_leaves_the_ranks_their_log(
 
 
 def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
-    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
+    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
     (tmp_path / "output").mkdir()
     text = (
         "\n".join(f"line {number}" for number in range(40)) + "\n\n10%\r20%\r\x1b[31mred\x1b[0m\n" + "x" * 1000 + "\xff"
     )
     (tmp_path / "output" / "0.end").write_bytes(text.encode("latin-1"))
-    lines = launcher.read_last_lines(pod, 0).splitlines()
+    lines = read_last_lines(pod, 0).splitlines()
     assert lines == [*(f"line {number}" for number in range(29, 40)), "10%", "20%", "red", "x" * 300]
 
 
@@ -398,11 +407,11 @@ def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_shells_torchrun_says_of_a_failure_hides_no_cause(tmp_path: Path, word: str) -> None:
-    pod = launcher.Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
+    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
     (tmp_path / "output").mkdir()
     cause = '  File "/lib/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in f\nValueError: bad'
     summary = f"{word}\nTraceback (most recent call last):\nRoot Cause (first observed failure):\n"
     (tmp_path / "output" / "0.end").write_text(f"{cause}\n{summary}")
-    assert launcher.read_last_lines(pod, 0) == cause.strip()
+    assert read_last_lines(pod, 0) == cause.strip()
     (tmp_path / "output" / "0.end").write_text(summary)
-    assert launcher.read_last_lines(pod, 0) == summary.rstrip()
+    assert read_last_lines(pod, 0) == summary.rstrip()

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import launcher
 from ddp_operator.api.status import PreflightStatus
-from ddp_operator.launcher import Pod, PreflightPlan, find_partners, read_preflight, run_preflight
+from ddp_operator.launcher.contract import PREFLIGHT_CHECKS
+from ddp_operator.launcher.pod import Pod, PreflightPlan, read_preflight
+from ddp_operator.launcher.preflight import (
+    build_preflight_rows,
+    describe_preflight,
+    find_partners,
+    is_sum,
+    run_preflight,
+)
 from ddp_operator.progress import parse_page
 
 
@@ -59,7 +66,7 @@ def test_what_cannot_be_reached_is_named() -> None:
 
 
 def test_a_lone_rank_has_nothing_to_try() -> None:
-    plan = PreflightPlan(True, launcher.PREFLIGHT_CHECKS, 0)
+    plan = PreflightPlan(True, PREFLIGHT_CHECKS, 0)
     assert run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)]) == {"seconds": {}, "rate": None, "problems": {}}
 
 
@@ -71,17 +78,17 @@ def test_a_sum_over_any_number_of_ranks_is_known_as_right(ranks: int) -> None:
     right = wrong = 1.0
     for _ in range(4):
         right, wrong = rounded(ranks * right), rounded((ranks - 1) * wrong)
-    assert launcher.is_sum(right, ranks, 4)
-    assert not launcher.is_sum(wrong, ranks, 4)
+    assert is_sum(right, ranks, 4)
+    assert not is_sum(wrong, ranks, 4)
 
 
 def test_too_little_bandwidth_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"seconds": 0.002, "rate": 30e6}
-    monkeypatch.setattr(launcher, "try_all_reduce", lambda *arguments: figures)
+    monkeypatch.setattr("ddp_operator.launcher.preflight.try_all_reduce", lambda *arguments: figures)
     plan = PreflightPlan(True, ("allreduce",), 100e6)
     report = run_preflight(None, pod(), plan, [(0, 0, 3)])
     assert report["problems"] == {"allreduce": "30 MB/s, less than the 100 that are asked for"}
-    assert launcher.describe_preflight(report) == (
+    assert describe_preflight(report) == (
         "preflight: allreduce 2.0 ms, all-reduce 30 MB/s\n"
         "preflight: allreduce failed: 30 MB/s, less than the 100 that are asked for"
     )
@@ -93,12 +100,12 @@ def test_figures_go_by_the_page_to_the_status() -> None:
         "rate": 1.25e9,
         "problems": {"tcp": "no connection"},
     }
-    page = parse_page("\n".join(launcher.build_preflight_rows(report)) + "\n")
+    page = parse_page("\n".join(build_preflight_rows(report)) + "\n")
     assert page.preflight == PreflightStatus(
         failed=("tcp",),
         dns_milliseconds="1.5",
         all_reduce_milliseconds="0.2",
         all_reduce_megabytes_per_second="1250",
     )
-    assert launcher.build_preflight_rows({}) == []
+    assert build_preflight_rows({}) == []
     assert parse_page("ddp_loss 1\n").preflight is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +13,24 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import launcher
-from ddp_operator.launcher import Verdict, classify
+from ddp_operator.launcher.contract import EXIT_RETRYABLE
+from ddp_operator.launcher.exceptions import record_exception
+from ddp_operator.launcher.failure import (
+    Verdict,
+    blame_early_ends,
+    build_signature,
+    classify,
+    describe_root,
+    find_root,
+    hear_last_lines,
+    judge,
+    unwrap,
+)
+from ddp_operator.launcher.hints import advise
+from ddp_operator.launcher.pod import read_pod
+from ddp_operator.launcher.rendezvous_store import find_early_ends, have_all_ended
+from ddp_operator.launcher.restarts import Recurrence
+from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries
 
 GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"
 
@@ -137,17 +154,17 @@ def test_the_hint_is_of_this_failure(code: int, kind: str, message: str, remedy:
     report = {
         **failed,
         "rank": 1,
-        "message": launcher.describe_root(failed),
+        "message": describe_root(failed),
         "exitCode": code % 256 if code > 0 else 128 - code,
     }
-    assert remedy in launcher.advise(classify(code, kind, message, oom_killed=False), report)
+    assert remedy in advise(classify(code, kind, message, oom_killed=False), report)
 
 
 def test_an_exception_that_torch_hands_on_is_told_by_its_last_line() -> None:
     message = "Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n  File x\n"
     what = ("KeyError", "'no label' (in DataLoader worker process 1)")
-    assert launcher.unwrap("KeyError", f"{message}KeyError: 'no label'\n") == what
-    assert launcher.unwrap("KeyError", "Caught it") == ("KeyError", "Caught it")
+    assert unwrap("KeyError", f"{message}KeyError: 'no label'\n") == what
+    assert unwrap("KeyError", "Caught it") == ("KeyError", "Caught it")
 
 
 def test_an_exception_of_a_spawned_process_is_its_own_and_not_torchs() -> None:
@@ -156,7 +173,7 @@ def test_an_exception_of_a_spawned_process_is_its_own_and_not_torchs() -> None:
         '  File "/lib/torch/distributed/distributed_c10d.py", line 7, in wait\n    work.wait()\n    ^^^^^^^^^^^\n'
         "data.errors.Bad: 2 problems:\nfirst: timed out\n"
     )
-    kind, said = launcher.unwrap("torch.multiprocessing.spawn.ProcessRaisedException", message)
+    kind, said = unwrap("torch.multiprocessing.spawn.ProcessRaisedException", message)
     assert (kind, said) == ("data.errors.Bad", "2 problems:\nfirst: timed out (in Process 1)")
     assert classify(1, kind, said, oom_killed=False).category == "UserError"
 
@@ -166,11 +183,11 @@ def test_a_long_traceback_that_is_handed_on_keeps_its_last_line(tmp_path: Path) 
     head = "Caught OSError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
     path = tmp_path / "0.json"
     error = OSError(f"{head}{frames}OSError: no img_17.jpg\n")
-    launcher._record_exception(error, str(path), {"rank": 0, "localRank": 0, "restart": 0})
+    record_exception(error, str(path), {"rank": 0, "localRank": 0, "restart": 0})
     record = json.loads(path.read_text())
     assert len(record["message"]) < 10_000
     what = ("OSError", "no img_17.jpg (in DataLoader worker process 1)")
-    assert launcher.unwrap(record["type"], record["message"]) == what
+    assert unwrap(record["type"], record["message"]) == what
 
 
 @pytest.mark.parametrize(
@@ -190,7 +207,7 @@ def test_a_long_traceback_that_is_handed_on_keeps_its_last_line(tmp_path: Path) 
 )
 def test_a_failed_worker_is_told_in_a_line(kind: str, message: str, traceback: str, words: str) -> None:
     failed = {"type": kind, "exitCode": 3, "message": message, "traceback": traceback}
-    assert launcher.describe_root(failed) == words
+    assert describe_root(failed) == words
 
 
 def leave(code: str) -> BaseException:
@@ -212,46 +229,46 @@ def leave(code: str) -> BaseException:
 )  # fmt: skip
 def test_a_script_that_ends_itself_by_a_number_had_a_reason(code: str, message: str, last: str, tmp_path: Path) -> None:
     path = tmp_path / "0.json"
-    launcher._record_exception(leave(code), str(path), {"rank": 0, "localRank": 0, "restart": 0})
+    record_exception(leave(code), str(path), {"rank": 0, "localRank": 0, "restart": 0})
     record = json.loads(path.read_text())
     assert (record["type"], record["message"]) == ("SystemExit", message)
     assert record["traceback"].splitlines()[-1] == last
 
 
 def test_what_a_rank_had_said_counts_more_than_how_torchrun_ended_it(tmp_path: Path) -> None:
-    pod = launcher.read_pod({}, str(tmp_path))
+    pod = read_pod({}, str(tmp_path))
     (tmp_path / "errors").mkdir()
     error = {"type": "OSError", "message": "truncated", "traceback": "T", "exitCode": 1}
     (tmp_path / "errors" / "0.json").write_text(json.dumps(error))
     ended = {"rank": 0, "localRank": 0, "exitCode": -15, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    assert launcher.judge(pod, ended)["exitCode"] == 1
-    assert launcher.judge(pod, {**ended, "exitCode": -9})["exitCode"] == -9
-    assert launcher.judge(pod, {**ended, "localRank": 1})["exitCode"] == -15
+    assert judge(pod, ended)["exitCode"] == 1
+    assert judge(pod, {**ended, "exitCode": -9})["exitCode"] == -9
+    assert judge(pod, {**ended, "localRank": 1})["exitCode"] == -15
 
 
 def test_a_rank_that_lost_peers_which_had_ended_well_is_no_victim_of_the_network() -> None:
     lost = {"rank": 1, "exitCode": 1, "type": "RuntimeError", "message": "Connection closed", "traceback": "T"}
     victim = {**lost, "verdict": Verdict("NCCL", 86, True)}
     for ranks, pods, who in (([0], 0, "rank 0"), ([0, 2], 1, "ranks 0, 2"), ([], 1, "1 other pod"), ([], 2, "2 other")):
-        blamed = launcher.blame_early_ends(victim, ranks, pods)
+        blamed = blame_early_ends(victim, ranks, pods)
         assert blamed["verdict"] == Verdict("UserError", 82)
-        words = launcher.describe_root(blamed)
+        words = describe_root(blamed)
         assert words.startswith(who)
         assert "had already ended, with exit code 0, when this rank" in words
-        assert "none may leave the loop before the others" in launcher.advise(blamed["verdict"], {"message": words})
-    assert launcher.blame_early_ends(victim, [], 0) is victim
+        assert "none may leave the loop before the others" in advise(blamed["verdict"], {"message": words})
+    assert blame_early_ends(victim, [], 0) is victim
     own = {**lost, "verdict": Verdict("UserError", 82)}
-    assert launcher.blame_early_ends(own, [0], 1) is own
+    assert blame_early_ends(own, [0], 1) is own
 
 
 def test_the_launchers_own_words_need_no_hint() -> None:
     report = {"rank": None, "message": "training script not found: x; check command", "traceback": "", "exitCode": 81}
-    assert launcher.advise(Verdict("UserError", 81), report) == ""
+    assert advise(Verdict("UserError", 81), report) == ""
 
 
 def test_without_a_rank_there_is_no_log_of_it_to_look_at() -> None:
     report = {"rank": None, "message": "torchrun failed", "traceback": "", "exitCode": 1}
-    assert launcher.advise(Verdict("Unknown", 82), report) == ""
+    assert advise(Verdict("Unknown", 82), report) == ""
 
 
 def test_sigkill_is_out_of_memory_only_where_the_kernel_says_so() -> None:
@@ -266,9 +283,9 @@ def failure(rank: int, when: float, *, victim: bool = False, code: int = 1, kind
 
 def test_the_root_is_the_earliest_failure_that_explains_the_others() -> None:
     failures = [failure(0, 1, victim=True), failure(1, 3), failure(2, 2), failure(3, 0, code=-15, kind="")]
-    assert launcher.find_root(failures)["rank"] == 2
-    assert launcher.find_root([failures[3], failures[0]])["rank"] == 0
-    assert launcher.find_root([failures[3]])["rank"] == 3
+    assert find_root(failures)["rank"] == 2
+    assert find_root([failures[3], failures[0]])["rank"] == 0
+    assert find_root([failures[3]])["rank"] == 3
 
 
 def frame(path: str, name: str) -> str:
@@ -280,7 +297,7 @@ def test_of_a_long_traceback_the_scripts_own_lines_are_kept() -> None:
     deep = "".join(frame(library, f"deep{number}") for number in range(9))
     head = "Traceback (most recent call last):\n"
     text = head + frame("/app/train.py", "main") + deep + frame("/app/model.py", "forward") + deep + "KeyError: 'lr'\n"
-    folded = launcher.fold_libraries(text)
+    folded = fold_libraries(text)
     assert folded.startswith(head + frame("/app/train.py", "main") + "  ... 9 calls inside libraries ...\n")
     end = frame("/app/model.py", "forward") + "  ... 7 calls inside libraries ...\n" + deep[-2 * len(deep) // 9 :]
     assert folded.endswith(end + "KeyError: 'lr'\n")
@@ -291,9 +308,9 @@ def test_a_short_traceback_and_one_without_the_scripts_own_lines_stay_whole() ->
         "Traceback (most recent call last):\n" + frame("/app/x.py", "main") + frame("/lib/python3.9/x.py", "f") + "E\n"
     )
     foreign = "".join(frame("/lib/python3/dist-packages/x.py", f"f{number}") for number in range(9)) + "E: x\n"
-    assert launcher.fold_libraries(short) == short
-    assert launcher.fold_libraries(foreign) == foreign
-    assert launcher.fold_libraries("") == ""
+    assert fold_libraries(short) == short
+    assert fold_libraries(foreign) == foreign
+    assert fold_libraries("") == ""
 
 
 TRACE = (
@@ -314,31 +331,31 @@ TRACE = (
     ],
 )
 def test_the_exceptions_are_found_in_the_last_lines_of_a_shell(lines: str, found: list[tuple[str, str]]) -> None:
-    assert launcher.find_exceptions(lines) == found
+    assert find_exceptions(lines) == found
 
 
 def test_of_several_ranks_in_a_shell_the_victim_is_not_the_cause(tmp_path: Path) -> None:
-    pod = launcher.read_pod({}, str(tmp_path))
+    pod = read_pod({}, str(tmp_path))
     (tmp_path / "output").mkdir()
     text = f"{TRACE}[rank1]: RuntimeError: {GLOO}\n{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
     (tmp_path / "output" / "0.end").write_text(text)
     ended = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    heard = launcher.hear_last_lines(pod, launcher.judge(pod, ended))
-    assert (launcher.describe_root(heard), heard["verdict"].victim) == ("ValueError: bad label", False)
+    heard = hear_last_lines(pod, judge(pod, ended))
+    assert (describe_root(heard), heard["verdict"].victim) == ("ValueError: bad label", False)
 
 
 def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> None:
-    pod = launcher.read_pod({}, str(tmp_path))
+    pod = read_pod({}, str(tmp_path))
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "0.end").write_text(f"{TRACE}[rank1]: RuntimeError: {GLOO}\n")
     ended = {"rank": 1, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    heard = launcher.hear_last_lines(pod, launcher.judge(pod, ended))
+    heard = hear_last_lines(pod, judge(pod, ended))
     assert heard["verdict"] == Verdict("Network", 86, True)
-    assert launcher.describe_root(heard) == f"RuntimeError: {GLOO}"
+    assert describe_root(heard) == f"RuntimeError: {GLOO}"
     assert heard["traceback"].endswith(GLOO)
     for other in ({"exitCode": 3}, {"exitCode": -9}, {"type": "SystemExit", "message": "1"}):
-        failure = launcher.judge(pod, {**ended, **other})
-        heard = launcher.hear_last_lines(pod, failure)
+        failure = judge(pod, {**ended, **other})
+        heard = hear_last_lines(pod, failure)
         assert {**heard, "traceback": ""} == failure
         assert heard["traceback"].endswith(GLOO)
 
@@ -359,27 +376,27 @@ def test_who_has_ended_well_is_known_from_the_processes_and_the_store() -> None:
     def lost(key: str, amount: int) -> int:
         raise ConnectionError
 
-    assert launcher.find_early_ends(Agent(lambda key, amount: 2)) == ([4], 2)
-    assert launcher.find_early_ends(Agent(lost)) == ([4], 0)
-    assert launcher.find_early_ends(SimpleNamespace()) == ([], 0)
+    assert find_early_ends(Agent(lambda key, amount: 2)) == ([4], 2)
+    assert find_early_ends(Agent(lost)) == ([4], 0)
+    assert find_early_ends(SimpleNamespace()) == ([], 0)
 
 
 def test_pod_0_waits_a_moment_for_the_others_where_its_success_is_enough() -> None:
     ended = iter([0, 1, 2])
     agent = Agent(lambda key, amount: next(ended))
     agent._worker_group.group_world_size = 3
-    assert launcher.have_all_ended(agent, 60.0)
+    assert have_all_ended(agent, 60.0)
     assert list(ended) == []
     alone = Agent(lambda key, amount: 1)
     alone._worker_group.group_world_size = 3
-    assert not launcher.have_all_ended(alone, 0.0)
-    assert not launcher.have_all_ended(SimpleNamespace(), 60.0)  # another torch, or no store any more
+    assert not have_all_ended(alone, 0.0)
+    assert not have_all_ended(SimpleNamespace(), 60.0)  # another torch, or no store any more
 
 
 def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr(launcher, "_SECONDS_FOR_STORE", 0.05)
-    assert launcher.find_early_ends(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
+    monkeypatch.setattr("ddp_operator.launcher.rendezvous_store._SECONDS_FOR_STORE", 0.05)
+    assert find_early_ends(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
     answered.set()
 
 
@@ -414,7 +431,7 @@ def failed(code: int = 1, kind: str = "", traceback: str = "", verdict: Verdict 
         (failed(-9), ""),
         (failed(-6), ""),
         (failed(-15), ""),
-        (failed(launcher.EXIT_RETRYABLE), ""),
+        (failed(EXIT_RETRYABLE), ""),
         (failed(1, "RuntimeError", KEY_ERROR, Verdict("CUDAError", 82)), ""),
         (failed(1, "torch.distributed.DistBackendError", KEY_ERROR, Verdict("NCCL", 86, True)), ""),
         (failed(137, "Hang", KEY_ERROR, Verdict("Hang", 83)), ""),
@@ -423,12 +440,12 @@ def failed(code: int = 1, kind: str = "", traceback: str = "", verdict: Verdict 
 def test_a_signature_is_what_repetitions_of_a_failure_of_the_script_share(
     failure: dict[str, Any], signature: str
 ) -> None:
-    assert launcher.build_signature(failure) == signature
+    assert build_signature(failure) == signature
 
 
 def test_the_innermost_place_is_a_librarys_where_none_is_the_scripts() -> None:
     trace = KEY_ERROR.replace("/src/", "/usr/lib/python3.12/site-packages/")
-    assert launcher.build_signature(failed(1, "KeyError", trace)) == "KeyError at __init__.py:1015"
+    assert build_signature(failed(1, "KeyError", trace)) == "KeyError at __init__.py:1015"
 
 
 class TestRecurrence:
@@ -448,7 +465,7 @@ class TestRecurrence:
     def test_is_the_same_signature_without_a_step_in_between(
         self, failures: list[tuple[str, float | None, float]], repeated: list[bool]
     ) -> None:
-        recurrence = launcher.Recurrence()
+        recurrence = Recurrence()
         assert [recurrence.observe(*failure) for failure in failures] == repeated
 
 
@@ -456,6 +473,6 @@ class TestRecurrence:
 def test_no_gpu_is_for_good_where_the_pod_was_given_none(
     monkeypatch: pytest.MonkeyPatch, devices: list[str], code: int
 ) -> None:
-    monkeypatch.setattr(launcher.os, "listdir", lambda path: devices)
+    monkeypatch.setattr(os, "listdir", lambda path: devices)
     verdict = classify(1, "RuntimeError", "No CUDA GPUs are available", oom_killed=False)
     assert verdict.exit_code == code

@@ -11,23 +11,27 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import launcher
-from ddp_operator.launcher import (
-    AwakeClock,
-    Idleness,
-    LogPulse,
-    Pod,
+from ddp_operator.launcher import worker
+from ddp_operator.launcher.clock import AwakeClock
+from ddp_operator.launcher.contract import METRIC_STALLED
+from ddp_operator.launcher.failure import Verdict, describe_root, judge
+from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.metrics import PAGE_TIMEOUT, Metrics
+from ddp_operator.launcher.pod import Pod, WatchdogPlan, read_pod, read_watchdog
+from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
+from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
+from ddp_operator.launcher.stall import (
     Stall,
     StallBoard,
     StalledRank,
-    Verdict,
-    Watchdog,
-    WatchdogPlan,
     agree_to_end,
-    read_stack,
-    read_watchdog,
+    bear_stall,
+    build_stall_rows,
+    read_board,
     report_stall,
 )
+from ddp_operator.launcher.torchrun_patches import release_stopped
+from ddp_operator.launcher.watchdog import Idleness, LogPulse, Watchdog
 from ddp_operator.progress import parse_page
 
 PLAN = WatchdogPlan(start=100, stall=10, checkpoint=50, action="Restart")
@@ -266,10 +270,10 @@ class TestStallBoard:
     def test_pods_learn_who_is_behind_and_take_it_back(self, tmp_path: Path) -> None:
         (mine, first, agent), (theirs, second, _) = self.pods(tmp_path, Store())
         assert first.exchange(agent, 0) is None, "nothing is to be said"
-        launcher.write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
         assert first.exchange(agent, 1) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
         assert first.exchange(agent, 1.1) is None, "not so soon again"
-        launcher.write_json(str(theirs), report_stall(TestPodsAgree.IDLE, [TestPodsAgree.SLEEPS])._asdict())
+        write_json(str(theirs), report_stall(TestPodsAgree.IDLE, [TestPodsAgree.SLEEPS])._asdict())
         cause = TestPodsAgree.SLEEPS._asdict()
         second.exchange(agent, 1)
         assert first.exchange(agent, 2) == {"known": 1, "stuck": 2, "idle": 2, "cause": cause, "pods": 2}
@@ -279,7 +283,7 @@ class TestStallBoard:
 
     def test_a_new_round_begins_with_an_empty_board(self, tmp_path: Path) -> None:
         (mine, first, agent), _ = self.pods(tmp_path, Store())
-        launcher.write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
         first.exchange(agent, 1)
         agent._store = Store()
         board = first.exchange(agent, 2)
@@ -288,19 +292,19 @@ class TestStallBoard:
 
     def test_a_store_that_fails_says_nothing(self, tmp_path: Path) -> None:
         (mine, first, agent), _ = self.pods(tmp_path, Store())
-        launcher.write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
+        write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
         agent._store = object()
         assert first.exchange(agent, 1) is None
 
     @pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**TestPodsAgree.SLEEPS._asdict(), "state": "Odd"}])
     def test_a_cause_that_a_script_has_written_is_left_out(self, cause: Any) -> None:
-        assert launcher.read_board({"stuck": 1, "cause": cause}) == {"stuck": 1, "cause": None}
+        assert read_board({"stuck": 1, "cause": cause}) == {"stuck": 1, "cause": None}
 
 
 def test_a_stall_is_shown_with_the_ranks_that_are_waited_for_first() -> None:
     ranks = [TestPodsAgree.WAITS, TestPodsAgree.SLEEPS._replace(what='rank 1 is in "x" (a\\b.py:1)')]
-    found = parse_page("\n".join(launcher.build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)))
-    assert found.values[launcher.METRIC_STALLED] == 31
+    found = parse_page("\n".join(build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)))
+    assert found.values[METRIC_STALLED] == 31
     assert [(one.rank, one.what) for one in found.stalled] == [
         (1, 'rank 1 is in "x" (a\\b.py:1)'),
         (0, TestPodsAgree.WAITS.what),
@@ -308,8 +312,8 @@ def test_a_stall_is_shown_with_the_ranks_that_are_waited_for_first() -> None:
 
 
 def test_ranks_of_which_one_computes_while_another_waits_are_no_stall_of_a_script_without_steps() -> None:
-    assert launcher.build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS], 31.0)
-    assert not launcher.build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS, TestPodsAgree.COMPUTES], 31.0)
+    assert build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS], 31.0)
+    assert not build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS, TestPodsAgree.COMPUTES], 31.0)
 
 
 def test_a_line_of_the_script_is_named_before_that_of_a_library() -> None:
@@ -322,12 +326,12 @@ STACKS = """Stack (most recent call first):
   File "/app/train.py", line 9 in <module>
   File "{launcher}", line 300 in _run_python
   File "{launcher}", line 250 in worker_main
-  File "{launcher}", line 1700 in main
+  File "{launcher}", line 30 in main
 """
 
 
-def stack(inner: str) -> launcher.Stack:
-    return read_stack(STACKS.format(inner=inner, launcher=launcher.__file__))
+def stack(inner: str) -> Stack:
+    return read_stack(STACKS.format(inner=inner, launcher=worker.__file__))
 
 
 def test_the_main_thread_is_shown_without_the_launchers_frames() -> None:
@@ -358,8 +362,8 @@ def test_a_stack_that_is_still_being_written_is_waited_for(
     (tmp_path / "stacks").mkdir()
     file = tmp_path / "stacks" / "0"
     file.write_text("of an earlier look\n")
-    one = launcher.Launcher(launcher.read_pod({}, str(tmp_path)), [], [])
-    pieces = STACKS.format(inner="/app/data.py", launcher=launcher.__file__).splitlines(keepends=True)
+    one = read_pod({}, str(tmp_path))
+    pieces = STACKS.format(inner="/app/data.py", launcher=worker.__file__).splitlines(keepends=True)
     asked: list[int] = []
 
     def write_on(seconds: float) -> None:  # a line for each look of the launcher, as of a rank that gets little CPU
@@ -367,13 +371,13 @@ def test_a_stack_that_is_still_being_written_is_waited_for(
             with file.open("a") as stream:
                 stream.write(pieces.pop(0))
 
-    monkeypatch.setattr(one, "_kill", lambda pid, number: asked.append(pid))
-    monkeypatch.setattr(launcher, "catches", lambda pid, number: pid == os.getpid())
-    monkeypatch.setattr("ddp_operator.launcher.time.sleep", write_on)
-    worker = {"pid": os.getpid(), "rank": 0, "localRank": 0, "restart": 0}
+    monkeypatch.setattr("ddp_operator.launcher.stacks.kill", lambda pid, number: asked.append(pid))
+    monkeypatch.setattr("ddp_operator.launcher.stacks.catches", lambda pid, number: pid == os.getpid())
+    monkeypatch.setattr("time.sleep", write_on)
+    running = {"pid": os.getpid(), "rank": 0, "localRank": 0, "restart": 0}
     ended = {"pid": 2**22 + 1, "rank": 1, "localRank": 1, "restart": 0}
     (tmp_path / "stacks" / "1").touch()
-    shown = one._show_stacks([worker, ended])
+    shown = collect_stacks(one, Metrics(str(tmp_path), lambda: ""), [running, ended])
     assert asked == [os.getpid()]
     assert shown[0].place == "load (data.py:1)"
     said = capsys.readouterr().err
@@ -389,19 +393,19 @@ def test_a_deep_stack_counts_and_that_of_another_thread_does_not() -> None:
 
 @pytest.mark.parametrize("look", [0.25, 1.0, 5.0])
 def test_the_pod_that_waits_bears_a_stall_longer_than_the_pod_to_blame_needs(look: float) -> None:
-    culprit, victim = (launcher.bear_stall(2, look, blames=blames) for blames in (True, False))
+    culprit, victim = (bear_stall(2, look, blames=blames) for blames in (True, False))
     # Found a look and a second of waiting for a page later at worst, and again as late on a machine that is busy.
-    page, stacks = launcher._PAGE_TIMEOUT * 2, launcher._SECONDS_FOR_STACKS
+    page, stacks = PAGE_TIMEOUT * 2, SECONDS_FOR_STACKS
     assert victim >= 2 * (look + page + stacks) + culprit
     assert culprit == 2 * look
     assert victim <= 40  # in which time nobody learns of a hang that has no culprit
-    assert launcher.bear_stall(1, look, blames=False) == 0
+    assert bear_stall(1, look, blames=False) == 0
 
 
 def pod(folder: Path, action: str) -> Pod:
     (folder / "errors").mkdir(exist_ok=True)
     plan = PLAN._replace(action=action)
-    return Pod(0, 2, "127.0.0.1", 1, 1.0, 1.0, [], 0, str(folder), launcher.count_oom_kills(), plan)
+    return Pod(0, 2, "127.0.0.1", 1, 1.0, 1.0, [], 0, str(folder), count_oom_kills(), plan)
 
 
 @pytest.mark.parametrize(
@@ -416,17 +420,17 @@ def pod(folder: Path, action: str) -> Pod:
 def test_what_the_watchdog_ended_is_a_hang(tmp_path: Path, action: str, victim: bool, expected: Verdict) -> None:
     one = pod(tmp_path, action)
     error = {"type": "Hang", "message": "no step for 10 s: rank 3 is in load", "traceback": "Stack", "victim": victim}
-    launcher.write_json(os.path.join(one.runtime, "errors", "1.json"), error)
+    write_json(os.path.join(one.runtime, "errors", "1.json"), error)
     failure: dict[str, Any] = {"localRank": 1, "exitCode": -9, "type": "", "message": "", "traceback": "", "time": 1.0}
-    judged = launcher.judge(one, failure)
+    judged = judge(one, failure)
     assert judged["verdict"] == expected
-    assert launcher.describe_root(judged) == "no step for 10 s: rank 3 is in load"
+    assert describe_root(judged) == "no step for 10 s: rank 3 is in load"
 
 
 def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tmp_path: Path) -> None:
     failure: dict[str, Any] = {"localRank": 0, "exitCode": 83, "type": "", "message": "", "traceback": "", "time": 1.0}
-    assert launcher.judge(pod(tmp_path, "Restart"), failure)["verdict"].exit_code == 83
-    assert launcher.judge(pod(tmp_path, "Fail"), failure)["verdict"].exit_code == 81
+    assert judge(pod(tmp_path, "Restart"), failure)["verdict"].exit_code == 83
+    assert judge(pod(tmp_path, "Fail"), failure)["verdict"].exit_code == 81
 
 
 @pytest.mark.parametrize(("saves", "number"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])
@@ -434,7 +438,7 @@ def test_a_stopped_worker_is_continued_where_it_may_save_and_killed_where_not(sa
     with subprocess.Popen(["sleep", "1000"]) as process, subprocess.Popen(["sleep", "1000"]) as other:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        launcher.release_stopped([process.pid, other.pid], saves=saves)
+        release_stopped([process.pid, other.pid], saves=saves)
         process.send_signal(signal.SIGTERM)
         try:
             assert process.wait(60) == -number
@@ -445,16 +449,16 @@ def test_a_stopped_worker_is_continued_where_it_may_save_and_killed_where_not(sa
 
 
 def test_processes_are_looked_at_by_their_state() -> None:
-    assert launcher.process_state(os.getpid()) in ("R", "S")
-    assert launcher.process_state(2**22 + 1) == ""
+    assert process_state(os.getpid()) in ("R", "S")
+    assert process_state(2**22 + 1) == ""
 
 
 def test_a_process_that_would_be_ended_by_a_signal_is_told_from_one_that_handles_it() -> None:
     before = signal.signal(signal.SIGUSR2, lambda *_: None)
-    assert launcher.catches(os.getpid(), signal.SIGUSR2)
+    assert catches(os.getpid(), signal.SIGUSR2)
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    assert not launcher.catches(os.getpid(), signal.SIGUSR2)
+    assert not catches(os.getpid(), signal.SIGUSR2)
     signal.signal(signal.SIGUSR2, before)
-    assert not launcher.catches(2**22 + 1, signal.SIGUSR2)
-    assert os.getpid() in launcher.find_family(os.getppid())
-    assert launcher.count_cpu_seconds([os.getpid()]) > 0
+    assert not catches(2**22 + 1, signal.SIGUSR2)
+    assert os.getpid() in find_family(os.getppid())
+    assert count_cpu_seconds([os.getpid()]) > 0

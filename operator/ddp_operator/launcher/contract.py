@@ -1,0 +1,87 @@
+"""Names and limits of a pod that the launcher shares with the operator, whose ``constants`` takes them from here.
+
+Values are API: change them only with a migration. ``docs/pod-contract.md`` explains them.
+"""
+
+from typing import Final
+
+# Environment of the training container, set by the operator, or read by torchrun and Kubernetes by convention.
+ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
+ENV_NODES: Final = "DDP_NODES"
+ENV_NPROC_PER_NODE: Final = "DDP_NPROC_PER_NODE"
+ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
+ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
+ENV_JOIN_TIMEOUT: Final = "DDP_JOIN_TIMEOUT_SECONDS"
+ENV_NON_RETRYABLE: Final = "DDP_NON_RETRYABLE_EXIT_CODES"
+ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
+ENV_WATCHDOG: Final = "DDP_WATCHDOG"
+ENV_LOG_PATTERNS: Final = "DDP_LOG_PATTERNS"
+ENV_EPOCHS: Final = "DDP_EPOCHS"
+ENV_PREFLIGHT: Final = "DDP_PREFLIGHT"
+ENV_SUCCESS_POLICY: Final = "DDP_SUCCESS_POLICY"
+ENV_MASTER_ADDR: Final = "MASTER_ADDR"
+ENV_MASTER_PORT: Final = "MASTER_PORT"
+ENV_OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
+# Under `ddp run` only: a mark on every process of a pod, where to write the metrics port that was taken, and a
+# descriptor whose end of file says that the owner of the pod is gone.
+ENV_LOCAL_POD: Final = "DDP_LOCAL_POD"
+ENV_PORT_FILE: Final = "DDP_PORT_FILE"
+ENV_LIFELINE_FD: Final = "DDP_LIFELINE_FD"
+# Environment of every worker process (set by the launcher).
+ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
+ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # taken out by the shim
+
+# Files of the runtime directory.
+STOPPING_FILE: Final = "stopping"  # is there once the pod was asked to stop
+STALL_REPORT_FILE: Final = "stall.json"  # what the watchdog has found, for the agent to exchange with the other pods
+
+# Exit codes of the launcher (and of a worker that knows its own category). Everything else a worker exits with is
+# mapped by the launcher. The Job's podFailurePolicy acts on them.
+EXIT_OK: Final = 0
+EXIT_USER_ERROR: Final = 81  # trying again cannot help: a bad flag, a missing script, unreadable data
+EXIT_RETRYABLE: Final = 82  # a worker failed; a new attempt may succeed
+EXIT_HANG: Final = 83  # no progress for too long
+EXIT_OOM: Final = 84  # host or device memory
+EXIT_PREEMPTED: Final = 85  # SIGTERM was obeyed: a checkpoint was saved where the script can
+EXIT_PEER_LOST: Final = 86  # this pod's workers were well; another pod or the rendezvous went away
+
+# lastFailure.category
+CATEGORY_USER_ERROR: Final = "UserError"
+CATEGORY_OOM: Final = "OOM"
+CATEGORY_CUDA: Final = "CUDAError"
+CATEGORY_NCCL: Final = "NCCL"
+CATEGORY_NETWORK: Final = "Network"  # communication without NCCL: gloo, the rendezvous, DNS
+CATEGORY_HANG: Final = "Hang"
+CATEGORY_PREEMPTED: Final = "Preempted"
+CATEGORY_UNKNOWN: Final = "Unknown"
+
+DEFAULT_RENDEZVOUS_PORT: Final = 29400
+TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet cuts there
+
+# Series that the launcher writes.
+METRIC_LAUNCHER_PHASE: Final = "ddp_launcher_phase"
+METRIC_LAUNCHER_RESTARTS: Final = "ddp_launcher_in_place_restarts_total"
+METRIC_HEARTBEAT_AGE: Final = "ddp_launcher_heartbeat_age_seconds"
+METRIC_HANGS: Final = "ddp_launcher_hangs_total"
+METRIC_STALLED: Final = "ddp_launcher_stalled_seconds"
+METRIC_STALLED_RANK: Final = "ddp_launcher_stalled_rank"
+METRIC_PREFLIGHT_PASSED: Final = "ddp_launcher_preflight_passed"
+METRIC_PREFLIGHT_SECONDS: Final = "ddp_launcher_preflight_seconds"
+METRIC_ALL_REDUCE_RATE: Final = "ddp_launcher_all_reduce_bytes_per_second"
+# Series of a rank that the launcher reads, or writes for a script by its log.
+METRIC_GLOBAL_STEP: Final = "ddp_step"
+METRIC_STEPS: Final = "ddp_steps_total"
+METRIC_STEP_SECONDS: Final = "ddp_step_seconds_sum"
+METRIC_LAST_STEP: Final = "ddp_last_step_timestamp_seconds"
+METRIC_PROGRESS: Final = "ddp_progress_ratio"
+METRIC_WORLD_SIZE: Final = "ddp_world_size"
+METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
+METRIC_SAVING: Final = "ddp_saving"
+COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
+"""What a line of a pod's page begins with that holds, as JSON, the failure behind its last restart in place."""
+LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
+"""Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
+STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")
+"""Values of the label ``state`` of METRIC_STALLED_RANK, those that the other ranks wait for first."""
+PREFLIGHT_CHECKS: Final = ("dns", "tcp", "allreduce")
+STACK_LIMIT: Final = 64 * 1024  # characters kept of a worker's stacks

@@ -1,0 +1,299 @@
+"""Why a worker failed: its category, the launcher's exit code for it, and which failure explains the others."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+import sys
+import time
+from typing import Any, Iterable, NamedTuple, Sequence
+
+from .contract import (
+    CATEGORY_CUDA,
+    CATEGORY_HANG,
+    CATEGORY_NCCL,
+    CATEGORY_NETWORK,
+    CATEGORY_OOM,
+    CATEGORY_PREEMPTED,
+    CATEGORY_UNKNOWN,
+    CATEGORY_USER_ERROR,
+    EXIT_HANG,
+    EXIT_OOM,
+    EXIT_PEER_LOST,
+    EXIT_PREEMPTED,
+    EXIT_RETRYABLE,
+    EXIT_USER_ERROR,
+)
+from .files import read_json
+from .output import read_last_lines
+from .pod import Pod
+from .processes import count_oom_kills, has_gpu
+from .rendezvous_store import describe_absence
+from .tracebacks import LIBRARY, PLACE, find_exceptions
+
+_OOM = re.compile(
+    r"out of memory|OutOfMemoryError|MemoryError|can't allocate memory|not enough memory|STATUS_ALLOC_FAILED", re.I
+)
+_PEERS = re.compile(r"Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous", re.I)
+_LOST = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|timed? ?out|remote p(eer|rocess)"
+    r"|connectFullMesh|nccl(Remote|System|Internal)Error|unhandled system error|recvValue|Dist(Network|Store)Error",
+    re.I,
+)
+# Not the device that a script's own mistake names: tensors on cuda:0 and cpu, a torch.cuda.FloatTensor, 'cuda'.
+_CUDA = re.compile(r"(?<!['\"])\bCUDA\b(?![:.]?\w|['\"])|cudnn|cublas|AcceleratorError|\bNVML\b|\bHIP error", re.I)
+# Faults of GPU and network come as one of these, or of torch's own types; what a script asserts of them is its own.
+_FAULT = re.compile(r"(SystemExit: )?(RuntimeError|OSError|TimeoutError|(\w+\.)+\w+): ")
+# The script wants a GPU in a pod without one: its backend is called nccl, but nobody's network is to blame.
+NO_GPU = re.compile(
+    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected"
+    r"|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
+    r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
+    r"|accelerator support: None|start of device string: None",
+    re.I,
+)
+NO_DEVICES = re.compile(r"No CUDA GPUs are available")
+# Ranks are in different collectives: TORCH_DISTRIBUTED_DEBUG=DETAIL says which, gloo notices no more than the sizes.
+MISMATCH = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
+_CALL = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
+)
+_AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
+STORE_ERRORS = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
+EXITED_WITH_CODE = re.compile(r"worker exited with code \d+$")
+ENDED_EARLY = "had already ended, with exit code 0,"
+_HANDED_ON = re.compile(
+    r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
+    r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
+)
+# Whose failures are the script's own. A CUDA error may be the node's, and a lost peer or a hang is another rank's.
+_OWN_FAILURES = (CATEGORY_USER_ERROR, CATEGORY_OOM, CATEGORY_UNKNOWN)
+# Signals by which a process ends itself; the others come from outside, and SIGABRT from NCCL when a peer is lost.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_TRACE_BEGINS = "Traceback (most recent call last):"
+_SIGNATURE_LIMIT = 200
+
+
+def blame_early_ends(failure: dict[str, Any], ranks: list[int], pods: int) -> dict[str, Any]:
+    """Return a failure, which is no network's where a rank lost peers that had ended by themselves."""
+    if not failure["verdict"].victim or not (ranks or pods):
+        return failure
+    if ranks:
+        left = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    else:
+        left = f"{pods} other pod{'s' if pods > 1 else ''}"
+    return {**failure, "left": left, "verdict": Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)}
+
+
+class Verdict(NamedTuple):
+    """A failure's category, the launcher's exit code for it, and whether another pod's failure explains it."""
+
+    category: str
+    exit_code: int
+    victim: bool = False
+
+
+VERDICTS_OF_EXIT_CODES = {
+    EXIT_USER_ERROR: Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR),
+    EXIT_RETRYABLE: Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE),
+    EXIT_HANG: Verdict(CATEGORY_HANG, EXIT_HANG),
+    EXIT_OOM: Verdict(CATEGORY_OOM, EXIT_OOM),
+    EXIT_PREEMPTED: Verdict(CATEGORY_PREEMPTED, EXIT_PREEMPTED),
+    EXIT_PEER_LOST: Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True),
+}
+
+
+def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retryable: Iterable[int] = ()) -> Verdict:
+    """Judge one worker's end. ``kind`` is the exception's type, empty when none is known."""
+    if kind == CATEGORY_HANG:
+        return Verdict(CATEGORY_HANG, EXIT_HANG)
+    if code in VERDICTS_OF_EXIT_CODES:
+        return VERDICTS_OF_EXIT_CODES[code]
+    if code in non_retryable:
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
+    if code in (-signal.SIGKILL, 128 + signal.SIGKILL) and oom_killed:
+        return Verdict(CATEGORY_OOM, EXIT_OOM)
+    text = f"{kind}: {message}"
+    if kind and _OOM.search(text):
+        return Verdict(CATEGORY_OOM, EXIT_OOM)
+    if kind and (NO_GPU.search(text) or (NO_DEVICES.search(text) and not has_gpu())):
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)  # the next pod has none either
+    if kind and MISMATCH.search(text):
+        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
+    if kind and _PEERS.search(text) and _FAULT.match(text):
+        category = CATEGORY_NCCL if "nccl" in text.lower() else CATEGORY_NETWORK
+        lost = bool(_LOST.search(text)) and "in use" not in text and "EADDRINUSE" not in text
+        return Verdict(category, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
+    if kind and _CUDA.search(text) and _FAULT.match(text):
+        return Verdict(CATEGORY_CUDA, EXIT_RETRYABLE)
+    if kind in _AT_START or (kind == "SystemExit" and "No module named" in message):
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
+    if kind:
+        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
+    return Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE)
+
+
+def unwrap(kind: str, message: str) -> tuple[str, str]:
+    """Return type and message of what went wrong in a helper: torch hands on its whole traceback as the message."""
+    found = _HANDED_ON.search(message)
+    if found is None:
+        return kind, message
+    lines = message[found.end() :].rstrip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    words = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    while words and words[0].startswith("    "):
+        words.pop(0)
+    kind, _, message = "\n".join(words).partition(": ")
+    return kind, f"{message} (in {found['helper'] or found['process']})".lstrip()
+
+
+def name_mismatch(message: str) -> str:
+    """Return a message of torch about ranks in different collectives with just those; any other message as it is."""
+    calls = _CALL.findall(message)
+    if not MISMATCH.search(message) or len(calls) < 2:
+        return message
+    named = [f"rank {rank} is in {call}" + (f" of shape {shape}" if shape else "") for rank, call, shape in calls]
+    return f"mismatch between collectives: {', '.join(named)}"
+
+
+def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
+    """Return the failure with what the rank's own error file says, and the verdict."""
+    error = read_json(os.path.join(pod.runtime, "errors", f"{failure['localRank']}.json"))
+    merged = dict(failure)
+    merged.update((key, error[key]) for key in ("type", "message", "traceback") if isinstance(error.get(key), str))
+    if isinstance(error.get("time"), (int, float)) and math.isfinite(error["time"]):
+        merged["time"] = error["time"]
+    if not merged["type"] and ": " in merged["message"]:  # from @record: "ValueError: text"
+        merged["type"], _, merged["message"] = merged["message"].partition(": ")
+    if merged["exitCode"] == -signal.SIGTERM and error.get("type") and isinstance(error.get("exitCode"), int):
+        merged["exitCode"] = error["exitCode"]  # it had failed already when the agent ended it
+    if merged["type"] == "SystemExit":
+        merged["message"] = ": ".join(filter(None, unwrap("", merged["message"])))
+    else:
+        merged["type"], merged["message"] = unwrap(merged["type"], merged["message"])
+    merged["message"] = name_mismatch(merged["message"])
+    code, kind, text = merged["exitCode"], merged["type"], merged["message"]
+    oom_killed = count_oom_kills() > pod.oom_kills
+    verdict = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable)
+    if verdict.category == CATEGORY_HANG and pod.watchdog and pod.watchdog.action == "Fail":
+        verdict = verdict._replace(exit_code=EXIT_USER_ERROR)  # which nothing follows
+    if kind == CATEGORY_HANG and error.get("victim") is True:
+        verdict = verdict._replace(victim=True)
+    merged["verdict"] = verdict
+    return merged
+
+
+def hear_last_lines(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
+    """Return a failure that left no exception with the rank's last lines, and judged by the traceback in them: of a
+    shell that runs Python it is all there is."""
+    last = read_last_lines(pod, failure["localRank"])
+    heard = {**failure, "traceback": last or failure["traceback"]}
+    found = find_exceptions(last)
+    if not found or failure["type"] or failure["exitCode"] != 1:
+        return heard
+    judged = [judge(pod, {**heard, "type": kind, "message": message}) for kind, message in found]
+    return min(judged, key=lambda one: bool(one["verdict"].victim))
+
+
+def build_signature(failure: dict[str, Any]) -> str:
+    """Return what two failures of a script have in common when they are the same; empty for what is not its own.
+
+    That is the exception and its innermost place in the script's own code, or the exit code where there is none.
+    """
+    verdict, code, kind = failure["verdict"], failure["exitCode"], failure["type"]
+    if verdict.victim or verdict.category not in _OWN_FAILURES or code in VERDICTS_OF_EXIT_CODES:
+        return ""  # an exit code of ours is the script's own word on what shall follow
+    number = -code if code < 0 else code - 128
+    if not kind and number > 0:
+        return signal.Signals(number).name if number in _CRASHES else ""
+    name = kind.rpartition(".")[2] if kind else f"exit code {code}"
+    frames = PLACE.findall(failure["traceback"].rpartition(_TRACE_BEGINS)[2]) if kind else []
+    own = [frame for frame in frames if not LIBRARY.search(frame[0])] or frames
+    place = f" at {os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+    return f"{name}{place}"[:_SIGNATURE_LIMIT]
+
+
+def name_exit(code: int) -> str:
+    """Return an exit code in words."""
+    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+    if number:
+        try:
+            return f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            return f"killed by signal {number}"
+    return f"exited with code {code}"
+
+
+def find_root(failures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first failure that explains the others; what the agent itself ended afterwards explains nothing."""
+
+    def order(failure: dict[str, Any]) -> tuple[bool, bool, float]:
+        ended_by_agent = failure["exitCode"] == -signal.SIGTERM and not failure.get("type")
+        return ended_by_agent, failure["verdict"].victim, failure["time"]
+
+    return min(failures, key=order)
+
+
+def describe_root(failure: dict[str, Any]) -> str:
+    """Return in words how a worker failed."""
+    if failure.get("left"):
+        return f"{failure['left']} {ENDED_EARLY} when this rank still needed it: {_describe_failure(failure)}"
+    return _describe_failure(failure)
+
+
+def _describe_failure(failure: dict[str, Any]) -> str:
+    if failure["type"] == CATEGORY_HANG:
+        return str(failure["message"])
+    if failure["type"] in ("", "SystemExit"):
+        said = failure["message"] if failure["message"] != str(failure["exitCode"]) else ""
+        return f"worker {name_exit(failure['exitCode'])}" + (f": {said}" if said else "")
+    name = failure["type"].rpartition(".")[2]
+    if not failure["message"]:  # as of a bare assert: the place says more than nothing
+        places = re.findall(r'File "([^"]+)", line (\d+)', failure["traceback"])
+        return f"{name} ({os.path.basename(places[-1][0])}, line {places[-1][1]})" if places else str(name)
+    return f"{name}: {failure['message']}"
+
+
+def read_errors(pod: Pod) -> list[dict[str, Any]]:
+    """Return the failures of which the workers themselves have left a record."""
+    folder = os.path.join(pod.runtime, "errors")
+    failures: list[dict[str, Any]] = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    for error in (read_json(os.path.join(folder, name)) for name in names):
+        if all(isinstance(error.get(key), int) for key in ("rank", "localRank", "exitCode")):
+            about = {key: error[key] for key in ("rank", "localRank", "exitCode")}
+            empty = {"type": "", "message": "", "traceback": "", "time": time.time()}
+            failures.append(judge(pod, {**about, **empty}))
+    return failures
+
+
+def judge_agent(pod: Pod, result: dict[str, Any], status: int) -> tuple[Verdict, str]:
+    """Judge an end that no worker caused: ``result`` is the agent's own report, ``status`` how its process ended."""
+    kind, text = result.get("type", ""), result.get("message", "")
+    whole, master = f"{kind}: {text}", f"{pod.master}:{pod.port}"
+    if kind == "MasterNotFound":
+        return Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True), describe_absence(pod, text)
+    if kind == "RendezvousTimeoutError":
+        return (
+            Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True),
+            f"not all {pod.nodes} pods joined the rendezvous at {master} within {pod.join_timeout:g} s. "
+            "Check that all pods of the job are scheduled and running",
+        )
+    if kind.startswith("Rendezvous") or (_PEERS.search(whole) and _LOST.search(whole)):
+        return Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True), f"lost the rendezvous at {master}: {whole}"
+    if kind == "PreflightError":
+        category = CATEGORY_NCCL if "nccl" in text.lower() else CATEGORY_NETWORK
+        return Verdict(category, EXIT_RETRYABLE), f"the preflight failed: {text}"
+    if kind == "ModuleNotFoundError":
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{sys.executable} cannot run torchrun: {text}"
+    if kind == "ArgumentError":
+        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{text}; the log has its words"
+    if kind:
+        return Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE), f"torchrun failed: {whole}"
+    verdict = classify(status, "", "", oom_killed=count_oom_kills() > pod.oom_kills)
+    return verdict, f"torchrun's agent {name_exit(status)}"

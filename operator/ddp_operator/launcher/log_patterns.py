@@ -1,0 +1,170 @@
+"""Progress from a script's log, by the patterns of spec.metrics.logPatterns."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+
+from .contract import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEPS, METRIC_WORLD_SIZE
+from .files import log
+
+# The groups that a pattern may name, as in status.progress, and the series that each becomes.
+LOG_GROUPS = {
+    "step": "ddp_step",
+    "totalSteps": "ddp_total_steps",
+    "epoch": "ddp_epoch",
+    "epochs": "ddp_epochs",
+    "loss": "ddp_loss",
+    "learningRate": "ddp_learning_rate",
+    "samples": "ddp_samples_total",
+    "samplesPerSecond": "ddp_global_samples_per_second",
+    "valAccuracy": "ddp_validation_accuracy",
+    "valLoss": "ddp_validation_loss",
+}
+_LINE_LIMIT = 4096
+_LINES_A_CHUNK = 200  # of a script that writes faster than anyone reads, the last lines of each chunk are looked at
+_MATCH_SECONDS = 0.1  # of CPU: a reader that only gets no CPU has no slow pattern
+_SLOW_MATCHES = 3
+COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def compile_log_pattern(text: str) -> re.Pattern[str]:
+    """Compile one of metrics.logPatterns. Raises: ValueError with the remedy."""
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"is no regular expression of Python ({error}); mend it or remove it") from None
+    names = ", ".join(LOG_GROUPS)
+    unknown = sorted(set(pattern.groupindex) - set(LOG_GROUPS))
+    if unknown:
+        raise ValueError(f"names the unknown group {unknown[0]}; known are {names}")
+    if not pattern.groupindex:
+        raise ValueError(f"names no group, so nothing would be read; write for example (?P<step>\\d+), known: {names}")
+    return pattern
+
+
+class PatternTooSlow(Exception):
+    """A match took too long."""
+
+
+class LogProgress:
+    """What patterns find in one rank's output."""
+
+    def __init__(self, patterns: list[re.Pattern[str]], epochs: int | None = None) -> None:
+        self._patterns = patterns
+        self._epochs = epochs  # where no line names them
+        self._slow: dict[re.Pattern[str], int] = {}
+        self._rest = b""
+        self._values: dict[str, float] = {}
+        self._steps = 0.0
+        self._epoch: float | None = None  # of the last step
+        self._first_epoch: float | None = None  # their numbers begin with 0 or 1
+        self._begins_anew: bool | None = None  # the step counts from the begin of its epoch; None: not known yet
+
+    def begin_anew(self) -> LogProgress:
+        """Return the progress of the process that takes this one's place."""
+        other = LogProgress(self._patterns, self._epochs)
+        other._begins_anew, other._first_epoch = self._begins_anew, self._first_epoch
+        return other
+
+    def feed(self, chunk: bytes, now: float) -> bool:
+        """Take in output; ``now`` is Unix time. Returns whether a value was found."""
+        *lines, rest = re.split(rb"[\r\n]", self._rest + chunk)  # progress bars end their lines with \r
+        self._rest = rest[:_LINE_LIMIT]  # of a line without end its head is looked at, as of any other
+        found = False
+        for line in lines[-_LINES_A_CHUNK:]:
+            text = COLOURS.sub("", line[:_LINE_LIMIT].decode("utf-8", "replace"))
+            for pattern in list(self._patterns):
+                found = self._take(self._search(pattern, text), now) or found
+        return found
+
+    def page(self, rank: int, world_size: int | None = None) -> str:
+        """Return the values as a Prometheus page."""
+        values = self._count_on()
+        step, total = values.get("ddp_step"), values.get("ddp_total_steps")
+        if step is not None and total:
+            values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
+        if self._steps:
+            values[METRIC_STEPS] = self._steps
+        if world_size is not None:
+            values[METRIC_WORLD_SIZE] = float(world_size)
+        rows = []
+        for name in sorted(values):
+            rows.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
+            rows.append(f'{name}{{rank="{rank}"}} {values[name]!r}')
+        return "\n".join(rows) + "\n"
+
+    def _count_on(self) -> dict[str, float]:
+        """Return the values, with steps that begin anew in each epoch as those of the run: 3/60 is no 5 % of it."""
+        values = dict(self._values)
+        if self._epochs is not None:
+            values.setdefault("ddp_epochs", float(self._epochs))
+        if self._begins_anew is None and self._epoch is not None and "ddp_epochs" not in values:
+            # Whether 60/60 ends the run or an epoch is not known before the next one begins.
+            values.pop("ddp_total_steps", None)
+            if self._epoch > (self._first_epoch or 0.0):
+                values.pop("ddp_step", None)
+        if self._begins_anew and "ddp_total_steps" in values:
+            each = values.pop("ddp_total_steps")
+            if "ddp_epochs" in values:
+                values["ddp_total_steps"] = values["ddp_epochs"] * each
+            if self._epoch is not None:
+                values["ddp_step"] += (self._epoch - (self._first_epoch or 0.0)) * each
+            else:
+                values.pop("ddp_step", None)  # of a process that has not said yet in which epoch it is
+        return values
+
+    def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        """Search within a bounded CPU time; a pattern that is too slow three times is not used any more."""
+        if not text:
+            return None
+        signal.setitimer(signal.ITIMER_VIRTUAL, _MATCH_SECONDS)
+        try:
+            try:
+                return pattern.search(text)
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        except PatternTooSlow:
+            self._slow[pattern] = self._slow.get(pattern, 0) + 1
+            if self._slow[pattern] >= _SLOW_MATCHES:
+                self._patterns.remove(pattern)
+                log(f"metrics.logPatterns: {pattern.pattern!r} takes too long to match and is not used any more")
+            return None
+
+    def _take(self, match: re.Match[str] | None, now: float) -> bool:
+        if match is None:
+            return False
+        found = {}
+        for group, text in match.groupdict().items():
+            try:
+                found[LOG_GROUPS[group]] = float((text or "").replace(",", ""))
+            except ValueError:
+                continue
+        step, before = found.get("ddp_step"), self._values.get("ddp_step")
+        if step is not None and step != before and math.isfinite(step):
+            # A count that begins anew, as in each epoch, is a step too.
+            self._steps += step - before if before is not None and step > before else 1
+            epoch = found.get("ddp_epoch", self._values.get("ddp_epoch"))
+            if epoch is not None:
+                if self._first_epoch is None:
+                    self._first_epoch = min(1.0, epoch)
+                if before is not None and self._epoch is not None and epoch > self._epoch and not self._begins_anew:
+                    self._begins_anew = step < before
+                self._epoch = epoch
+            found[METRIC_LAST_STEP] = now
+        self._values.update(found)
+        if self._begins_anew is None and self._contradicts_run():
+            self._begins_anew = True
+        return bool(found)
+
+    def _contradicts_run(self) -> bool:
+        """Tell whether the last step can't be one of the run's total: its share of it is not that of its epoch."""
+        step, total = self._values.get("ddp_step"), self._values.get("ddp_total_steps")
+        epochs = self._values.get("ddp_epochs", self._epochs)
+        if step is None or not total or not epochs or self._epoch is None or self._first_epoch is None:
+            return False
+        past, share, spare = self._epoch - self._first_epoch, step / total, 1.5 / total
+        # One that was not seen to begin may count its epochs from 0.
+        until = past + 1 if past <= 0 else past + 2
+        return not past / epochs - spare <= share <= until / epochs + spare

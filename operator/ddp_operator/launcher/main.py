@@ -1,0 +1,79 @@
+"""The launcher's command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, Sequence
+
+from .command_line import find_missing_program, split_python_line
+from .contract import (
+    CATEGORY_UNKNOWN,
+    CATEGORY_USER_ERROR,
+    ENV_COMPLETION_INDEX,
+    ENV_NPROC_PER_NODE,
+    ENV_OMP_NUM_THREADS,
+    ENV_RUNTIME_DIR,
+    EXIT_RETRYABLE,
+    EXIT_USER_ERROR,
+)
+from .failure import Verdict
+from .files import BOOTSTRAP
+from .pod import add_pod_flags, default_threads, make_runtime_dir, read_pod
+from .supervisor import Supervisor
+from .termination import finish
+from .tracebacks import describe
+
+
+def run_main(words: Sequence[str], signals: list[int]) -> int:
+    """``run <torchrun flags> -- <command>``; ``signals`` are those that have come already. Returns the exit code."""
+    index = os.environ.get(ENV_COMPLETION_INDEX, "")
+    node = int(index) if index.isdigit() else 0
+    nothing: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time(), "restarts": 0}
+    nothing.update(progress={}, exitCode=EXIT_USER_ERROR, node=node, signature="", step=None, repeated=False)
+    refused = Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
+    flags = list(words[: words.index("--")]) if "--" in words else list(words)
+    command = list(words[len(flags) + 1 :])
+    program = "--no-python" in flags
+    runtime, ours = "", False
+    try:
+        if not command:
+            raise ValueError("no training command after --")
+        line = None if program else split_python_line(command)
+        missing = find_missing_program(line, command)
+        if missing:
+            raise ValueError(missing)
+        runtime, ours = make_runtime_dir()
+        elastic = any(flag.startswith("--nnodes=") and ":" in flag for flag in flags)
+        pod = read_pod(dict(os.environ), runtime)._replace(elastic=elastic, program=program)
+    except ValueError as error:
+        return finish(refused, {**nothing, "message": str(error)})
+    flags = [flag for flag in flags if flag != "--no-python"]
+    if not any(flag.startswith("--log-dir") for flag in flags):
+        flags.append(f"--log-dir={os.path.join(runtime, 'torchrun')}")
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # torchrun would take its defaults from them
+    threads = default_threads(os.environ.get(ENV_NPROC_PER_NODE, ""))
+    if threads:
+        os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    # Without it restarted workers read stale addresses from the agent's store.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ[ENV_RUNTIME_DIR] = runtime
+    own = [sys.executable, "-u", *(line.flags if line else []), BOOTSTRAP, "worker"]
+    kind, what = ("program", command) if line is None else (line.kind, [line.target, *line.args])
+    try:
+        entry = [*own, kind, "${local_rank}", *what]
+        return Supervisor(pod, add_pod_flags(flags, pod), entry, signals).run()
+    except Exception as error:
+        broken = describe(error)
+        message = f"the launcher itself failed: {broken['type']}: {broken['message']}"
+        return finish(
+            Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE), {**nothing, "message": message, "traceback": broken["traceback"]}
+        )
+    finally:
+        if ours:
+            import shutil
+
+            shutil.rmtree(runtime, ignore_errors=True)

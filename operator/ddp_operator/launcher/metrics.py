@@ -1,0 +1,161 @@
+"""The pod's one metrics endpoint."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import Callable
+
+from .contract import COMMENT_LAST_FAILURE, METRIC_GLOBAL_STEP, METRIC_STEPS, STACK_LIMIT
+from .prometheus import merge_pages, read_progress
+
+_PAGE_LIMIT = 1 << 20
+PAGE_TIMEOUT = 1.0
+
+
+def fetch_page(port: int, path: str = "/metrics") -> str:
+    """Return one rank's page, at most 1 MiB within a second. Raises: OSError or ValueError."""
+    deadline = time.monotonic() + PAGE_TIMEOUT
+    with socket.socket() as connection:
+        connection.settimeout(PAGE_TIMEOUT)
+        connection.connect(("127.0.0.1", port))
+        connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        chunks: list[bytes] = []
+        size = 0
+        while size <= _PAGE_LIMIT:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            chunk = connection.recv(65536)
+            if not chunk:
+                break
+            size += len(chunk)
+            chunks.append(chunk)
+    head, _, body = b"".join(chunks).partition(b"\r\n\r\n")
+    if size > _PAGE_LIMIT or b" 200 " not in head.split(b"\r\n", 1)[0]:
+        raise ValueError("no usable page")
+    return body.decode("utf-8", "replace")
+
+
+class Metrics:
+    """The pod's one metrics endpoint: its own series and the pages of its ranks."""
+
+    def __init__(self, runtime: str, own_page: Callable[[], str]) -> None:
+        self._folder = os.path.join(runtime, "metrics")
+        self._own_page = own_page
+        self.last_failure = b""  # after which the workers were restarted in place, as JSON
+        self._last: dict[int, str] = {}
+        self._slots = threading.BoundedSemaphore(16)
+
+    def serve(self, port: int) -> int:
+        """Listen on all addresses, from now on. Returns the port taken. Raises: OSError."""
+        try:
+            server = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        except (OSError, ValueError):
+            server = socket.create_server(("", port))
+        threading.Thread(target=self._accept, args=(server,), daemon=True, name="metrics").start()
+        return int(server.getsockname()[1])
+
+    def _ranks(self) -> list[int]:
+        """Return the local ranks that have a page."""
+        try:
+            names = [name.partition(".") for name in os.listdir(self._folder)]
+        except OSError:
+            return []
+        return sorted({int(rank) for rank, _, kind in names if rank.isdigit() and kind in ("port", "prom", "log")})
+
+    def collect(self) -> dict[int, str]:
+        """Return the pages of the local ranks in order: live ones, else what a rank left behind."""
+        pages: dict[int, str] = {}
+        threads = [threading.Thread(target=self._collect, args=(rank, pages), daemon=True) for rank in self._ranks()]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 2 * PAGE_TIMEOUT
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        done = dict(pages)
+        self._last.update(done)
+        return {rank: done[rank] for rank in sorted(done)}
+
+    def progress(self) -> dict[str, float]:
+        """Return the last known values of the lowest rank, once all have ended: then nobody keeps us waiting."""
+        for rank in self._ranks():
+            self._collect(rank, self._last)
+            if rank in self._last:
+                break
+        return read_progress(self._last[min(self._last)]) if self._last else {}
+
+    def step(self, rank: int) -> float | None:
+        """Return how far a local rank, which has ended, says that the run was; else any other of this pod."""
+        for one in (rank, *(other for other in self._ranks() if other != rank)):
+            self._collect(one, self._last)
+            values = read_progress(self._last.get(one, ""))
+            step = values.get(METRIC_GLOBAL_STEP, values.get(METRIC_STEPS))
+            if step is not None:
+                return step
+        return None
+
+    def threads(self, rank: int) -> str:
+        """Return what the other threads of a local rank do, if it has any and an exporter that answers."""
+        try:
+            return self._ask(rank, "/threads")[:STACK_LIMIT].rstrip()
+        except (OSError, ValueError, OverflowError):
+            return ""
+
+    def _ask(self, rank: int, page: str) -> str:
+        with open(os.path.join(self._folder, f"{rank}.port"), encoding="ascii") as file:
+            return fetch_page(int(file.read(16)), page)
+
+    def _collect(self, rank: int, pages: dict[int, str]) -> None:
+        path = os.path.join(self._folder, str(rank))
+        try:
+            pages[rank] = self._ask(rank, "/metrics")
+            return
+        except (OSError, ValueError, OverflowError):
+            pass
+        for left in (f"{path}.prom", f"{path}.log"):
+            try:
+                with open(left, encoding="utf-8", errors="replace") as file:
+                    pages[rank] = file.read(_PAGE_LIMIT)
+                return
+            except OSError:
+                continue
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                time.sleep(0.1)  # no descriptor free
+                continue
+            if not self._slots.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(5)
+                request = b""
+                while b"\r\n\r\n" not in request and len(request) < 16384:
+                    chunk = connection.recv(4096)
+                    if not chunk:
+                        return
+                    request += chunk
+                words = request.split(b"\r\n", 1)[0].split()
+                path = words[1].split(b"?")[0] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
+                status, body = "200 OK", b"ok\n"
+                if path == b"/metrics":
+                    body = merge_pages([self._own_page(), *self.collect().values()]).encode("utf-8", "replace")
+                    if self.last_failure:  # after the merge, which lets no comment of a rank's page through
+                        body += COMMENT_LAST_FAILURE.encode() + self.last_failure + b"\n"
+                elif path != b"/healthz":
+                    status, body = "404 Not Found", b"only /metrics and /healthz\n"
+                head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+                head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                connection.sendall(head.encode() + (b"" if words[0] == b"HEAD" else body))
+        except OSError:
+            pass
+        finally:
+            self._slots.release()

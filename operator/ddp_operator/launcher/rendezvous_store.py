@@ -1,0 +1,165 @@
+"""The rendezvous store: hosted on pod 0, waited for and asked by all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any, Callable
+
+from .files import log
+from .pod import Pod
+
+_SECONDS_FOR_STORE = 2.0
+_LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
+_UNRESOLVED = "name does not resolve yet"
+_REFUSED = "nothing listens there yet"
+
+
+def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int:
+    """Host the rendezvous store in a process of its own, so that it outlives the agent but not the launcher.
+
+    Raises: OSError if the port is taken.
+    """
+    ready, ready_end = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(ready_end)
+        problem = os.read(ready, 4096)
+        os.close(ready)
+        if problem != b"ok":
+            raise OSError(f"cannot serve the rendezvous on port {port}: {problem.decode(errors='replace')}")
+        return pid
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        channel.close()
+        try:
+            store = torch.distributed.TCPStore("localhost", port, None, True, wait_for_workers=False)
+        except Exception as error:
+            os.write(ready_end, str(error).encode()[:4096] or b"?")
+            os._exit(1)
+        os.write(ready_end, b"ok")
+        os.close(ready_end)
+        os.read(guard, 1)  # returns when the launcher lets go or is gone
+        del store
+    finally:
+        os._exit(0)
+
+
+def ask_store(question: Callable[[], Any]) -> list[Any]:
+    """Return the answer of a store as a list of one; of one that is gone, or cut off, nothing after a short while."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except Exception:
+            pass  # there is no store any more
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_SECONDS_FOR_STORE)
+    return answers
+
+
+def find_early_ends(agent: Any) -> tuple[list[int], int]:
+    """Return the ranks of this pod that have ended well while others have not, and how many pods have as a whole.
+
+    A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
+    """
+    waiting = ask_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
+    try:
+        ended = {rank for rank, one in agent._pcontext.subprocess_handlers.items() if one.proc.poll() == 0}
+        ranks = sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended)
+    except AttributeError:  # another torch
+        ranks = []
+    return ranks, sum(waiting)
+
+
+def have_all_ended(agent: Any, patience: float) -> bool:
+    """Tell whether the ranks of all other pods have ended too, or do so within ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    try:
+        while agent._store.add(_LAST_BARRIER, 0) < agent._worker_group.group_world_size - 1:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+    except Exception:
+        return False  # there is no store any more
+    return True
+
+
+def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
+    """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits."""
+    start = time.monotonic()
+    pause, next_word, spoken = 0.01, 3.0, False
+    target = host if port is None else f"{host}:{port}"
+    while True:
+        problem = _probe(host, port)
+        waited = time.monotonic() - start
+        if problem is None:
+            if spoken:
+                log(f"{target} is there after {waited:.1f} s")
+            return None
+        if waited >= timeout:
+            return problem
+        if waited >= next_word:
+            log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
+            next_word, spoken = waited + max(5.0, min(60.0, waited)), True
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.25)
+
+
+def describe_absence(pod: Pod, problem: str) -> str:
+    """Return in words that pod 0 was not found, and what to check for this problem."""
+    master, after = f"{pod.master}:{pod.port}", f"{pod.join_timeout:g} s"
+    if problem == _UNRESOLVED:
+        return (
+            f"DNS has not resolved the name of pod 0, {pod.master}, within {after}. Check the cluster's DNS "
+            "(kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in spec.template, that the "
+            "job's headless Service is there, and that no NetworkPolicy keeps the pods from DNS"
+        )
+    if problem == _REFUSED:
+        return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}. Its log says what it does"
+    return (
+        f"pod 0 was not reached at {master} within {after}: {problem}. Check that it runs, and that no NetworkPolicy, "
+        "firewall or service mesh closes the port"
+    )
+
+
+def _probe(host: str, port: int | None) -> str | None:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return _UNRESOLVED
+    if port is None:
+        return None
+    problem = ""
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as connection:
+            connection.settimeout(2)
+            try:
+                connection.connect(address)
+            except OSError as error:
+                refused = error.errno == errno.ECONNREFUSED
+                problem = _REFUSED if refused else f"no connection: {error.strerror or error}"
+            else:
+                return None
+    return problem
+
+
+def count_connections(port: int) -> int:
+    """Return how many established TCP connections this machine has at a local port (Linux)."""
+    count = 0
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(path, encoding="ascii") as file:
+                rows = [line.split() for line in file][1:]
+        except OSError:
+            continue
+        count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
+    return count

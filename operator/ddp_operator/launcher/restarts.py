@@ -1,0 +1,104 @@
+"""In-place restarts of a pod's workers: how many there were, why, and whether another one would help."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .contract import EXIT_USER_ERROR
+from .failure import build_signature, describe_root, find_root, read_errors
+from .metrics import Metrics
+from .pod import Pod
+
+_SECONDS_TO_SETTLE = 0.2
+_LASTED_SECONDS = 300.0  # workers that report no steps and ran so long have done something
+_PEERS_MOVE = "other pods join or leave"
+
+
+class Recurrence:
+    """Whether a failure repeats an earlier one of this pod without progress in between."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._farthest = 0.0
+
+    def observe(self, signature: str, step: float | None, lasted: float) -> bool:
+        """Take in a failure; ``lasted``: seconds since its workers were started. Returns whether it is a repetition.
+
+        Progress is a step beyond the farthest one; where none is reported, workers that ran for minutes made some.
+        """
+        if step > self._farthest if step else lasted >= _LASTED_SECONDS:
+            self._seen.clear()
+        self._farthest = max(self._farthest, step or 0.0)
+        repeated = signature in self._seen
+        if signature:
+            self._seen.add(signature)
+        return repeated
+
+
+class Restarts:
+    """What failed in this pod, and how often its workers were restarted in place."""
+
+    def __init__(self, pod: Pod, budget: int, metrics: Metrics) -> None:
+        self._pod = pod
+        self._budget = budget
+        self._metrics = metrics
+        self.count = 0
+        self._spent = 0  # of the budget: restarts after failures
+        self.reason = ""  # of the last restart
+        self.failures: list[dict[str, Any]] = []
+        self._free = False  # whether the restart after them does not count
+        self.repeated = False  # whether the last failure repeats an earlier one
+        self.failed_step: float | None = None  # how far the run was then
+        self.began = time.monotonic()  # when the workers were last started
+        self._recurrence = Recurrence()
+
+    @property
+    def left(self) -> int:
+        """How many restarts the budget still has."""
+        return self._budget - self._spent
+
+    def observe(self, failures: list[dict[str, Any]], *, free: bool) -> bool:
+        """Take in failures of workers. Returns whether they repeat an earlier one. ``free``: by what others do."""
+        self.failures, self._free = failures, free
+        root = find_root(failures)
+        if self._pod.log_patterns:
+            time.sleep(_SECONDS_TO_SETTLE)  # what a rank wrote last is still on its way to its page
+        self.failed_step = self._metrics.step(root["localRank"])
+        self.repeated = self._recurrence.observe(build_signature(root), self.failed_step, time.monotonic() - self.began)
+        return self.repeated
+
+    def count_in_place(self, stalled: str | None) -> None:
+        """Count a restart by torchrun; ``stalled`` is what a stalled rank did, where that is known."""
+        self.count += 1
+        self._spent += bool(self.failures) and not self._free
+        self.reason = describe_root(find_root(self.failures)) if self.failures else stalled or _PEERS_MOVE
+
+    def spend(self) -> bool:
+        """Count a restart of the agent, if the budget has one left. Returns whether it had."""
+        if self._spent >= self._budget:
+            return False
+        self._spent += 1
+        self.count += 1
+        return True
+
+    def begin_anew(self, reason: str) -> None:
+        """Note why the agent was started again."""
+        self.reason = reason
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the failures that the last restart has answered."""
+        self.failures, self.repeated, self.failed_step = [], False, None
+
+    def read_final_errors(self, *, running: bool) -> list[dict[str, Any]]:
+        """Return the failures of workers that no restart follows; the agent may still be ending the other workers."""
+        # After a restart the files are of the workers before, until the new ones run; without one they are of these,
+        # also where the agent has had no time to say that it has started them.
+        failures = read_errors(self._pod) if running or not self.count else []
+        last = (
+            self.repeated
+            or self._spent >= self._budget
+            or any(one["verdict"].exit_code == EXIT_USER_ERROR for one in failures)
+        )
+        return failures if last else []

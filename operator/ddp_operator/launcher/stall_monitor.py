@@ -1,0 +1,254 @@
+"""The thread that looks for stalls of this pod's ranks, shows what they do, and ends them when it is time to."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from typing import Any, Callable
+
+from .clock import AwakeClock
+from .contract import CATEGORY_HANG, METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
+from .files import log, write_json
+from .metrics import PAGE_TIMEOUT, Metrics
+from .pod import Pod, WatchdogPlan, list_workers
+from .processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from .stacks import Stack, collect_stacks
+from .stall import (
+    WHAT_LIMIT,
+    Stall,
+    StalledRank,
+    StallReport,
+    agree_to_end,
+    are_all_stuck,
+    bear_stall,
+    build_stall_rows,
+    report_stall,
+)
+from .watchdog import Idleness, LogPulse, Watchdog, count_steps
+
+
+class StallMonitor:
+    """What this pod knows of a stall of its ranks. ``board`` is what all pods know of it, set by who receives it."""
+
+    def __init__(self, pod: Pod, metrics: Metrics, *, is_stopping: Callable[[], bool]) -> None:
+        self._pod = pod
+        self._metrics = metrics
+        self._is_stopping = is_stopping
+        self.board: dict[str, Any] = {}
+        self._hangs = 0
+        self._stall: Stall | None = None  # the one that is under way, as it was found
+        self._stalled: list[tuple[dict[str, Any], StalledRank]] = []  # its workers, and what they do
+        self._remote_cause: dict[str, Any] = {}  # a rank of another pod, which ends its own workers first
+        self._has_ended = False
+        self._has_news = False  # whether some pod has seen steps, so that what the ranks do now counts
+        self._end_hung_at = self._give_up_at = math.inf
+        dog = pod.watchdog
+        self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
+        # Between two looks are a pause and the wait for pages that do not come.
+        self._clock = AwakeClock(self._look_every + 2 * PAGE_TIMEOUT, time.monotonic())
+        self._idleness = Idleness()
+        self._log_pulse = LogPulse()
+        self._watchdog = Watchdog(dog) if dog else None
+
+    @property
+    def root_cause(self) -> str | None:
+        """What the rank does that keeps the others waiting, if there is one, here or in another pod."""
+        behind = [one.what for _, one in self._stalled if one.behind]
+        return behind[0] if behind else self._remote_cause.get("what")
+
+    def run(self) -> None:
+        """Keep the ranks' last pages fresh, and act on a stall. Never returns."""
+        plan = self._pod.watchdog
+        while True:
+            time.sleep(self._look_every)
+            pages = self._metrics.collect()
+            now = self._clock.tick(time.monotonic())
+            if plan is not None and self._watchdog is not None and not self._is_stopping():
+                self._look(plan, self._watchdog, pages, now)
+                self._clock.tick(time.monotonic())
+
+    def show_stacks(self) -> None:
+        """Write the stacks of all ranks to the log."""
+        collect_stacks(self._pod, self._metrics, list_workers(self._pod))
+
+    def build_rows(self) -> list[str]:
+        """Return the series about hangs."""
+        now = self._clock.read(time.monotonic())
+        rows = [f"# HELP {METRIC_HANGS} How often the watchdog found that no rank of this pod makes progress."]
+        rows += [f"# TYPE {METRIC_HANGS} counter", f"{METRIC_HANGS} {self._hangs}"]
+        age = self._watchdog.age(now) if self._watchdog else None
+        stall = self._stall
+        if stall is not None:
+            if age is None and stall.known:
+                age = now - stall.since
+            ranks = [one for _, one in self._stalled]
+            ranks += [StalledRank(**self._remote_cause)] if self._remote_cause else []
+            rows += build_stall_rows(stall, ranks, now)
+        if age is not None:
+            rows.append(f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.")
+            rows += [f"# TYPE {METRIC_HEARTBEAT_AGE} gauge", f"{METRIC_HEARTBEAT_AGE} {age:.3f}"]
+        return rows
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._pod.runtime, *names)
+
+    def _look(self, plan: WatchdogPlan, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
+        """Look once: say what stalls, and end it when it is time to."""
+        workers = [one for one in list_workers(self._pod) if process_state(one["pid"]) and not self._has_closed(one)]
+        beating = {rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))}
+        watchdog.observe({one["localRank"]: one["pid"] for one in workers}, beating, now)
+        counts = {rank: count_steps(page) for rank, page in pages.items() if workers and not watchdog.known}
+        self._log_pulse.observe({rank: steps for rank, steps in counts.items() if steps is not None}, now)
+        stopped = {one["localRank"] for one in workers if process_state(one["pid"]) in STOPPED_STATES}
+        # A rank that reports its steps is only watched this way where it is stopped: nothing else of it is odd.
+        watched = [one for one in workers if one["localRank"] in stopped or not watchdog.known]
+        idle = self._idleness.observe({one["localRank"]: count_cpu_seconds([one["pid"]]) for one in watched}, now)
+        stall = self._find_stall(plan, watchdog, workers, idle, now)
+        if stall is None:
+            self._end_stall()
+            return
+        if self._stall is None or stall[2:] != self._stall[2:]:
+            self._has_news = stall.known or bool(stopped & stall.idle)
+            self._begin_stall(stall, workers, now)
+        elif self.board.get("known") and not self._has_news:
+            self._has_news = True
+            self._begin_stall(stall, workers, now)  # what idle ranks did before the job had stalled says nothing
+        self._stall = stall
+        if not self._is_to_end(stall, now) or plan.action == "Report" or self._has_ended:
+            return
+        if stall.certain or self._is_as_it_was(stall, workers):
+            self._end_hung(stall)
+        else:
+            self._begin_stall(stall, workers, now)
+
+    def _find_stall(
+        self,
+        plan: WatchdogPlan,
+        watchdog: Watchdog,
+        workers: list[dict[str, Any]],
+        idle: dict[int, float],
+        now: float,
+    ) -> Stall | None:
+        """Return the stall, if there is one now: heartbeats or a log that have stopped, or workers that do nothing."""
+        found = watchdog.find_stall(now)
+        if found is not None:
+            return found
+        silence = None if watchdog.known else self._log_pulse.silence(plan.stall, now)
+        # Steps may need less CPU than counts as any, so a pod whose log shows them is not idle.
+        quiet = math.inf if watchdog.known else self._log_pulse.age(now)
+        still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall, 1.0)}
+        if silence is not None:
+            text = f"the log has shown no step for {silence:.0f} s, longer than ever before"
+            return Stall(now - silence, text, False, True, frozenset(still))
+        if not still:
+            return None
+        ranks = [str(one["rank"]) for one in workers if one["localRank"] in still]
+        who = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
+        seconds = min(still.values())
+        return Stall(now - seconds, f"{who} used no CPU for {seconds:.0f} s", False, False, frozenset(still))
+
+    def _begin_stall(self, stall: Stall, workers: list[dict[str, Any]], now: float) -> None:
+        """Write the stacks to the log, and let the operator and the other pods know what the ranks do."""
+        self._hangs += stall.certain
+        known = "" if stall.known else "; that alone ends nothing, as no step is known to be overdue"
+        log(f"{'hang' if stall.known else 'idle'}: {stall.message}{known}; the stacks of this pod's ranks follow")
+        self._stalled = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers))
+        ranks = [one for _, one in self._stalled]
+        log("\n".join(one.what for one in ranks))
+        self.board, self._remote_cause, self._has_ended = {}, {}, False
+        self._end_hung_at, self._give_up_at = (
+            math.inf,
+            now + bear_stall(self._pod.nodes, self._look_every, blames=False),
+        )
+        report = report_stall(stall, ranks) if self._has_news else StallReport(False, False, False, None)
+        try:
+            write_json(self._path(STALL_REPORT_FILE), report._asdict())
+        except OSError as error:
+            log(f"cannot write {self._path(STALL_REPORT_FILE)}: {error.strerror}")
+
+    def _is_as_it_was(self, stall: Stall, workers: list[dict[str, Any]]) -> bool:
+        """Tell whether the ranks still stand where they stood when the stall was found."""
+        found = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers, quiet=True))
+        return [one for _, one in found] == [one for _, one in self._stalled]
+
+    def _end_stall(self) -> None:
+        """Take back what was said of a stall that is over."""
+        if self._stall is not None:
+            self._stall, self._stalled, self.board, self._remote_cause = None, [], {}, {}
+            try:
+                os.unlink(self._path(STALL_REPORT_FILE))
+            except OSError:
+                pass
+
+    def _is_to_end(self, stall: Stall, now: float) -> bool:
+        """Tell whether this pod's workers are to be ended now, by what all pods have found."""
+        report = report_stall(stall, [one for _, one in self._stalled])
+        board = self.board
+        if self._pod.nodes == 1 and not self._pod.elastic:
+            board = {"known": int(report.known), "stuck": int(report.stuck), "idle": int(report.idle), "pods": 1}
+        if self._end_hung_at == math.inf and agree_to_end(report, board, certain=stall.certain):
+            self._end_hung_at = now + bear_stall(self._pod.nodes, self._look_every, blames=True)
+        cause = {} if report.cause else board.get("cause") or {}
+        if cause != self._remote_cause:
+            self._remote_cause = cause
+            self._give_up_at = now + bear_stall(self._pod.nodes, self._look_every, blames=False)
+            log(f"hang: in another pod, {cause['what'] if cause else 'no rank is waited for any more'}")
+        given_up = stall.certain or (bool(cause) and report.stuck and are_all_stuck(board))
+        return now >= self._end_hung_at or (given_up and now >= self._give_up_at)
+
+    def _describe_hung(self, stall: Stall, worker: dict[str, Any], about: StalledRank) -> dict[str, Any]:
+        """Return a rank's error file."""
+        error = {key: worker[key] for key in ("rank", "localRank", "restart", "pid")}
+        error.update(type=CATEGORY_HANG, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
+        error["message"] = f"{stall.message}: {about.what}"
+        blamed = any(one.behind for _, one in self._stalled)
+        deadlock = not blamed and not self._remote_cause and self._end_hung_at < math.inf
+        error["victim"] = not (about.behind or deadlock) and (blamed or self._pod.nodes > 1)
+        if error["victim"] and self._remote_cause:
+            error["message"] += f"; in another pod, {self._remote_cause['what']}"
+        elif deadlock:
+            error["message"] += "; all ranks of the job wait: do they call the same collectives in the same order?"
+        return error
+
+    def _has_closed(self, worker: dict[str, Any]) -> bool:
+        """Tell whether a rank has left its last page: it is done with training."""
+        return os.path.exists(self._path("metrics", f"{worker['localRank']}.prom"))
+
+    def _examine(
+        self, stall: Stall, workers: list[dict[str, Any]], stacks: dict[int, Stack]
+    ) -> list[tuple[dict[str, Any], StalledRank]]:
+        """Return what each rank does instead of a step."""
+        found = []
+        for worker in workers:
+            rank, local_rank = worker["rank"], worker["localRank"]
+            stack = stacks.get(local_rank)
+            worker["stack"] = stack.text if stack else ""
+            if process_state(worker["pid"]) in STOPPED_STATES:
+                state, what = "Stopped", f"the process of rank {rank} is stopped (SIGSTOP)"
+            elif stack is None or not stack.frames:
+                state = "Waiting" if stall.certain or local_rank in stall.idle else "Busy"
+                what = f"rank {rank} {'uses no CPU' if local_rank in stall.idle else 'shows no Python stack'}"
+            elif stack.waits_for_peers:
+                state, what = "Waiting", f"rank {rank} waits for other ranks in {stack.place}"
+            else:
+                behind = stall.certain or (local_rank in stall.idle and not stack.saves)
+                state, what = "Behind" if behind else "Busy", f"rank {rank} is in {stack.place}"
+            found.append((worker, StalledRank(rank, local_rank, state, what[:WHAT_LIMIT])))
+        return found
+
+    def _end_hung(self, stall: Stall) -> None:
+        """End the workers; torchrun then starts them again or gives up, as for any other failure."""
+        self._has_ended = True
+        self._hangs += not stall.certain
+        for worker, about in self._stalled:
+            path = self._path("errors", f"{worker['localRank']}.json")
+            try:
+                write_json(path, {**self._describe_hung(stall, worker, about), "time": time.time()})
+            except OSError as error:
+                log(f"cannot write {path}: {error.strerror}")
+        log("ending the workers because of the hang")
+        for worker, _ in self._stalled:
+            for pid in find_family(worker["pid"]):
+                kill(pid, signal.SIGKILL)

@@ -1,0 +1,330 @@
+"""One pod's life: start torchrun's agent, watch it, pass signals on, and see how it ends."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import threading
+import time
+import warnings
+from typing import Any
+
+from .agent import NEW, REPEATED
+from .agent_process import AgentProcess
+from .contract import (
+    ENV_LIFELINE_FD,
+    ENV_PORT_FILE,
+    LAUNCHER_PHASES,
+    METRIC_LAUNCHER_PHASE,
+    METRIC_LAUNCHER_RESTARTS,
+    STOPPING_FILE,
+)
+from .failure import STORE_ERRORS, Verdict, find_root, judge_agent
+from .files import log, write_json
+from .metrics import Metrics
+from .output import OutputReader
+from .pod import Pod
+from .preflight import build_preflight_rows, describe_preflight
+from .processes import STOP_SIGNALS, find_family, kill, list_children, prctl, process_state
+from .rendezvous_store import count_connections, wait_for_master
+from .restarts import Restarts
+from .stall import read_board
+from .stall_monitor import StallMonitor
+from .termination import build_message, conclude, fit_termination_message, report_worker
+
+_OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
+_ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # the user's own: 0 leaves the lines of a pod with several ranks as they are
+_SECONDS_AFTER_GRACE = 5.0
+_SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for needs no more after a signal
+_SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
+_LINGER_SECONDS = 3.0
+
+
+class Supervisor:
+    """What holds a pod's processes together. ``signals``: those that came before there was a supervisor."""
+
+    def __init__(self, pod: Pod, flags: list[str], entry: list[str], signals: list[int]) -> None:
+        self.pod = pod
+        self._flags = flags
+        self._signals = signals
+        self._phase = LAUNCHER_PHASES[0]
+        self._result: dict[str, Any] = {}  # how the agent says that it ended
+        self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
+        self._preflight: dict[str, Any] = {}
+        self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
+        self._stop_deadline: float | None = None
+        self._alone_since: float | None = None  # since when the stopping agent has had no worker
+        self._agent = AgentProcess(pod, entry)
+        self._store = 0
+        self._store_guard: int | None = None
+        taken = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # torchrun's own ways to mark lines win
+        marked = pod.nproc > 1 and not taken and os.environ.get(_ENV_LOG_PREFIX) != "0"
+        self._reads_output = bool(pod.log_patterns) or marked or (pod.program and not taken)
+        self._reader = OutputReader(pod, marked=marked)
+        self.metrics = Metrics(pod.runtime, self._own_page)
+        budget = next((int(flag[15:]) for flag in flags if flag.startswith("--max-restarts=")), 0)
+        self._restarts = Restarts(pod, budget, self.metrics)
+        self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
+        self._wake, self._wake_end = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._wake_end, False)
+        self._lifeline = int(os.environ.pop(ENV_LIFELINE_FD, None) or -1)
+
+    def run(self) -> int:
+        """Run the pod to its end. Returns the exit code."""
+        prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come here and can be ended
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        for number in (*STOP_SIGNALS, signal.SIGUSR1):
+            signal.signal(number, lambda received, frame: self._signals.append(received))
+        signal.signal(signal.SIGCHLD, lambda received, frame: None)
+        os.write(self._wake_end, b"\0")  # a signal may have come before
+        if self._reads_output:
+            self._reader.start()
+        self._start_agent()
+        self._serve_metrics()
+        threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
+        while True:
+            self._let_agent_go()
+            while self._agent.status is None:
+                self._step()
+            self._receive()
+            if not self._may_start_again():
+                break
+            self._start_agent()
+        self._linger()
+        self._end_processes(keep={self._reader.pid})
+        self._reader.finish(self._reap)
+        self._enter("Done")
+        return conclude(
+            self.pod,
+            self._result,
+            self._agent.status or 0,
+            self._restarts,
+            self.metrics,
+            stopped=self._stop_deadline is not None,
+            final=self._final,
+        )
+
+    @property
+    def _meets_others(self) -> bool:
+        return self.pod.nodes > 1 or self.pod.elastic
+
+    @property
+    def _static(self) -> bool:
+        return "--rdzv-backend=static" in self._flags
+
+    # -- the agent
+
+    def _may_start_again(self) -> bool:
+        """Decide whether a new agent may take the old one's place: the agent was killed, or the store went away."""
+        lost = self._result.get("type") in STORE_ERRORS
+        killed = not self._result and (self._agent.status or 0) < 0
+        if self._static or self._stop_deadline is not None or not (lost or killed):
+            return False
+        # A restart that is under way is counted already.
+        under_way = self._phase == "Rendezvous" and self._restarts.count > 0
+        if not under_way and not self._restarts.spend():
+            return False
+        # Forking beside threads is safe here: ours hold no lock that the agent needs.
+        warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
+        reason = judge_agent(self.pod, self._result, self._agent.status or 0)[1]
+        self._restarts.begin_anew(reason)
+        log(f"starting torchrun's agent again, restart {self._restarts.count}: {reason}")
+        self._end_processes(keep={self._store, self._reader.pid})
+        self._result = {}
+        return True
+
+    def _start_agent(self) -> None:
+        guard: int | None = None
+        if self._meets_others and self.pod.node == 0 and not self._static and not self._store:
+            guard, self._store_guard = os.pipe()
+        flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
+        ours = (self._wake, self._wake_end, self._store_guard, self._reader.guard, self._lifeline)
+        self._agent.start(flags, guard, ours)
+
+    def _let_agent_go(self) -> None:
+        """Let the agent meet the others as soon as the master is there; until then it imports torch."""
+        if self._meets_others:
+            self._enter("WaitingForMaster")
+            threading.Thread(target=self._wait_for_master, args=(self._agent.pid,), daemon=True, name="master").start()
+        else:
+            self._agent.send(b"g")
+
+    def _wait_for_master(self, agent: int) -> None:
+        port = None if self.pod.node == 0 else self.pod.port
+        self._master.append((agent, wait_for_master(self.pod.master, port, self.pod.join_timeout)))
+        os.write(self._wake_end, b"\0")
+
+    # -- watching
+
+    def _step(self) -> None:
+        watched: list[Any] = [self._wake]
+        if self._agent.channel is not None:
+            watched.append(self._agent.channel)
+        if self._lifeline >= 0:
+            watched.append(self._lifeline)
+        timeout = None if self._stop_deadline is None else max(0.0, min(0.2, self._stop_deadline - time.monotonic()))
+        ready = select.select(watched, [], [], timeout)[0]
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._agent.channel in ready:
+            self._receive()
+        if self._lifeline in ready and not os.read(self._lifeline, 1):
+            self._agent.kill()
+            os._exit(137)
+        while self._signals:
+            self._on_signal(self._signals.pop(0))
+        while self._master:
+            agent, problem = self._master.pop()
+            if agent != self._agent.pid:
+                continue
+            if problem is None:
+                self._agent.send(b"g")
+            else:
+                self._result = {"result": "error", "type": "MasterNotFound", "message": problem, "traceback": ""}
+                self._agent.kill()
+        if self._stop_deadline is not None and time.monotonic() >= self._stop_deadline:
+            log("grace time is over: killing the workers")
+            self._stop_deadline = math.inf
+            self._agent.kill()
+        elif self._stop_deadline is not None and self._is_alone():
+            self._agent.kill()  # it waits for the other pods, deaf to signals
+        self._reap()
+
+    def _is_alone(self) -> bool:
+        """Tell whether the agent has had no living worker for a while."""
+        now = time.monotonic()
+        if any(process_state(pid) for pid in find_family(self._agent.pid)[1:] if pid != self._store):
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        limit = _SECONDS_TO_LEAVE if self.pod.elastic else _SECONDS_WITHOUT_WORKERS
+        return self._alone_since is not None and now - self._alone_since > limit
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            threading.Thread(target=self._stalls.show_stacks, daemon=True).start()
+            return
+        if self._stop_deadline is not None:
+            if number == signal.SIGINT:
+                self._stop_deadline = time.monotonic()
+            return
+        self._final = self._restarts.read_final_errors(running=self._phase == "Running")
+        log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
+        self._enter("Stopping")
+        path = os.path.join(self.pod.runtime, STOPPING_FILE)
+        try:
+            with open(path, "w", encoding="ascii"):
+                pass
+        except OSError as error:  # a full disk must not cost the workers their grace time
+            log(f"cannot write {path}: {error.strerror}")
+        self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
+        self._agent.kill(signal.SIGTERM)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._agent.pid:
+                self._agent.status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+            if pid == self._store:
+                self._store = 0
+            if pid == self._reader.pid:
+                self._reader.pid = 0
+
+    def _receive(self) -> None:
+        for event in self._agent.receive():
+            self._on_event(event)
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if "phase" in event:
+            self._enter(event["phase"])
+        if "preflight" in event:
+            self._preflight = event["preflight"]
+            log(describe_preflight(self._preflight))
+        if "store" in event:
+            self._store = event["store"]
+        if "board" in event:
+            self._stalls.board = read_board(event["board"])
+        if "failures" in event:
+            failures = [{**one, "verdict": Verdict(*one["verdict"])} for one in event["failures"]]
+            repeated = self._restarts.observe(failures, free=bool(event.get("free")))
+            self._agent.send(REPEATED if repeated else NEW)
+        if event.get("restart"):
+            failures = self._restarts.failures
+            self._restarts.count_in_place(self._stalls.root_cause)
+            log(f"restarting the workers in place, restart {self._restarts.count}: {self._restarts.reason}")
+            if failures:
+                root = find_root(failures)
+                report = report_worker(self.pod, root, self._restarts, self.metrics, progress={})
+                self.metrics.last_failure = fit_termination_message(build_message(root["verdict"], report))
+            self._restarts.forget()
+        if "result" in event and not self._result:
+            self._result = event
+
+    def _enter(self, phase: str) -> None:
+        if phase == "Running":
+            self._restarts.began = time.monotonic()
+        if self._stop_deadline is None or phase == "Done":
+            self._phase = phase
+
+    # -- metrics
+
+    def _serve_metrics(self) -> None:
+        path, wanted = os.environ.get(ENV_PORT_FILE), self.pod.metrics_port
+        try:
+            try:
+                port = self.metrics.serve(wanted)
+            except OSError as error:
+                if not path or not wanted:
+                    raise
+                # Who reads the file learns of another one; the port of an ended pod is anybody's on a shared machine.
+                port = self.metrics.serve(0)
+                log(f"metrics are on port {port}: cannot listen on {wanted}: {error.strerror}")
+        except OSError as error:
+            log(f"no metrics: cannot listen on port {wanted}: {error.strerror}")
+            return
+        if path:
+            try:
+                write_json(path, port)
+            except OSError as error:
+                log(f"cannot write {path}: {error.strerror}")
+
+    def _own_page(self) -> str:
+        rows = [f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1."]
+        rows.append(f"# TYPE {METRIC_LAUNCHER_PHASE} gauge")
+        rows += [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
+        rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted this pod's workers in place.")
+        rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}"]
+        rows += build_preflight_rows(self._preflight)
+        return "\n".join([*rows, *self._stalls.build_rows()])
+
+    # -- ending
+
+    def _linger(self) -> None:
+        """Keep the store until the other agents have let go of it, so that none of them ends in a connection error."""
+        failed = self._agent.status != 0 and self._stop_deadline is None
+        deadline = time.monotonic() + _LINGER_SECONDS / (3 if failed else 1)
+        while self._store and time.monotonic() < deadline and count_connections(self.pod.port) > 1:
+            time.sleep(0.02)  # one connection is the store's own
+
+    def _end_processes(self, keep: set[int]) -> None:
+        """End the store, unless it is to be kept, and every orphan that came here."""
+        if self._store_guard is not None and (not self._store or self._store not in keep):
+            os.close(self._store_guard)
+            self._store_guard = None
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            self._reap()
+            children = list_children() - keep  # none where this is no Linux: torchrun has ended its workers
+            if not children:
+                return
+            for pid in children:
+                kill(pid, signal.SIGKILL)
+            time.sleep(0.005)

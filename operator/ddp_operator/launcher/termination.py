@@ -1,0 +1,169 @@
+"""The termination message, and how a pod ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from .contract import (
+    ENV_LOCAL_POD,
+    ENV_TERMINATION_LOG,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_USER_ERROR,
+    TERMINATION_MESSAGE_LIMIT,
+)
+from .failure import (
+    EXITED_WITH_CODE,
+    VERDICTS_OF_EXIT_CODES,
+    Verdict,
+    build_signature,
+    describe_root,
+    find_root,
+    hear_last_lines,
+    judge_agent,
+    read_errors,
+)
+from .files import log
+from .hints import advise
+from .metrics import Metrics
+from .pod import Pod, measure_groups
+from .restarts import Restarts
+
+
+def fit_termination_message(message: dict[str, Any], limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
+    """Return the message as JSON of at most ``limit`` bytes: the traceback loses its head, then texts their tail."""
+    message = dict(message)
+    for field, keep_tail in (("traceback", True), ("progress", False), ("message", False), ("hint", False)):
+        while True:
+            text = json.dumps(message, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+            if len(text) <= limit:
+                return text
+            value = message.get(field)
+            if not isinstance(value, str):
+                message[field] = {} if field == "progress" else ""
+                break
+            if not value:
+                break
+            room = max(0, len(value) - max(1, (len(text) - limit) // 6))
+            message[field] = value[len(value) - room :] if keep_tail else value[:room]
+    return json.dumps({"version": 1, "category": message["category"]}).encode()
+
+
+def build_message(verdict: Verdict, report: dict[str, Any]) -> dict[str, Any]:
+    """Return a failure as a termination message has it."""
+    hint = advise(verdict, report)
+    if ENV_LOCAL_POD in os.environ:
+        hint = hint.partition("; `ddp run`")[0]  # that is where we are
+    return {"version": 1, "category": verdict.category, **report, "hint": hint, "victim": verdict.victim}
+
+
+def finish(verdict: Verdict, report: dict[str, Any]) -> int:
+    """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
+    message = build_message(verdict, report)
+    path = os.environ.get(ENV_TERMINATION_LOG)
+    if path:
+        try:
+            with open(path, "wb") as file:  # in place: it is a bind mount
+                file.write(fit_termination_message(message))
+        except OSError as error:
+            log(f"cannot write {path}: {error.strerror}")
+    if verdict.exit_code != EXIT_OK:
+        who = "" if report["rank"] is None else f"rank {report['rank']} (local rank {report['localRank']}): "
+        words = [f"---- {verdict.category}{' (victim of another pod)' if verdict.victim else ''} ----"]
+        words.append(f"pod {report['node']}, {who}{report['message']}")
+        words.append(
+            f"its exit code {report['exitCode']}, this pod's {verdict.exit_code}; restarts: {report['restarts']}"
+        )
+        if report["repeated"]:
+            words.append(f"the same {report['signature']} twice without progress in between: not tried again")
+        log("\n".join([*words, *([f"hint: {message['hint']}"] if message["hint"] else [])]))
+    return verdict.exit_code
+
+
+def build_report(
+    pod: Pod, failure: dict[str, Any], message: str, *, exit_code: int, restarts: int, progress: dict[str, float]
+) -> dict[str, Any]:
+    """Return what a termination message says beside the verdict."""
+    return {
+        "exitCode": exit_code if exit_code >= 0 else 128 - exit_code,
+        "rank": failure["rank"],
+        "localRank": failure["localRank"],
+        "node": pod.node,
+        "message": message,
+        "traceback": failure["traceback"],
+        "time": failure["time"],
+        "restarts": restarts,
+        "signature": "",
+        "step": None,
+        "repeated": False,
+        "progress": progress,
+    }
+
+
+def report_worker(
+    pod: Pod, failure: dict[str, Any], restarts: Restarts, metrics: Metrics, progress: dict[str, float]
+) -> dict[str, Any]:
+    """Return the report of a failed worker."""
+    report = build_report(
+        pod,
+        failure,
+        describe_root(failure),
+        exit_code=failure["exitCode"],
+        restarts=restarts.count,
+        progress=progress,
+    )
+    step = metrics.step(failure["localRank"]) if restarts.failed_step is None else restarts.failed_step
+    return {**report, "signature": build_signature(failure), "step": step}
+
+
+def conclude(
+    pod: Pod,
+    result: dict[str, Any],
+    status: int,
+    restarts: Restarts,
+    metrics: Metrics,
+    *,
+    stopped: bool,
+    final: list[dict[str, Any]],
+) -> int:
+    """Write the termination message and the last lines of the log. Returns the exit code.
+
+    ``result`` is the agent's own report and ``status`` how its process ended; ``final`` are failures of workers that
+    had decided the end before the pod was asked to stop.
+    """
+    failure: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time()}
+    progress = metrics.progress()
+
+    def report(message: str, exit_code: int) -> dict[str, Any]:
+        return build_report(pod, failure, message, exit_code=exit_code, restarts=restarts.count, progress=progress)
+
+    ended = result.get("result")
+    if pod.elastic and result.get("type") == "RendezvousClosedError":
+        log("training has ended without this pod")
+        ended = "ok"
+    if ended == "ok":
+        return finish(Verdict("", EXIT_OK), {**report("", 0), **measure_groups(pod)})
+    if stopped and not final:
+        return finish(VERDICTS_OF_EXIT_CODES[EXIT_PREEMPTED], report("asked to stop by a signal", EXIT_PREEMPTED))
+    # Without a word of the agent about its workers, it lost its store before it saw how they ended.
+    failures = final or restarts.failures or read_errors(pod)
+    if failures:
+        failure = find_root(failures)
+        if not failure["traceback"] or EXITED_WITH_CODE.match(describe_root(failure)):
+            failure = hear_last_lines(pod, failure)
+        verdict = failure["verdict"]
+        of_worker = report_worker(pod, failure, restarts, metrics, progress)
+        if restarts.repeated and of_worker["signature"]:
+            of_worker["repeated"] = True
+            verdict = verdict._replace(exit_code=EXIT_USER_ERROR)
+        return finish(verdict, of_worker)
+    failure["traceback"] = result.get("traceback", "")
+    verdict, message = judge_agent(pod, result, status)
+    if restarts.reason:
+        message += f"; the last restart was because of: {restarts.reason}"
+    # An agent that the launcher itself has ended says nothing by how it ended.
+    code = verdict.exit_code if result.get("type") == "MasterNotFound" else status or 1
+    return finish(verdict, report(message, code))

@@ -1,0 +1,131 @@
+"""The worker shim: every rank starts here, and then is the user's program."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import time
+from typing import NoReturn, Sequence
+
+from .contract import ENV_AGENT_PID, ENV_RUNTIME_DIR
+from .exceptions import hide_own_frames, record_exception
+from .files import write_json
+from .process_groups import GroupRecorder
+from .processes import STACK_SIGNAL, die_with
+
+
+def worker_main(words: Sequence[str]) -> NoReturn:
+    """``worker <kind> <local rank> <target> …``: become the user's program."""
+    kind, local_rank, target, args = words[0], words[1], words[2], list(words[3:])
+    die_with(int(os.environ.pop(ENV_AGENT_PID, os.getppid())))
+    runtime = os.environ[ENV_RUNTIME_DIR]
+    divert_output(os.path.join(runtime, "output", local_rank))
+    error_file = os.path.join(runtime, "errors", f"{local_rank}.json")
+    metrics = os.path.join(runtime, "metrics", local_rank)
+    group_file = os.path.join(runtime, "groups", f"{local_rank}.json")
+    for stale in (error_file, group_file, f"{metrics}.port", f"{metrics}.prom", f"{metrics}.log"):
+        try:
+            os.unlink(stale)
+        except OSError:
+            pass
+    about = {
+        "pid": os.getpid(),
+        "rank": int(os.environ.get("RANK", "0")),
+        "localRank": int(local_rank),
+        "worldSize": int(os.environ.get("WORLD_SIZE", "1")),
+        "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "started": time.time(),
+        "kind": kind,
+    }
+    write_json(os.path.join(runtime, "workers", f"{local_rank}.json"), about)
+    if kind == "program":
+        try:
+            os.execvp(target, [target, *args])  # noqa: S606
+        except OSError as error:
+            sys.stderr.write(f"{target}: {error.strerror}\n")
+            sys.stderr.flush()
+            os._exit(127 if error.errno == errno.ENOENT else 126)
+    import faulthandler
+
+    stacks = os.open(os.path.join(runtime, "stacks", local_rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Not those of all threads: faulthandler walks their list without a lock, and where one of them just ends, such as
+    # that of an answered scrape, the rank crashes (1 of 230 times). The kernel gives the signal to the main thread.
+    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False, chain=False)
+    if sys.stderr is not None:
+        faulthandler.enable()  # a crash in native code says at least where the script was
+    pid = os.getpid()
+    groups = GroupRecorder(group_file)
+    sys.meta_path.insert(0, groups)
+    try:
+        _run_python(kind, target, args)
+    except BaseException as error:
+        if os.getpid() == pid:
+            if isinstance(error, SystemExit) and not error.code:
+                groups.close()
+            record_exception(error, error_file, about)
+        hide_own_frames()
+        raise
+    if os.getpid() == pid:
+        groups.close()
+    raise SystemExit(0)
+
+
+def _run_python(kind: str, target: str, args: list[str]) -> None:
+    """Run the user's program as ``__main__``, as the interpreter itself would."""
+    import builtins
+    import types
+
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    bootstrap, sys.modules["__main__"] = sys.modules["__main__"], main
+    main.__dict__["__loader__"] = None
+    sys.argv = [target, *args]
+    unsafe = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    if kind == "module":
+        if unsafe:
+            sys.path.insert(0, os.getcwd())
+        sys.argv[0] = "-m"
+        importlib.import_module("runpy")._run_module_as_main(target)
+    elif kind == "code":
+        if unsafe:
+            sys.path.insert(0, "")
+        sys.argv[0] = "-c"
+        exec(compile(target, "<string>", "exec"), main.__dict__)  # noqa: S102 # nosec B102
+    elif os.path.isdir(target) or (not target.endswith(".py") and _is_archive(target)):
+        sys.path.insert(0, os.path.abspath(target))
+        importlib.import_module("runpy")._run_module_as_main("__main__", False)
+    else:
+        if unsafe:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+        from importlib.machinery import SourceFileLoader
+
+        try:
+            target = os.path.abspath(target)
+            with open(target, "rb") as file:
+                source = file.read()
+        except OSError as error:
+            sys.stderr.write(f"{sys.executable}: can't open file {target!r}: [Errno {error.errno}] {error.strerror}\n")
+            raise SystemExit(2) from error
+        vars(main).update(__file__=target, __cached__=None, __loader__=SourceFileLoader("__main__", target))
+        exec(compile(source, target, "exec"), main.__dict__)  # noqa: S102 # nosec B102
+    del bootstrap  # alive until here, so that its globals are too
+
+
+def _is_archive(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK"
+
+
+def divert_output(path: str) -> None:
+    """Let this worker's output go through the launcher's reader, where there is one."""
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return  # nobody reads it
+    os.set_blocking(pipe, True)
+    sys.stdout.flush()
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)

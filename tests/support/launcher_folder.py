@@ -1,0 +1,30 @@
+"""The launcher as pods have it: the files of its ConfigMap, behind the links that a kubelet lays."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from ddp_operator.manifests.children import load_launcher
+
+
+def lay_out(folder: Path) -> Path:
+    """Lay the files out in a new folder. Returns the path of what a pod starts."""
+    written = folder / "..2026_01_01_00_00_00.000000000"
+    written.mkdir(parents=True)
+    (folder / "..data").symlink_to(written.name)
+    for name, text in load_launcher().files.items():
+        (written / name).write_text(text, encoding="utf-8")
+        (folder / name).symlink_to(f"..data/{name}")
+    return folder / "launcher.py"
+
+
+@cache
+def delivered_launcher() -> Path:
+    """Return the path of what a pod starts, in a folder that all tests of this process share."""
+    folder = Path(tempfile.mkdtemp(prefix="ddp-launcher-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return lay_out(folder / "mount")
