@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api.status import Condition, LastFailure, Status
+from ddp_operator.failures.text import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
 
@@ -178,7 +179,7 @@ def explain_why(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
     if phase == "Succeeded":
         apart = next((c for c in status.conditions if (c.type, c.status) == ("Distributed", "False")), None)
         if apart is not None:
-            what = f"{_describe_success(name, status)} But {_sentence(apart.message)}"
+            what = f"{_describe_success(name, status)} But {sentence(apart.message)}"
             return Why(name, phase, apart.reason, what, REMEDIES[apart.reason])
         return Why(name, phase, "", _describe_success(name, status))
     if phase == "Failed":
@@ -211,7 +212,7 @@ def _explain_condition(
         "Rendezvoused": f"{name} has waited{lasting} for its ranks to meet ({condition.reason})",
         "Progressing": f"{name} runs but makes no step{lasting} ({condition.reason})",
     }[condition.type]
-    what = f"{opening}: {_sentence(condition.message)}" if condition.message else f"{opening}."
+    what = f"{opening}: {sentence(condition.message)}" if condition.message else f"{opening}."
     if condition.type == "Restarting" and status.last_failure is not None:
         what += f" The last failure was {_describe_cause(status.last_failure)}"
     if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
@@ -219,7 +220,7 @@ def _explain_condition(
     scheduled = next((c for c in status.conditions if c.type == "Scheduled"), None)
     # A job that starts again does so by itself, unless it cannot.
     if condition.type == "Restarting" and scheduled and scheduled.status == "False" and scheduled.reason in _BLOCKING:
-        what += f" Its pods wait ({scheduled.reason}): {_sentence(scheduled.message)}"
+        what += f" Its pods wait ({scheduled.reason}): {sentence(scheduled.message)}"
         condition = scheduled
     return Why(name, phase, condition.reason, what, _remedy(condition, name, status))
 
@@ -237,20 +238,17 @@ def _explain_failure(name: str, status: Status) -> Why:
     failure = status.last_failure
     tries = f" after {status.attempt} attempts" if status.attempt > 1 else ""
     what = f"{name} has failed{tries}"
-    # The operator's own words on why it gave up; the cause that follows them is told apart.
-    words = condition.message.partition("; last: ")[0] if condition else ""
-    if words and (failure is None or failure.message.strip().partition("\n")[0] not in words):
-        what += f" ({reason}): {_sentence(words)}"
-    else:
-        what += f" ({reason})." if reason else "."
+    words = describe_end(condition, failure) if condition else ""
+    what += f" ({reason}): {sentence(words)}" if words else f" ({reason})." if reason else "."
     remedy = REMEDIES.get(reason, "")
     if failure is None:
         return Why(name, "Failed", reason, what, (remedy or _LOOK_AT_LOGS).format(name=name))
-    what += f" The cause was {_describe_cause(failure)}"
+    is_cause = failure.conclusion or failure.category == reason
+    what += f" The {'cause' if is_cause else 'last failure'} was {_describe_cause(failure)}"
     # The launcher's hint knows the error; the reason only says why there was no further attempt.
     remedy = remedy or ("" if failure.hint else _LOOK_AT_LOGS)
-    hint = _sentence(failure.hint[:1].upper() + failure.hint[1:])
-    return Why(name, "Failed", reason, what, " ".join(filter(None, (hint, remedy.format(name=name)))))
+    todo = " ".join(filter(None, (_describe_hint(failure), remedy.format(name=name))))
+    return Why(name, "Failed", reason, what, todo)
 
 
 def _explain_unseen(name: str, metadata: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:
@@ -303,18 +301,16 @@ def _describe_training(name: str, status: Status) -> str:
 
 def _advise_on_restarts(status: Status) -> str:
     """Return the hint of a failure that training has survived so far."""
-    hint = status.last_failure.hint if status.last_failure and status.restarts.total + status.restarts.in_place else ""
-    return _sentence(hint[:1].upper() + hint[1:])
+    survived = status.restarts.total + status.restarts.in_place
+    return _describe_hint(status.last_failure) if status.last_failure and survived else ""
+
+
+def _describe_hint(failure: LastFailure) -> str:
+    return sentence(failure.hint[:1].upper() + failure.hint[1:])
 
 
 def _describe_cause(failure: LastFailure) -> str:
-    who = f"rank {failure.rank}" if failure.rank is not None else ""
-    where = f"pod {failure.pod}" if failure.pod else ""
-    on = f"node {failure.node_name}" if failure.node_name else ""
-    code = f"exit code {failure.exit_code}" if failure.exit_code is not None else ""
-    place = ", ".join(filter(None, (who, where, on, code)))
-    message = failure.message.removeprefix(f"{failure.category}: ")
-    return f"{failure.category}" + (f" ({place})" if place else "") + f": {_sentence(message)}"
+    return sentence(describe_failure(failure, whole=True))
 
 
 def _last_warning(events: Sequence[Mapping[str, Any]], said: str) -> str:
@@ -324,16 +320,10 @@ def _last_warning(events: Sequence[Mapping[str, Any]], said: str) -> str:
         if event.get("type") == "Warning" and message:
             if _without_tries(message.rstrip(".")) in _without_tries(said):
                 return ""
-            return f" The last warning was {event.get('reason')}: {_sentence(message[:_EVENT_LIMIT])}"
+            return f" The last warning was {event.get('reason')}: {sentence(message[:_EVENT_LIMIT])}"
     return ""
 
 
 def _without_tries(text: str) -> str:
     """Return a message without the end of each pod's name, which differs from one try to the next."""
     return re.sub(r'-(?:[0-9]+-[a-z0-9]{5}|\*)(?=")', "", text)
-
-
-def _sentence(text: str) -> str:
-    """Return a message as one line that ends like a sentence."""
-    words = " ".join(text.split())
-    return words if not words or words.endswith((".", "!", "?")) else f"{words}."

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ddp_operator import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import Status
+from ddp_operator.failures.termination import parse_termination
 from ddp_operator.progress import build_checkpoint, build_progress, parse_page
 from ddp_operator.status.diagnosis import diagnose
 from ddp_operator.status.observation import view_pod
-from ddp_operator.status.termination import parse_termination
 from tests.support.builders import NOW, child_pod
 from tests.support.strategies import json
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.failures.text import describe_detail, describe_end, describe_place
 from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
 from ddp_operator.progress import format_duration
 
@@ -56,25 +57,19 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
 
 def _explain(status: Status, folder: RunFolder) -> list[str]:
     failure = status.last_failure
-    bad = {"Failed": "True", "Accepted": "False"}
     lines = []
     for condition in status.conditions:
-        if bad.get(condition.type) == condition.status and condition.message:
-            # The operator's own words on why it gave up; what follows them is the cause, which gets lines of its own.
-            words = condition.message.partition("; last: ")[0]
-            if failure is None or failure.message.strip().partition("\n")[0] not in words:
-                lines.append(f"  {condition.reason}: {words}")
-    return lines + _describe_failure(failure, folder) if failure is not None else lines
+        if (condition.type, condition.status) in (("Failed", "True"), ("Accepted", "False")):
+            text = describe_end(condition, failure) if condition.type == "Failed" else condition.message
+            lines += [f"  {condition.reason}: {text}"] if text else []
+    return lines + _describe(failure, folder) if failure is not None else lines
 
 
-def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
-    who = f"rank {failure.rank}" if failure.rank is not None else "no rank known"
-    code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
-    message = failure.message.removeprefix(f"{failure.category}: ")  # our own exceptions are called as the category
-    message = "\n              ".join(message.strip().splitlines())
+def _describe(failure: LastFailure, folder: RunFolder) -> list[str]:
+    message = describe_detail(failure).replace("\n", "\n              ")
     lines = [
         f"  cause:      {failure.category}: {message}",
-        f"  where:      {who}, pod {failure.pod}, attempt {failure.attempt}{code}",
+        f"  where:      {describe_place(failure)}, attempt {failure.attempt}",
     ]
     if failure.traceback:
         tail = failure.traceback.rstrip().splitlines()[-_TRACEBACK_LINES:]

@@ -9,6 +9,7 @@ from typing import Final
 
 from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure
+from ddp_operator.failures.text import describe_detail, describe_place
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.local.orphan import explain_interruption
 from ddp_operator.progress import format_duration
@@ -138,19 +139,12 @@ def _charts(run: Run) -> str:
 
 
 def _failure(failure: LastFailure) -> str:
-    facts = [
-        ("attempt", str(failure.attempt)),
-        ("rank", None if failure.rank is None else str(failure.rank)),
-        ("pod", failure.pod),
-        ("node", failure.node_name),
-        ("exit code", None if failure.exit_code is None else str(failure.exit_code)),
-    ]
-    where = ", ".join(f"{name} {value}" for name, value in facts if value)
+    where = f"attempt {failure.attempt}, {describe_place(failure)}"
     trace = f"<pre>{escape(failure.traceback.rstrip())}</pre>" if failure.traceback else ""
     hint = f"<p><b>What to do:</b> {escape(failure.hint)}</p>" if failure.hint else ""
     return (
-        f'<h2>Last failure</h2><div class="box bad"><b>{escape(failure.category)}</b>: {escape(failure.message)}'
-        f"<br><small>{escape(where)}</small>{trace}{hint}</div>"
+        f'<h2>Last failure</h2><div class="box bad"><b>{escape(failure.category)}</b>: '
+        f"{escape(describe_detail(failure))}<br><small>{escape(where)}</small>{trace}{hint}</div>"
     )
 
 

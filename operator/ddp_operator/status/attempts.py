@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
+from ddp_operator.failures.text import describe_failure
 from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
@@ -74,7 +75,7 @@ def restart(
     status = _next_attempt(job, charged, observation, now, failure=cause)
     delay = start_delay(status)
     when = f" in {delay.total_seconds():.0f} s," if delay else ""
-    words = f"attempt {status.attempt}{when} after: {say(cause)}"
+    words = f"attempt {status.attempt}{when} after: {describe_failure(cause)}"
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
 
 
@@ -101,7 +102,8 @@ def restart_free(
     status = _next_attempt(job, before, observation, now, failure=cause)
     if cause is not None and cause.category == constants.CATEGORY_NODE_LOST:
         status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
-    words = f"attempt {status.attempt}, not counted, after: {say(cause)}" if cause else f"attempt {status.attempt}"
+    after = f", not counted, after: {describe_failure(cause)}" if cause else ""
+    words = f"attempt {status.attempt}{after}"
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", reason, words))
 
 
@@ -195,17 +197,9 @@ def fail(
     status, message = job.status, conclusion
     if cause is not None:
         status = replace(status, last_failure=replace(cause, conclusion=conclusion))
-        message = f"{conclusion}; last: {say(cause)}" if conclusion else say(cause)
+        message = f"{conclusion}; last: {describe_failure(cause)}" if conclusion else describe_failure(cause)
     facts = [Fact(c.SUCCEEDED, "False", c.FINISHED), Fact(c.FAILED, "True", reason, message)]
     return _end(job, status, "Failed", facts, pods, now)
-
-
-def say(cause: LastFailure) -> str:
-    """Return a failure in one line."""
-    who = f"rank {cause.rank} on pod {cause.node}" if cause.rank is not None else f"pod {cause.node}"
-    where = f"{who}: " if cause.node is not None else ""
-    message = cause.message.strip().partition("\n")[0]  # the whole of it is in status.lastFailure
-    return f"{cause.category}: {where}{message or 'no message'}"
 
 
 def _first_report(before: LastFailure | None, cause: LastFailure | None) -> LastFailure | None:

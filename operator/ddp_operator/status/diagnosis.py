@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
+from ddp_operator.failures.termination import Termination, parse_termination
 from ddp_operator.kubeobjects.timestamps import EPOCH, format_time, truncate
 from ddp_operator.progress import Page
 from ddp_operator.status.conditions import IMAGE_PULL, newest_by_index
 from ddp_operator.status.lost_nodes import find_node_problem
 from ddp_operator.status.observation import JobView, NodeView, PodView
-from ddp_operator.status.termination import Termination, parse_termination
 
 # Secondary failures are often reported first: the pod that caused them still writes its traceback.
 _REPORT_WAIT = timedelta(seconds=15)
@@ -129,7 +129,7 @@ def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFai
         pod=pod.name,
         node_name=pod.node_name,
         category=constants.CATEGORY_NODE_LOST,
-        message=f"pod {pod.name} was lost with node {pod.node_name}: {words}",
+        message=f"the pod was lost with its node: {words}",
         hint=_LOST_NODE,
         time=truncate(now),
     )
@@ -208,7 +208,7 @@ def _disruption(attempt: int, pod: PodView) -> Diagnosis:
             node_name=pod.node_name,
             exit_code=pod.termination.exit_code if pod.termination else None,
             category=category,
-            message=f"pod {pod.name} was taken away: {how}".rstrip(": "),
+            message=f"the pod was taken away: {how}".rstrip(": "),
             hint=_LOST_NODE if category == constants.CATEGORY_NODE_LOST else "",
             time=None if time is None else truncate(time),
         ),

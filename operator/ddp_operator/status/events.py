@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Event
+from ddp_operator.failures.text import describe_failure
 from ddp_operator.status import conditions as c
 
 _WAITS = (
@@ -32,7 +33,8 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
         yield Event("Warning", accepted.reason, accepted.message)
     if new.last_failure is not None and new.last_failure != old.last_failure:
         failure = new.last_failure
-        yield Event("Warning", f"Failure{failure.category}", f"attempt {failure.attempt}: {failure.message}"[:1000])
+        text = f"attempt {failure.attempt}: {describe_failure(failure)}"
+        yield Event("Warning", f"Failure{failure.category}", text[:1000])
     if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
         restarting = new.condition(c.RESTARTING)
         if old.attempt == 0:

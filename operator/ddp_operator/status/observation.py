@@ -14,10 +14,10 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import controller_of
+from ddp_operator.failures.termination import Termination, parse_termination
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import EPOCH, parse_time
 from ddp_operator.progress import Page, RankSample, StalledRank
-from ddp_operator.status.termination import Termination, parse_termination
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # The kubelet says the same about a try and about the pause before the next one, but for this beginning.
@@ -390,10 +390,9 @@ def _other_end(raw: Mapping[str, Any]) -> Termination | None:
             name, pod = container.get("name"), (raw.get("metadata") or {}).get("name")
             return msgspec.structs.replace(
                 end,
-                message=f"init container {name}: {end.message}",
                 container=str(name),
                 permanent=end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR,
-                hint=f"its own words: kubectl logs {pod} -c {name}",
+                hint=f"see its log: kubectl logs {pod} -c {name}",
             )
     # Evicted or lost with its node: the kubelet reports no container.
     words = ": ".join(str(status[k]) for k in ("reason", "message") if status.get(k))

@@ -121,8 +121,8 @@ class TestCause:
         found = diagnosis(pod)
         assert found is not None
         assert found.cause is not None
-        assert found.cause.message.startswith("init container fetch: ")
-        assert found.cause.hint == "its own words: kubectl logs train-1-0-abcde -c fetch"
+        assert (found.cause.container, found.cause.message) == ("fetch", "the container ended with exit code 3")
+        assert found.cause.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
         assert not will_fail_job((view_pod(pod),)), "the Job's policy looks at the training container only"
 
     def test_only_container_is_the_trainer_whatever_its_name(self) -> None:

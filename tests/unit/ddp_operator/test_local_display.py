@@ -128,7 +128,7 @@ def condition(kind: str, value: str, reason: str, message: str) -> Condition:
 
 FAILURE = LastFailure(
     attempt=2, rank=1, node=1, pod="x-2-1-abcde", exit_code=1, category="UserError", message="ValueError: bad",
-    traceback="\n".join(f"line {number}" for number in range(40)), hint="mend the data",
+    traceback="\n".join(f"line {number}" for number in range(40)), hint="check the data", conclusion="failed 2 times",
 )  # fmt: skip
 FAILED = Status(
     phase="Failed",
@@ -167,10 +167,10 @@ def test_a_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: 
     assert "x: Failed after 5s (2 attempts, 1 restart)" in text
     assert "RestartBudgetExhausted: failed 2 times\n" in text
     assert "cause:      UserError: ValueError: bad" in text
-    assert "where:      rank 1, pod x-2-1-abcde, attempt 2, exit code 1" in text
+    assert "where:      rank 1, pod x-2-1-abcde, exit code 1, attempt 2" in text
     assert "line 39" in text
     assert "line 24" not in text, "only the tail"
-    assert "hint:       mend the data" in text
+    assert "hint:       check the data" in text
     assert f"log:        {os.path.join('runs', 'x', 'logs', 'attempt-2-pod-1.log')}" in text
 
 
@@ -183,8 +183,9 @@ def test_what_a_rank_wrote_last_is_not_called_a_traceback(folder: RunFolder, tra
 
 
 def test_a_cause_is_not_told_twice(folder: RunFolder) -> None:
-    once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
-    text = describe_run("x", replace(FAILED, conditions=(once,)), folder, seconds=5, interrupted=False)
+    once = condition("Failed", "True", "UserError", "UserError (rank 1): ValueError: bad")
+    failed = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, conclusion=""))
+    text = describe_run("x", failed, folder, seconds=5, interrupted=False)
     assert text.count("ValueError: bad") == 1
 
 

@@ -147,17 +147,19 @@ class TestFailure:
         await harness.settle()
         assert (harness.status.phase, harness.status.attempt) == ("Failed", 1)
         assert harness.state("Failed") == ("True", "UserError")
-        assert harness.condition("Failed").message == (
-            "UserError: rank 0 on pod 0: ModuleNotFoundError: No module named 'nothere'"
-        )
+        assert harness.condition("Failed").message.startswith("UserError (rank 0, pod train-1-0-")
+        assert harness.condition("Failed").message.endswith("): ModuleNotFoundError: No module named 'nothere'")
         assert harness.events[-2:] == ["FailureUserError", "Failed"]
 
     async def test_a_cause_of_many_lines_is_one_line_in_the_condition(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train(TRAINING)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
         await harness.settle()
-        words = "not started again, as recovery.maxRestarts is 0; last: UserError: rank 0 on pod 0: KeyError: 1"
-        assert harness.condition("Failed").message == words
+        found, conclusion = harness.condition("Failed").message, "not started again, as recovery.maxRestarts is 0"
+        assert found.startswith(f"{conclusion}; last: UserError (rank 0, pod train-1-0-")
+        assert found.endswith("): KeyError: 1")
+        assert harness.status.last_failure is not None
+        assert harness.status.last_failure.conclusion == conclusion
 
     async def test_budget_ends_the_job(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 1}).train(TRAINING)
@@ -226,7 +228,8 @@ class TestFailure:
         await harness.settle()
         assert harness.status.phase == "Failed"
         assert harness.status.last_failure is not None
-        assert harness.status.last_failure.message == "init container fetch: no route to data"
+        failure = harness.status.last_failure
+        assert (failure.container, failure.message) == ("fetch", "no route to data")
         assert (harness.jobs(), harness.pods(1)) == (["train-1"], [])
 
     async def test_hostile_last_words_do_not_stop_the_job_from_being_decided(self) -> None:

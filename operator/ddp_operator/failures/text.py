@@ -1,0 +1,43 @@
+"""A failure for people: the one wording of conditions, Events, ``ddp why``, ``ddp run``'s summary and the report."""
+
+from __future__ import annotations
+
+from ddp_operator.api.status import Condition, LastFailure
+
+
+def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
+    """Return a failure in one line: its category, its place and its message's first line, or the ``whole`` message."""
+    message = describe_detail(failure)
+    line = " ".join(message.split()) if whole else message.partition("\n")[0]
+    place = describe_place(failure)
+    return f"{failure.category}" + (f" ({place})" if place else "") + f": {line or 'no message'}"
+
+
+def describe_place(failure: LastFailure) -> str:
+    """Return where it happened, as far as that is known."""
+    parts = (
+        ("rank", failure.rank),
+        ("pod", failure.pod),
+        ("init container", failure.container),
+        ("node", failure.node_name),
+        ("exit code", failure.exit_code),
+    )
+    return ", ".join(f"{name} {value}" for name, value in parts if value not in (None, ""))
+
+
+def describe_detail(failure: LastFailure) -> str:
+    """Return the message; an exception of ours that is called as the category does not repeat it."""
+    return failure.message.strip().removeprefix(f"{failure.category}: ")
+
+
+def describe_end(failed: Condition, failure: LastFailure | None) -> str:
+    """Return why the job ended, but for the failure itself, which is told apart; empty where that alone is why."""
+    if failure is None or not (failure.conclusion or failed.reason == failure.category):
+        return failed.message  # a deadline; or an older operator's, which wrote both into one
+    return failure.conclusion
+
+
+def sentence(text: str) -> str:
+    """Return a text as one line that begins and ends like a sentence."""
+    line = " ".join(text.split())
+    return line if not line or line.endswith((".", "!", "?")) else f"{line}."
