@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.cli.watch import build_table
+from ddp_operator.cli.watch import rows_of
+from ddp_operator.display import build_table
 
 FOLDER = Path(__file__).resolve().parent / "images"
 SIZE = (1240, 860)
@@ -85,7 +86,7 @@ def draw_watch() -> str:
     from rich.console import Console
 
     console = Console(record=True, width=144, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(build_table({(found["metadata"]["namespace"], found["metadata"]["name"]): found for found in JOBS}))
+    console.print(build_table(rows_of({("default", found["metadata"]["name"]): found for found in JOBS})))
     svg = console.export_svg(title="ddp watch", code_format=FORMAT)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 

@@ -1,7 +1,7 @@
-"""The command `ddp`. Each subcommand lives in a module of its own, which is imported only when it is asked for.
+"""The command `ddp`. Each subcommand is a module of its own, imported only when it is used.
 
-Those that talk to a cluster log in and connect through the official `kubernetes` client, which is imported when a
-command connects and not before: `ddp --help` and completion stay quick.
+Those that talk to a cluster log in through the official `kubernetes` client, which is imported when a command connects
+and not before: `ddp --help` and completion stay quick.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ddp_operator.cli.errors import CommandError, ExitCode
 COMMANDS: Final = (
     ("run", "ddp_operator.cli.run", "run a job's YAML on this machine"),
     ("render", "ddp_operator.cli.render", "check a job's YAML and print what the operator would create"),
-    ("report", "ddp_operator.cli.report", "write a page with the charts of a run, for a browser"),
-    ("convert", "ddp_operator.cli.convert", "turn a Kubeflow PyTorchJob's YAML into a DDPTrainingJob's"),
-    ("bench", "ddp_operator.cli.bench", "measure the trainer on this machine against the documents' own loops"),
-    ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in the cluster"),
+    ("report", "ddp_operator.cli.report", "write an HTML report with the charts of a run"),
+    ("convert", "ddp_operator.cli.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
+    ("bench", "ddp_operator.cli.bench", "benchmark the trainer against the reference training loops"),
+    ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in a cluster"),
     ("list", "ddp_operator.cli.list_jobs", "list the jobs of a namespace"),
-    ("watch", "ddp_operator.cli.watch", "show the progress of one job or of all as it is made"),
+    ("watch", "ddp_operator.cli.watch", "watch the progress of one job or of all jobs"),
     ("logs", "ddp_operator.cli.logs", "print the logs of all ranks of a job in one stream"),
-    ("why", "ddp_operator.cli.why", "say what a job waits for or why it failed, and what to do"),
-    ("scale", "ddp_operator.cli.change", "run a job with another number of nodes"),
-    ("suspend", "ddp_operator.cli.change", "stop a job's pods, which save a checkpoint; resume goes on from there"),
-    ("resume", "ddp_operator.cli.change", "let a suspended job go on"),
-    ("delete", "ddp_operator.cli.change", "delete a job and everything that was made for it"),
-    ("drill", "ddp_operator.cli.drill", "kill a rank of a running job and measure its recovery"),
-    ("completion", "ddp_operator.cli.completion", "print a script that teaches a shell to complete these commands"),
+    ("why", "ddp_operator.cli.why", "explain what a job waits for or why it failed, and what to do"),
+    ("scale", "ddp_operator.cli.change", "change the number of nodes of a job"),
+    ("suspend", "ddp_operator.cli.change", "stop a job's pods after a checkpoint, so that it can be resumed"),
+    ("resume", "ddp_operator.cli.change", "resume a suspended job"),
+    ("delete", "ddp_operator.cli.change", "delete a job and everything that the operator created for it"),
+    ("drill", "ddp_operator.cli.drill", "kill a rank of a running job and measure the recovery"),
+    ("completion", "ddp_operator.cli.completion", "print the completion script for a shell"),
 )
 
 
@@ -47,21 +47,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser, modules = build_parser(asked)
     except ModuleNotFoundError as error:
-        return _complain(asked, _explain_missing(error), ExitCode.BAD_INPUT)
-    typed = shlex.join(["ddp", *words])
+        return _report(asked, _explain_missing(error), ExitCode.BAD_INPUT)
+    command_line = shlex.join(["ddp", *words])
     words, extra = _split(words)
     arguments = parser.parse_args(words)
     if arguments.command is None:
         parser.print_help()
         return ExitCode.BAD_INPUT
-    arguments.extra, arguments.typed = extra, typed
+    arguments.extra, arguments.command_line = extra, command_line
     return _run(modules[arguments.command], arguments)
 
 
 def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
     """Return the parser, complete for the commands that are named, and their modules."""
     parser = argparse.ArgumentParser(
-        prog="ddp", description="Distributed PyTorch training from one YAML, in a cluster or on this machine."
+        prog="ddp", description="Distributed PyTorch training from one YAML file, in a cluster or on this machine."
     )
     parser.add_argument("--version", action="version", version=f"ddp {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -75,7 +75,7 @@ def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, Mod
 
 
 def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
-    """Run a command; what it raises for its user becomes a sentence and an exit code."""
+    """Run a command; an error becomes a sentence and an exit code."""
     from ddp_operator.api.errors import InvalidManifest
 
     try:
@@ -83,35 +83,35 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except CommandError as error:
-        return _complain(arguments.command, str(error), error.code)
+        return _report(arguments.command, str(error), error.code)
     except InvalidManifest as error:
-        return _complain(arguments.command, f"refused\n{error}", ExitCode.BAD_INPUT)
+        return _report(arguments.command, f"refused\n{error}", ExitCode.BAD_INPUT)
     except ModuleNotFoundError as error:
-        return _complain(arguments.command, _explain_missing(error), ExitCode.BAD_INPUT)
+        return _report(arguments.command, _explain_missing(error), ExitCode.BAD_INPUT)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # `ddp logs … | head`: nobody reads on, and the interpreter's own flush must not complain
+    except BrokenPipeError:  # `ddp logs … | head`: keep the interpreter's own flush from failing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
-    except Exception:  # whatever else it is, it is no answer to what was asked
+    except Exception:
         traceback.print_exc()
-        return _complain(arguments.command, "this is an error in ddp itself; please report it", ExitCode.BROKEN)
+        return _report(arguments.command, "this is a bug in ddp; please report it", ExitCode.BROKEN)
 
 
-def _complain(command: str, words: str, code: int) -> int:
-    print(f"ddp {command}: {words}", file=sys.stderr)
+def _report(command: str, message: str, code: int) -> int:
+    print(f"ddp {command}: {message}", file=sys.stderr)
     return code
 
 
 def _explain_missing(error: ModuleNotFoundError) -> str:
-    """Say which extra is not installed. Raises: the error itself, where the missing module is one of ours."""
+    """Return which extra to install. Raises: the error itself, if the missing module is one of ours."""
     if error.name is None or error.name.partition(".")[0] == "ddp_operator":
         raise error
-    return f"needs the Python package {error.name.partition('.')[0]}; pip install 'ddp-operator[cli]'"
+    return f"the Python package {error.name.partition('.')[0]} is not installed; pip install 'ddp-operator[cli]'"
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split at ``--``: what follows belongs to the training script."""
+    """Split at ``--``: what follows goes to the training script."""
     if "--" not in words:
         return list(words), []
     place = list(words).index("--")

@@ -1,4 +1,4 @@
-"""The calls that the commands make: plain JSON over the official client's login and connections."""
+"""The API calls of the commands: plain JSON over the official client's login and connections."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from urllib.parse import urlencode
 
 from ddp_operator import constants
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.names import is_job_name
 
 Object = dict[str, Any]
 
 FIELD_MANAGER: Final = "ddp"
 MERGE_PATCH: Final = "application/merge-patch+json"
-_SECONDS: Final = 30.0
+_TIMEOUT_SECONDS: Final = 30.0
 _IN_CLUSTER_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class ApiRefusal(CommandError):
-    """The API server answered, and not with what was asked for. ``status`` is the HTTP status."""
+class ApiError(CommandError):
+    """The API server answered with an error. ``status`` is the HTTP status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message, ExitCode.NOT_FOUND if status == 404 else ExitCode.CLUSTER)
@@ -45,44 +46,42 @@ class Api:
         content_type: str = "application/json",
     ) -> Object:
         """Make one call and return its JSON. Raises: CommandError."""
-        answer = self._send(method, path, query, body, content_type, _SECONDS)
+        response = self._send(method, path, query, body, content_type, _TIMEOUT_SECONDS)
         try:
-            return dict(json.loads(answer.data))
+            return dict(json.loads(response.data))
         except ValueError:
-            raise CommandError(f"{self._host}{path}: the answer is not JSON", ExitCode.CLUSTER) from None
+            raise CommandError(f"{self._host}{path}: the response is not JSON", ExitCode.CLUSTER) from None
 
-    def lines(self, path: str, query: Mapping[str, str] | None = None, *, timeout: float = _SECONDS) -> Iterator[str]:
-        """Yield the lines of an answer as they come; a silence of more than ``timeout`` seconds ends it.
-
-        Raises: CommandError.
-        """
-        answer = self._send("GET", path, query, None, "", timeout)
+    def lines(
+        self, path: str, query: Mapping[str, str] | None = None, *, timeout: float = _TIMEOUT_SECONDS
+    ) -> Iterator[str]:
+        """Yield the lines of a streamed response until ``timeout`` seconds of silence. Raises: CommandError."""
+        response = self._send("GET", path, query, None, "", timeout)
         rest = b""
         try:
-            for chunk in answer.stream(1 << 16):
+            for chunk in response.stream(1 << 16):
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in whole:
                     yield line.decode("utf-8", "replace")
-        except self._errors() as error:
+        except _connection_errors() as error:
             raise self._unreachable(error) from None
         finally:
-            answer.close()
+            response.close()
         if rest:
             yield rest.decode("utf-8", "replace")
 
     def _send(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
     ) -> Any:
-        configuration = self.client.configuration
         headers = {"Accept": "application/json", "User-Agent": "ddp"} | dict(self.client.default_headers)
-        for scheme in configuration.auth_settings().values():
+        for scheme in self.client.configuration.auth_settings().values():
             if scheme.get("in") == "header" and scheme.get("value"):
                 headers[scheme["key"]] = scheme["value"]
-        if content_type and body is not None:
+        if body is not None:
             headers["Content-Type"] = content_type
         url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            answer = self.client.rest_client.pool_manager.request(
+            response = self.client.rest_client.pool_manager.request(
                 method,
                 url,
                 body=None if body is None else json.dumps(body),
@@ -91,43 +90,60 @@ class Api:
                 preload_content=False,
                 retries=False,
             )
-            if answer.status >= 400:
-                raise _refusal(answer.status, answer.read(1 << 20), url)
-        except self._errors() as error:
+            if response.status >= 400:
+                raise _api_error(response.status, response.read(1 << 20))
+        except _connection_errors() as error:
             raise self._unreachable(error) from None
-        return answer
-
-    def _errors(self) -> tuple[type[Exception], ...]:
-        from urllib3.exceptions import HTTPError
-
-        return (HTTPError, OSError)
+        return response
 
     def _unreachable(self, error: Exception) -> CommandError:
-        words = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # [Errno 111] apart
+        cause = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # without [Errno 111]
         return CommandError(
-            f"{self._host} does not answer ({words}); is the cluster up, and is the context the right one?",
+            f"cannot connect to {self._host} ({cause}); check that the cluster is up and the context is the right one",
             ExitCode.CLUSTER,
         )
 
 
+def _connection_errors() -> tuple[type[Exception], ...]:
+    from urllib3.exceptions import HTTPError
+
+    return (HTTPError, OSError)
+
+
+def _api_error(status: int, body: bytes) -> ApiError:
+    try:
+        message = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = body.decode("utf-8", "replace").strip()[:300] or f"HTTP status {status}"
+    remedy = {
+        401: "; log in again, or choose another --context",
+        403: "; ask the cluster's administrator for this permission",
+    }.get(status, "")
+    return ApiError(f"{message}{remedy}", status)
+
+
 def job_path(namespace: str | None, name: str = "", subresource: str = "") -> str:
     """Return the path of a training job, of a namespace's list, or of the list of all (None)."""
-    return place(constants.API_VERSION, constants.PLURAL, namespace, name, subresource)
+    return api_path(constants.API_VERSION, constants.PLURAL, namespace, name, subresource)
 
 
-def place(api_version: str, plural: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
-    """Return a path of the API server's tree."""
+def api_path(api_version: str, plural: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    """Return the path of an object or a list on the API server."""
     parts = ["/apis" if "/" in api_version else "/api", api_version]
     parts += ["namespaces", namespace] if namespace else []
-    return "/".join([*parts, plural, *(part for part in (name, subresource) if part)])
+    return "/".join([*parts, plural, *filter(None, (name, subresource))])
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what every command needs that talks to a cluster."""
+    """Declare the arguments of every command that talks to a cluster."""
     group = parser.add_argument_group("cluster")
-    group.add_argument("-n", "--namespace", metavar="NAME", help="default: the context's, else default")
-    group.add_argument("--context", metavar="NAME", help="of the kubeconfig; default: its current one")
-    group.add_argument("--kubeconfig", metavar="FILE", help="default: $KUBECONFIG, else ~/.kube/config, else the pod's")
+    group.add_argument("-n", "--namespace", metavar="NAME", help="default: that of the context, else default")
+    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig; default: the current one")
+    group.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="default: $KUBECONFIG, else ~/.kube/config, else the service account of the pod",
+    )
 
 
 def add_output_argument(parser: argparse.ArgumentParser) -> None:
@@ -136,72 +152,61 @@ def add_output_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(arguments: argparse.Namespace) -> Api:
-    """Log in as kubectl does: kubeconfig and context, or the account of the pod. Raises: CommandError."""
-    try:
-        import yaml
-        from kubernetes import client
-        from kubernetes import config as untyped
-        from kubernetes.config.config_exception import ConfigException
-    except ImportError:
-        raise CommandError("needs the Kubernetes client: pip install 'ddp-operator[cli]'") from None
-    if arguments.kubeconfig and not Path(arguments.kubeconfig).is_file():
-        raise CommandError(f"--kubeconfig: there is no file {arguments.kubeconfig}")
+    """Log in as kubectl does: kubeconfig and context, or the service account of the pod. Raises: CommandError."""
+    import yaml
+    from kubernetes import client
+    from kubernetes import config as untyped
+    from kubernetes.config.config_exception import ConfigException
+
+    file, context = arguments.kubeconfig, arguments.context
+    if file and not Path(file).is_file():
+        raise CommandError(f"--kubeconfig: there is no file {file}")
     config: Any = untyped
     configuration = client.Configuration()
     namespace = ""
     try:
-        config.load_kube_config(
-            config_file=arguments.kubeconfig, context=arguments.context, client_configuration=configuration
-        )
-        contexts, current = config.list_kube_config_contexts(config_file=arguments.kubeconfig)
-        chosen = next((entry for entry in contexts if entry["name"] == arguments.context), current)
+        config.load_kube_config(config_file=file, context=context, client_configuration=configuration)
+        contexts, current = config.list_kube_config_contexts(config_file=file)
+        chosen = next((entry for entry in contexts if entry["name"] == context), current)
         namespace = (chosen.get("context") or {}).get("namespace", "")
     except ConfigException as error:
-        if arguments.kubeconfig or arguments.context:
-            raise CommandError(f"the kubeconfig does not say how to log in: {error}") from None
+        if file or context:
+            raise CommandError(f"the kubeconfig cannot be used: {error}") from None
         try:
             config.load_incluster_config(client_configuration=configuration)
             namespace = _IN_CLUSTER_NAMESPACE.read_text().strip() if _IN_CLUSTER_NAMESPACE.exists() else ""
         except ConfigException:
             raise CommandError(
-                f"no cluster to talk to ({error}); set KUBECONFIG or give --kubeconfig", ExitCode.CLUSTER
+                f"no cluster configured ({error}); set KUBECONFIG or use --kubeconfig", ExitCode.CLUSTER
             ) from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OSError) as error:
-        # The official client says so of some files that are no kubeconfig; others it trips over.
-        words = " ".join(str(error).split())[:200]
-        raise CommandError(f"the kubeconfig cannot be read ({words}); mend it, or give another --kubeconfig") from None
+        # The official client raises ConfigException for some malformed files only.
+        cause = " ".join(str(error).split())[:200]
+        raise CommandError(f"the kubeconfig cannot be used ({cause}); fix it, or use another --kubeconfig") from None
     return Api(client.ApiClient(configuration), arguments.namespace or namespace or "default")
 
 
 def get_job(api: Api, name: str) -> Object:
     """Return a training job. Raises: CommandError."""
-    try:
-        return api.request("GET", job_path(api.namespace, name))
-    except ApiRefusal as refusal:
-        raise explain_missing(refusal, api, name) from None
+    return call_job(api, "GET", name)
 
 
-def write(
-    api: Api, method: str, path: str, body: Object, content_type: str = "application/json", *, dry_run: bool = False
+def call_job(
+    api: Api, method: str, name: str, body: Any = None, content_type: str = "application/json", *, dry_run: bool = False
 ) -> Object:
-    """Create or change a training job; what its type does not know is refused, not dropped. Raises: CommandError."""
-    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+    """Read, create, change or delete a training job; an unknown field is refused, not dropped. Raises: CommandError."""
+    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} if method in ("POST", "PATCH") else {}
+    path = job_path(api.namespace, "" if method == "POST" else name)
     try:
-        return api.request(method, path, query, body, content_type)
-    except ApiRefusal as refusal:
-        if refusal.status in (400, 422):
-            raise CommandError(f"refused\n{refusal}", ExitCode.BAD_INPUT) from None
-        raise
-
-
-def explain_missing(refusal: ApiRefusal, api: Api, name: str) -> CommandError:
-    """Return a refusal in words about the job ``name``, where it is a 404."""
-    if refusal.status != 404:
-        return refusal
-    list_jobs(api, api.namespace)  # a 404 here says that the cluster does not know the kind
-    return CommandError(
-        f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` lists all jobs',
-        ExitCode.NOT_FOUND,
+        return api.request(method, path, query | ({"dryRun": "All"} if dry_run else {}), body, content_type)
+    except ApiError as error:
+        if error.status in (400, 422):
+            raise CommandError(f"refused\n{error}") from None
+        if error.status != 404:
+            raise
+    list_jobs(api, api.namespace)  # a 404 here means that the custom resource is not installed
+    raise CommandError(
+        f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` lists all jobs', ExitCode.NOT_FOUND
     )
 
 
@@ -209,11 +214,12 @@ def list_jobs(api: Api, namespace: str | None) -> Object:
     """Return the list object of a namespace's training jobs, or of all (None). Raises: CommandError."""
     try:
         return api.request("GET", job_path(namespace))
-    except ApiRefusal as refusal:
-        if refusal.status != 404:
+    except ApiError as error:
+        if error.status != 404:
             raise
         raise CommandError(
-            f"the cluster does not know {constants.KIND}; install the operator: helm install ddp-operator charts/",
+            f"the cluster does not know the kind {constants.KIND}; install the operator: "
+            "helm install ddp-operator charts/",
             ExitCode.CLUSTER,
         ) from None
 
@@ -221,15 +227,14 @@ def list_jobs(api: Api, namespace: str | None) -> Object:
 def list_pods(api: Api, name: str) -> list[Object]:
     """Return the pods of a job, of all attempts that still have some. Raises: CommandError."""
     query = {"labelSelector": f"{constants.LABEL_JOB_NAME}={name}"}
-    items: list[Object] = api.request("GET", place("v1", "pods", api.namespace), query)["items"]
+    items: list[Object] = api.request("GET", api_path("v1", "pods", api.namespace), query)["items"]
     return items
 
 
 def list_events(api: Api, name: str, uid: str) -> list[Object]:
     """Return the Events about a job and about its children, oldest first. Raises: CommandError."""
-    found = api.request("GET", place("v1", "events", api.namespace))["items"]
-    ours = [event for event in found if _is_about(event.get("involvedObject") or {}, name, uid)]
-    return sorted(ours, key=event_time)
+    items = api.request("GET", api_path("v1", "events", api.namespace))["items"]
+    return sorted((event for event in items if _is_about(event.get("involvedObject") or {}, name, uid)), key=event_time)
 
 
 def event_time(event: Mapping[str, Any]) -> str:
@@ -239,25 +244,11 @@ def event_time(event: Mapping[str, Any]) -> str:
     return str(next(filter(None, candidates), (event.get("metadata") or {}).get("creationTimestamp") or ""))
 
 
-def _is_about(thing: Mapping[str, Any], name: str, uid: str) -> bool:
-    from ddp_operator.names import is_job_name
-
-    if thing.get("kind") == constants.KIND:
-        return bool(thing.get("uid") == uid or (not thing.get("uid") and thing.get("name") == name))
-    if thing.get("kind") not in ("Job", "Pod"):
+def _is_about(item: Mapping[str, Any], name: str, uid: str) -> bool:
+    if item.get("kind") == constants.KIND:
+        return bool(item.get("uid") == uid or (not item.get("uid") and item.get("name") == name))
+    if item.get("kind") not in ("Job", "Pod"):
         return False
-    words = str(thing.get("name", "")).split("-")
+    parts = str(item.get("name", "")).split("-")
     # A Job is <name>-<attempt>, its pods are <name>-<attempt>-<index>-<five characters>.
-    return any(is_job_name("-".join(words[:cut]), name) for cut in {len(words), len(words) - 2} if cut > 1)
-
-
-def _refusal(status: int, body: bytes, url: str) -> ApiRefusal:
-    try:
-        message = str(json.loads(body)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = body.decode("utf-8", "replace").strip()[:300] or f"HTTP status {status}"
-    remedy = {
-        401: "; log in again, or choose another --context",
-        403: "; ask the cluster's owner for that permission",
-    }.get(status, "")
-    return ApiRefusal(f"{message}{remedy}", status)
+    return any(is_job_name("-".join(parts[:end]), name) for end in {len(parts), len(parts) - 2} if end > 1)

@@ -1,4 +1,4 @@
-"""`ddp bench`: hands its flags to ``python -m ddp_trainer.benchmark``, a process of its own: this one has no torch."""
+"""`ddp bench`: run ``python -m ddp_trainer.benchmark`` with the same flags. This process imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from ddp_operator.cli.errors import CommandError
 
-# Name, metavar (None: a switch), help. The benchmark declares the same ones; tests/contract keeps the two equal.
+# Name, metavar (None: a switch), help. The benchmark declares the same ones, which tests/contract checks.
 FLAGS: Final = (
     ("--quick", None, "about a minute on two cores: small batches, few systems"),
     ("--device", "NAME", "auto, cpu or cuda; default: cuda if there is one"),
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return the benchmark's exit code. Raises: CommandError, where the trainer is not installed."""
+    """Return the benchmark's exit code. Raises: CommandError, if the trainer is not installed."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("ddp_trainer") is None:
-        raise CommandError("the trainer or PyTorch is not installed; pip install 'ddp-operator[trainer]'")
+        raise CommandError("the trainer is not installed; pip install 'ddp-operator[trainer]'")
     command = [sys.executable, "-m", "ddp_trainer.benchmark"]
     for name, metavar, _ in FLAGS:
         value = getattr(arguments, name.removeprefix("--").replace("-", "_"))

@@ -10,21 +10,17 @@ from typing import Any, Final
 from ddp_operator.cli.api import (
     MERGE_PATCH,
     Api,
-    ApiRefusal,
-    Object,
     add_cluster_arguments,
     add_output_argument,
+    call_job,
     connect,
-    explain_missing,
     get_job,
-    job_path,
     list_pods,
-    write,
 )
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import integer
 
-_ENDED: Final = ("Succeeded", "Failed")
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,62 +28,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command = parser.prog.rpartition(" ")[2]
     parser.add_argument("name", metavar="NAME", help="the job")
     if command == "scale":
-        parser.add_argument("nodes", type=_count, metavar="NODES", help="pods to run with from now on")
+        nodes = integer(1, hint="to stop all pods, use ddp suspend NAME")
+        parser.add_argument("nodes", type=nodes, metavar="NODES", help="new number of pods (spec.nodes)")
     if command == "delete":
-        parser.add_argument("--wait", action="store_true", help="return when its last pod is gone")
-        parser.epilog = "Its pods get SIGTERM and their grace time; checkpoints on claims stay."
+        parser.add_argument("--wait", action="store_true", help="wait until its last pod is gone")
+        parser.epilog = "Its pods get SIGTERM and their grace period; checkpoints on claims are kept."
     else:
         add_output_argument(parser)
     add_cluster_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the command says."""
+    """Change or delete the job."""
     api = connect(arguments)
     if arguments.command == "delete":
         return _delete(api, arguments.name, wait=arguments.wait)
     job = get_job(api, arguments.name)
     phase = job.get("status", {}).get("phase")
-    if phase in _ENDED:
+    if phase in ("Succeeded", "Failed"):
         raise CommandError(
-            f"{arguments.name} has ended ({phase}) and cannot be changed; delete it and submit it anew", ExitCode.FAILED
+            f"{arguments.name} has ended ({phase}) and cannot be changed; delete it and submit it again",
+            ExitCode.FAILED,
         )
+    change: dict[str, Any]
     if arguments.command == "scale":
-        change: dict[str, Any] = {"nodes": arguments.nodes}
-        words = f"asked for {arguments.nodes} nodes (it had {job['spec'].get('nodes', 1)})"
+        change = {"nodes": arguments.nodes}
+        done = f"scaled from {job['spec'].get('nodes', 1)} to {arguments.nodes} nodes"
     else:
         change = {"suspend": arguments.command == "suspend"}
-        words = (
-            "asked to stop; its pods save and end within their grace time" if change["suspend"] else "asked to go on"
-        )
+        done = "suspended; its pods save a checkpoint and exit" if change["suspend"] else "resumed"
     if all(job["spec"].get(key, False) == value for key, value in change.items()):
-        words = "is so already"
+        done = "unchanged"
     else:
-        job = _patch(api, arguments.name, {"spec": change})
-    print(json.dumps(job, indent=2) if arguments.output == "json" else f"{arguments.name}: {words}")
+        job = call_job(api, "PATCH", arguments.name, {"spec": change}, MERGE_PATCH)
+    print(json.dumps(job, indent=2) if arguments.output == "json" else f"{arguments.name}: {done}")
     return ExitCode.OK
-
-
-def _patch(api: Api, name: str, patch: Object) -> Object:
-    try:
-        return write(api, "PATCH", job_path(api.namespace, name), patch, MERGE_PATCH)
-    except ApiRefusal as refusal:
-        raise explain_missing(refusal, api, name) from None
 
 
 def _delete(api: Api, name: str, *, wait: bool) -> int:
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-    try:
-        api.request("DELETE", job_path(api.namespace, name), None, options)
-    except ApiRefusal as refusal:
-        raise explain_missing(refusal, api, name) from None
+    call_job(api, "DELETE", name, options)
     print(f"{name}: deleted", flush=True)
     while wait and list_pods(api, name):
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return ExitCode.OK
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0; to stop all pods: ddp suspend NAME")
-    return int(text)

@@ -1,4 +1,4 @@
-"""`ddp completion`: the commands and their flags as a script for bash, zsh or fish. Static: no call to a cluster."""
+"""`ddp completion`: the commands and their flags as a script for bash, zsh or fish. Static: it calls no cluster."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ complete -o filenames -F _ddp ddp
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("shell", choices=SHELLS, help="for whom: bash, zsh or fish")
-    parser.epilog = "For this shell only: source <(ddp completion bash); for good, write that into ~/.bashrc."
+    parser.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
+    parser.epilog = "For the current shell: source <(ddp completion bash). To keep it, add that line to ~/.bashrc."
 
 
 def run(arguments: argparse.Namespace) -> int:

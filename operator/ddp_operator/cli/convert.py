@@ -1,4 +1,4 @@
-"""`ddp convert`: a Kubeflow PyTorchJob's YAML as that of a DDPTrainingJob, with comments on what is different."""
+"""`ddp convert`: a Kubeflow PyTorchJob's YAML as that of a DDPTrainingJob, with comments on the differences."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ddp_operator.cli.errors import ExitCode
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", help="the YAML with one or more PyTorchJobs; - for standard input")
+    parser.add_argument("file", metavar="FILE", help="the YAML with one or more PyTorchJobs; - reads standard input")
     parser.epilog = (
-        "The result is checked as `ddp render` does; what is to be mended by hand is said, and the exit code is 1."
+        "The result is checked as by `ddp render`. If it needs changes by hand, they are listed and the exit code is 1."
     )
 
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
     if not any(document.get("kind") == "PyTorchJob" for document in documents):
-        raise InvalidManifest([FieldError("kind", "the file holds no kubeflow.org/v1 PyTorchJob")])
+        raise InvalidManifest([FieldError("kind", "there is no kubeflow.org/v1 PyTorchJob in this file")])
     code, parts = ExitCode.OK, []
     for document in documents:
         if document.get("kind") != "PyTorchJob":
@@ -40,6 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
             check_manifest(written)
         except InvalidManifest as error:
             code = ExitCode.FAILED
-            print(f"ddp convert: to be mended by hand\n{error}", file=sys.stderr)
+            print(f"ddp convert: fix by hand:\n{error}", file=sys.stderr)
     print("---\n".join(parts), end="")
     return code

@@ -1,6 +1,6 @@
-"""`ddp drill`: kill a rank of a job that trains, and report how long it took to train again and what was lost.
+"""`ddp drill`: kill a rank of a running job, then measure how long the recovery takes and how many steps are lost.
 
-In a cluster the probe runs in the job's own containers, through pods/exec; on this machine beside a `ddp run`.
+In a cluster the probe runs in the job's own containers, through pods/exec; on this machine beside `ddp run`.
 """
 
 from __future__ import annotations
@@ -22,43 +22,45 @@ from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.logs import LogPod, log_pod
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
 
-_EVERY_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 _START_SECONDS: Final = 180.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("job", metavar="NAME|FILE", help="a job that trains, or a job's YAML to run on this machine")
-    parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="the rank whose process is killed")
+    parser.add_argument("job", metavar="NAME|FILE", help="a running job, or a job's YAML to run on this machine")
+    parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="the rank whose process to kill")
     parser.add_argument(
         "--after",
         type=int,
         default=3,
         metavar="STEPS",
-        help="kill once the processes have made so many; default: 3; 0: for a script that reports none",
+        help="kill after this many steps; default: 3; use 0 for a script that reports no steps",
     )
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="give up after; default: 600")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="give up after this time; default: 600"
+    )
     add_output_argument(parser)
     add_cluster_arguments(parser)
-    parser.epilog = "A FILE is run with the arguments behind --, drilled, and stopped."
+    parser.epilog = "A FILE is run (arguments after -- go to the script), drilled and stopped."
 
 
 class Target(Protocol):
     """A job that can be drilled."""
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what rank 0's page says, several times a second, for ever."""
+        """Yield samples of rank 0's metrics page, several times a second, without end."""
         ...
 
     def kill(self, rank: int) -> str:
-        """Kill a rank's process; return who it was. Raises: CommandError, where there is no such rank."""
+        """Kill a rank's process; return its description. Raises: CommandError, if there is no such rank."""
         ...
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do the drill and report. Raises: CommandError."""
+    """Run the drill and print the result. Raises: CommandError."""
     if arguments.kill < 0:
-        raise CommandError("--kill: ranks are counted from 0")
+        raise CommandError("--kill: must be at least 0")
     if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json")):
         from ddp_operator.cli.drill_local import LocalRun
 
@@ -68,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         api = connect(arguments)
         phase = (get_job(api, arguments.job).get("status") or {}).get("phase", "Pending")
         if phase != "Running":
-            raise CommandError(f"{arguments.job} is {phase}; a drill needs a job that is Running", ExitCode.FAILED)
+            raise CommandError(f"{arguments.job} is {phase}; a drill needs a Running job", ExitCode.FAILED)
         target = PodTarget(api, arguments.job)
         who, found = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     report(arguments, who, found)
@@ -84,14 +86,14 @@ def drill(
     clock: Callable[[], float] = time.monotonic,
     start: float = _START_SECONDS,
 ) -> tuple[str, Recovery]:
-    """Wait until the job trains, kill, and measure. Return who was killed, and the recovery. Raises: CommandError."""
+    """Wait until the job trains, kill, and measure. Return what was killed, and the recovery. Raises: CommandError."""
     samples = target.samples()
     before = _wait_for_steps(samples, after, clock() + start)
     who = target.kill(rank)
     killed_at = clock()
     found = measure(before, killed_at, itertools.takewhile(lambda s: s.time < killed_at + timeout, samples))
     if found is None:
-        raise CommandError(f"killed {who}; training has not begun again within {timeout:.0f} s", ExitCode.FAILED)
+        raise CommandError(f"killed {who}; training did not resume within {timeout:.0f} s", ExitCode.FAILED)
     return who, found
 
 
@@ -104,7 +106,8 @@ def _wait_for_steps(samples: Iterator[Sample], after: int, until: float) -> Samp
         if sample.time > until:
             break
     raise CommandError(
-        f"rank 0 has not made {after} steps; a drill needs a job that trains (one that reports no steps: --after 0)",
+        f"rank 0 has not completed {after} steps; a drill needs a job that trains "
+        "(if the script reports no steps, use --after 0)",
         ExitCode.FAILED,
     )
 
@@ -122,12 +125,12 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
         }
         print(json.dumps(parts, indent=2))
         return
-    rung = {"process": "workers restarted in place", "pod": "the pod was replaced", "group": "a new attempt"}
+    level = {"process": "workers restarted in place", "pod": "pod replaced", "group": "new attempt"}
     print(f"killed      {who}")
     to = "the next step" if found.steps_lost is not None else "running workers"
-    print(f"recovery    {found.seconds:.1f} s to {to} ({rung[found.rung]})")
+    print(f"recovery    {found.seconds:.1f} s to {to} ({level[found.rung]})")
     if found.steps_lost is None:
-        print("steps lost  unknown: no steps were looked at (--after 0)")
+        print("steps lost  unknown (--after 0)")
     else:
         print(f"steps lost  {found.steps_lost} (at step {found.step_before}, resumed from {found.resumed_from})")
 
@@ -155,10 +158,10 @@ class PodTarget:
                 if pid:
                     return f"rank {rank} (process {pid} in pod {pod.name})"
         last = sum(pod.nproc for pod in pods) - 1
-        raise CommandError(f"--kill: no pod of {self._name} runs a rank {rank}; its ranks are 0 to {last}")
+        raise CommandError(f"--kill: {self._name} has no rank {rank}; its ranks are 0 to {last}")
 
     def samples(self) -> Iterator[Sample]:
-        """Yield pod 0's page; where that pod is gone, of its successor."""
+        """Yield samples of pod 0, and of its replacement once it is gone."""
         found: queue.Queue[Sample | CommandError] = queue.Queue()
         threading.Thread(target=self._watch, args=(found,), daemon=True).start()
         while True:
@@ -172,10 +175,10 @@ class PodTarget:
             while True:
                 for pod in [pod for pod in self._running() if pod.node == 0][-1:]:
                     port = str(self._port())
-                    for line in self._execute(self._api, pod, probe_command("watch", port, str(_EVERY_SECONDS))):
+                    for line in self._execute(self._api, pod, probe_command("watch", port, str(_POLL_SECONDS))):
                         found.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
                 found.put(Sample(time.monotonic()))
-                time.sleep(_EVERY_SECONDS)
+                time.sleep(_POLL_SECONDS)
         except CommandError as error:
             found.put(error)
 
@@ -199,7 +202,7 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
     from kubernetes.stream import stream
     from websocket import WebSocketException
 
-    # The stream function swaps a method of its client while it runs, so it gets one of its own.
+    # stream() replaces a method of its client while it runs, so it gets a client of its own.
     core = client.CoreV1Api(client.ApiClient(api.client.configuration))
     options = {"container": pod.container, "stdin": False, "stdout": True, "stderr": True, "tty": False}
     try:
@@ -216,7 +219,7 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
             raise CommandError(
                 f"needs pods/exec in namespace {api.namespace}: {error.reason}", ExitCode.CLUSTER
             ) from None
-        return  # the pod has gone, or is not quite there
+        return  # the pod is gone, or not ready yet
     try:
         while socket.is_open() or socket.peek_stdout():
             line = socket.readline_stdout(timeout=5)

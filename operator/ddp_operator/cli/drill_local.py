@@ -24,16 +24,16 @@ from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.io import read_file
 from ddp_operator.recovery import Sample, parse_sample
 
-_EVERY_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _RUN: Final = "import sys; from ddp_operator.cli import main; sys.exit(main())"
 
 
 def _with_recovery(text: str) -> str:
-    """Return a file whose job is restarted as it is in a cluster; `ddp run` by itself restarts nothing unasked."""
+    """Return the file with a cluster's default restarts; `ddp run` restarts only what the file asks for."""
     try:
         job = parse_manifest(text).job
     except InvalidManifest:
-        return text  # `ddp run` says what is wrong
+        return text  # `ddp run` reports the errors
     documents = load_documents(text)
     for spec in (one["spec"] for one in documents if one.get("kind") == constants.KIND):
         limits = {"inPlaceRestarts": job.in_place_restarts, "maxRestarts": job.spec.recovery.max_restarts}
@@ -42,14 +42,14 @@ def _with_recovery(text: str) -> str:
 
 
 class LocalRun:
-    """A run of a job's YAML on this machine. Its output goes to stderr; it is stopped on leaving."""
+    """A run of a job's YAML on this machine. Its output goes to stderr; it is stopped on exit."""
 
     def __init__(self, file: str, extra: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
         self._file, self._job = file, Path(self._folder.name) / "job.yaml"
-        words = ["run", str(self._job), "--plain", "--name", "drill", "--runs-dir", self._folder.name]
-        words += ["--", *extra] if extra else []
-        self._command = [sys.executable, "-P", "-c", _RUN, *words]
+        options = ["run", str(self._job), "--plain", "--name", "drill", "--runs-dir", self._folder.name]
+        options += ["--", *extra] if extra else []
+        self._command = [sys.executable, "-P", "-c", _RUN, *options]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalRun:
@@ -62,10 +62,10 @@ class LocalRun:
     ) -> None:
         process = self._process
         assert process is not None
-        for _ in range(2):  # the second asks it to be quick about it
+        for _ in range(2):  # the second signal kills the pods at once
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
-                time.sleep(_EVERY_SECONDS)
+                time.sleep(_POLL_SECONDS)
         process.wait()
         self._folder.cleanup()
 
@@ -77,19 +77,19 @@ class LocalRun:
             page = probe.read_page(port) if port is not None else {}
             yield parse_sample(page, time.monotonic(), self._attempt())
             if self._process.poll() is not None:
-                raise CommandError("the run ended before the drill was over; its last words are above", ExitCode.FAILED)
-            time.sleep(_EVERY_SECONDS)
+                raise CommandError("the run ended before the drill was over; its summary is above", ExitCode.FAILED)
+            time.sleep(_POLL_SECONDS)
 
     def kill(self, rank: int) -> str:
         """Kill a rank's process among the descendants of the run."""
         assert self._process is not None
         pid = probe.kill(rank, self._process.pid)
         if not pid:
-            raise CommandError(f"--kill: there is no rank {rank} in this run; ranks are counted from 0")
+            raise CommandError(f"--kill: there is no rank {rank} in this run")
         return f"rank {rank} (process {pid})"
 
     def _metrics_port(self) -> int | None:
-        """Return where the newest pod 0 serves its page; None before it does."""
+        """Return the metrics port of the newest pod 0; None before it listens."""
         files = Path(self._folder.name).glob("drill-*/pods/*/metrics-port")
         own = [file for file in files if re.search(r"-0-[a-z0-9]{5}$", file.parent.name)]
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Follows the jobs of a namespace: one listing, then a watch, and again from the start when that breaks."""
+"""Follow the jobs of a namespace: list, then watch; list again when the watch ends."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TRIES: Final = 30
 def follow_jobs(
     api: Api, namespace: str | None, name: str = "", *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[Jobs]:
-    """Yield all jobs, by namespace and name, now and after each change, for ever; ``name``: that one only.
+    """Yield all jobs (or only ``name``), by namespace and name, now and after every change.
 
-    A server that goes away is asked again for half a minute. Raises: CommandError.
+    A server that cannot be reached is retried for half a minute. Raises: CommandError.
     """
     failures = -_TRIES  # at the start the first failure is final
     query = {"fieldSelector": f"metadata.name={name}"} if name else {}
@@ -36,7 +36,7 @@ def follow_jobs(
             watch = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
             for line in api.lines(job_path(namespace), query | watch, timeout=_WATCH_SECONDS + 30):
                 event = json.loads(line)
-                if event["type"] == "ERROR":  # such as 410: too old a version; the next listing is newer
+                if event["type"] == "ERROR":  # such as 410: the resource version is too old
                     break
                 if event["type"] == "DELETED":
                     jobs.pop(_key(event["object"]), None)

@@ -17,7 +17,7 @@ from ddp_operator.progress import format_duration
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="the jobs of all namespaces")
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="list the jobs of all namespaces")
     parser.add_argument(
         "-o", "--output", choices=("text", "wide", "json"), default="text", help="default: text; wide: more columns"
     )
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, or the list as the API server gives it."""
+    """Print the table, or the list as the API server returns it."""
     api = connect(arguments)
     found = list_jobs(api, None if arguments.all_namespaces else api.namespace)
     if arguments.output == "json":
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     items = found["items"]
     if not items:
         where = "in any namespace" if arguments.all_namespaces else f'in namespace "{api.namespace}"'
-        print(f"there are no jobs {where}; `ddp submit job.yaml` makes one", file=sys.stderr)
+        print(f"no jobs {where}; create one with `ddp submit job.yaml`", file=sys.stderr)
         return ExitCode.OK
     wide = arguments.output == "wide"
     for line in format_table(items, utc_now(), namespaces=arguments.all_namespaces, wide=wide):
@@ -45,13 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
 def format_table(
     items: Iterable[Mapping[str, Any]], now: datetime, *, namespaces: bool = False, wide: bool = False
 ) -> list[str]:
-    """Return head and rows. The columns are those that the CRD gives to kubectl."""
+    """Return the header and the rows. The columns are the CRD's printer columns."""
     from ddp_operator.api.crd import build_crd
 
     columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
     shown = [column for column in columns if wide or not column.get("priority")]
-    head = [*(["NAMESPACE"] if namespaces else []), "NAME", *(column["name"].upper() for column in shown)]
-    rows = [head]
+    header = [*(["NAMESPACE"] if namespaces else []), "NAME", *(column["name"].upper() for column in shown)]
+    rows = [header]
     for item in sorted(items, key=lambda item: (item["metadata"].get("namespace", ""), item["metadata"]["name"])):
         metadata = item["metadata"]
         cells = [metadata.get("namespace", "")] if namespaces else []
@@ -60,7 +60,7 @@ def format_table(
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines whose columns stand below each other."""
+    """Return rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.cli.api import Api, ApiRefusal, add_cluster_arguments, connect, get_job, list_pods, place
+from ddp_operator.cli.api import Api, ApiError, add_cluster_arguments, api_path, connect, get_job, list_pods
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.kubeobjects.containers import find_trainer
 
-_LOOK_SECONDS: Final = 1.0
-_FOLLOW_SECONDS: Final = 3600.0  # a rank may say nothing for that long
-# What PyTorch writes of a rank, and torchrun with --tee of a local rank.
+_POLL_SECONDS: Final = 1.0
+_FOLLOW_SECONDS: Final = 3600.0  # a rank may print nothing for that long
+# The prefix of the launcher for a rank, and that of torchrun --tee for a local rank.
 _RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
 _LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
 
@@ -29,20 +29,20 @@ _LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("name", metavar="NAME", help="the job")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on to the job's end, over restarts")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the job until it ends, across restarts")
     parser.add_argument("--node", type=int, metavar="INDEX", help="only this pod (completion index)")
-    parser.add_argument("--attempt", type=int, metavar="N", help="only this one; default: the newest, with -f all")
+    parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt; default: the newest, all with -f")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N lines of each pod")
-    parser.add_argument("--timestamps", action="store_true", help="begin each line with the kubelet's time")
+    parser.add_argument("--timestamps", action="store_true", help="start each line with the kubelet's timestamp")
     add_cluster_arguments(parser)
     parser.epilog = (
-        "A pod with several ranks writes one log, in which each line says its rank; where one does not "
-        "(DDP_LOG_PREFIX=0), it is shown with the ranks of the pod."
+        "Every line starts with the rank that wrote it, or with all ranks of the pod where the rank is unknown "
+        "(DDP_LOG_PREFIX=0)."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the lines. With ``--follow`` return when the job has ended and everything is printed."""
+    """Print the lines. With ``--follow`` return once the job has ended and everything is printed."""
     api = connect(arguments)
     get_job(api, arguments.name)
     source = PodLogs(api, arguments.name, arguments.node, arguments.attempt, arguments.tail)
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     pods = source.pods()
     if not pods:
         raise CommandError(
-            f"{arguments.name} has no pods that match; `ddp why {arguments.name}` says what it waits for",
+            f"no pods of {arguments.name} match; `ddp why {arguments.name}` says what it waits for",
             ExitCode.NOT_FOUND,
         )
     newest = max(pod.attempt for pod in pods)
@@ -84,7 +84,7 @@ class Line:
 
     @property
     def order(self) -> str:
-        """The time as text that sorts: fractions have no zeros at their end, and a Z would come after a digit."""
+        """The time as text that sorts: fractions have no trailing zeros, and Z sorts after the digits."""
         return self.time.removesuffix("Z")
 
 
@@ -99,13 +99,13 @@ class PodLogs:
         self._tail = tail
 
     def pods(self) -> list[LogPod]:
-        """Return the pods that have begun to write, in the order of attempt and index."""
+        """Return the pods whose container has started, by attempt and index."""
         found = [log_pod(pod) for pod in list_pods(self._api, self._name) if _has_log(pod)]
         chosen = [pod for pod in found if self._node in (None, pod.node) and self._attempt in (None, pod.attempt)]
         return sorted(chosen, key=lambda pod: (pod.attempt, pod.node, pod.name))
 
     def is_over(self) -> bool:
-        """Tell whether the job has ended (or is gone), so that no further pod will come."""
+        """Tell whether the job has ended or was deleted, so that no more pods will start."""
         try:
             return (get_job(self._api, self._name).get("status") or {}).get("phase") in ENDED_PHASES
         except CommandError as error:
@@ -114,13 +114,13 @@ class PodLogs:
             raise
 
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
-        """Yield the lines of a pod, and where asked those to come. One that is gone has none.
+        """Yield the lines of a pod, none if it is gone; ``follow``: also future ones. Raises: CommandError.
 
-        A stream that breaks off before the pod has ended is taken up again after its last line. Raises: CommandError.
+        A stream that breaks off while the pod runs is resumed after its last line.
         """
         query = {"container": pod.container, "timestamps": "true", "follow": str(follow).lower()}
         query |= {} if self._tail is None else {"tailLines": str(self._tail)}
-        path = place("v1", "pods", self._api.namespace, pod.name, "log")
+        path = api_path("v1", "pods", self._api.namespace, pod.name, "log")
         last = ""
         while True:
             try:
@@ -129,8 +129,8 @@ class PodLogs:
                     if line.order > last:
                         last = line.order
                         yield line
-            except ApiRefusal as refusal:
-                if refusal.status in (400, 404):  # not started yet, or removed meanwhile
+            except ApiError as error:
+                if error.status in (400, 404):  # not started yet, or already deleted
                     return
                 raise
             except CommandError:
@@ -149,10 +149,10 @@ class PodLogs:
         )
 
 
-def follow(source: Any, *, sleep: Callable[[float], None] = time.sleep, look: float = _LOOK_SECONDS) -> Iterator[Line]:
-    """Yield lines of all pods as they come, of those too that start later, until the job has ended.
+def follow(source: Any, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:
+    """Yield the lines of all pods, also of those that start later, until the job has ended.
 
-    ``source`` has the methods of PodLogs. Raises: CommandError, of whichever reader met it.
+    ``source`` has the methods of PodLogs. Raises: CommandError, from any of the streams.
     """
     lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
     readers: dict[str, threading.Thread] = {}
@@ -174,9 +174,9 @@ def follow(source: Any, *, sleep: Callable[[float], None] = time.sleep, look: fl
                         readers[pod.name].start()
                 if over:
                     break
-                over = source.is_over()  # and one more look: the last pod may have started meanwhile
+                over = source.is_over()  # list the pods once more: the last one may have started meanwhile
                 if not over:
-                    sleep(look)
+                    sleep(poll)
             for reader in readers.values():
                 reader.join()
             lines.put(None)
@@ -191,7 +191,7 @@ def follow(source: Any, *, sleep: Callable[[float], None] = time.sleep, look: fl
 
 
 def log_pod(pod: Mapping[str, Any]) -> LogPod:
-    """Return what of a pod matters for its log."""
+    """Return the parts of a pod that its log needs."""
     metadata, trainer = pod["metadata"], find_trainer(pod)
     env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
     nproc = env.get(constants.ENV_NPROC_PER_NODE, "1")
@@ -205,34 +205,28 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
 
 
 def split_line(text: str, pod: LogPod) -> Line:
-    """Return a line of a pod's log with the rank that wrote it, or with the ranks of the pod.
-
-    Ranks go through the pods in the order of their index.
-    """
-    moment, _, words = text.partition(" ")
+    """Return a line of a pod's log with the rank that wrote it, or with the ranks of the pod."""
+    moment, _, message = text.partition(" ")
     first = pod.node * pod.nproc
-    if match := _RANK.match(words):
-        return Line(moment, f"rank {match[1]}", words[match.end() :])
-    if (match := _LOCAL_RANK.match(words)) and int(match[1]) < pod.nproc:
-        return Line(moment, f"rank {first + int(match[1])}", words[match.end() :])
+    if match := _RANK.match(message):
+        return Line(moment, f"rank {match[1]}", message[match.end() :])
+    if (match := _LOCAL_RANK.match(message)) and int(match[1]) < pod.nproc:
+        return Line(moment, f"rank {first + int(match[1])}", message[match.end() :])
     prefix = f"rank {first}" if pod.nproc == 1 else f"ranks {first}-{first + pod.nproc - 1}"
-    return Line(moment, prefix, words)
+    return Line(moment, prefix, message)
 
 
 def _has_log(pod: Mapping[str, Any]) -> bool:
-    for status in (pod.get("status") or {}).get("containerStatuses") or ():
-        state = status.get("state") or {}
-        if "running" in state or "terminated" in state:
-            return True
-    return False
+    states = [status.get("state") or {} for status in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return any("running" in state or "terminated" in state for state in states)
 
 
-def _number(text: Any, otherwise: int) -> int:
-    return int(text) if str(text).isdigit() else otherwise
+def _number(text: Any, default: int) -> int:
+    return int(text) if str(text).isdigit() else default
 
 
 def _print(line: Line, *, timestamps: bool) -> None:
-    # A progress bar of the script's own redraws itself with carriage returns: only its last state counts.
-    words = line.text.rstrip("\r").rpartition("\r")[2]
-    sys.stdout.write((f"{line.time} " if timestamps else "") + f"[{line.prefix}] {words}\n")
+    # A progress bar redraws itself with carriage returns: only its last state is printed.
+    text = line.text.rstrip("\r").rpartition("\r")[2]
+    sys.stdout.write((f"{line.time} " if timestamps else "") + f"[{line.prefix}] {text}\n")
     sys.stdout.flush()

@@ -1,9 +1,9 @@
-"""What `ddp drill` runs inside a training pod (and beside local ones): kill a rank's process, read the pod's page.
+"""What `ddp drill` runs inside a training pod (and beside local ones): kill a rank's process, read its metrics.
 
 One file, standard library only, Python 3.9: it is handed to the container's own ``python3 -c``. Prints JSON lines.
 
     probe.py kill <rank> [<pid of an ancestor>]
-    probe.py watch <port> <seconds between looks>
+    probe.py watch <port> <interval in seconds>
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def descends(pid: int, ancestor: int) -> bool:
 
 
 def find_worker(rank: int, ancestor: int = 0) -> int:
-    """Return the process of a rank, 0 where there is none. Children inherit RANK: the topmost one is meant."""
+    """Return the process of a rank, 0 if there is none: the topmost, since children inherit RANK."""
     wanted = str(rank).encode()
     for name in filter(str.isdigit, os.listdir("/proc")):
         if environment(name).get(b"RANK") != wanted or environment(parent(name)).get(b"RANK") == wanted:
@@ -83,14 +83,14 @@ def read_page(port: int) -> dict[str, float]:
     return found
 
 
-def main(words: list[str]) -> None:
-    """Do what the words say."""
-    if words[0] == "kill":
-        print(json.dumps({"killed": kill(*map(int, words[1:]))}), flush=True)
+def main(argv: list[str]) -> None:
+    """Run the subcommand."""
+    if argv[0] == "kill":
+        print(json.dumps({"killed": kill(*map(int, argv[1:]))}), flush=True)
         return
     while True:
-        print(json.dumps(read_page(int(words[1]))), flush=True)
-        time.sleep(float(words[2]))
+        print(json.dumps(read_page(int(argv[1]))), flush=True)
+        time.sleep(float(argv[2]))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ _HEAD: Final = """\
 
 <!-- Generated from the commands' parsers by `make generate`. Do not edit. -->
 
-`ddp run`, `render`, `convert`, `report` and `bench` work on this machine. The others talk to a cluster, with the login
-that kubectl has: the kubeconfig and its current context, or the account of the pod they run in. They need no more
-than kubectl would, and kubectl can do all of it: `ddp` adds progress bars, logs of all ranks in one stream, and `why`.
+`ddp run`, `render`, `convert`, `report` and `bench` work on this machine. The others talk to a cluster and log in as
+kubectl does: with the kubeconfig and its current context, or with the service account of the pod they run in. They need
+the same permissions as kubectl, which can do all of it too; `ddp` adds progress bars, the logs of all ranks in one
+stream, and `why`.
 
-Results go to standard output, everything else to standard error, so that `-o json` can be read by a program. What is
-refused is refused in a sentence that says what to do.
+Results go to standard output, messages to standard error, so that programs can read `-o json`. An error message says
+what to do.
 
 ## Exit codes
 

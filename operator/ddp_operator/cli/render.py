@@ -1,4 +1,4 @@
-"""`ddp render`: say what `kubectl apply` would refuse, else print exactly what the operator would create."""
+"""`ddp render`: report what `kubectl apply` would refuse, else print exactly what the operator would create."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ddp_operator.cli.errors import CommandError, ExitCode
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - for standard input")
+    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - reads standard input")
     parser.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
-    parser.add_argument("--check", action="store_true", help="print nothing but what is wrong")
-    parser.epilog = "Owner references hold a UID of zeros, since only an API server gives one."
+    parser.add_argument("--check", action="store_true", help="print errors only")
+    parser.epilog = "Owner references have a UID of zeros, since only an API server assigns one."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_operator.validation import check_manifest
 
     if arguments.extra:
-        raise CommandError("takes no arguments after --; they are for `ddp run`")
+        raise CommandError("unexpected arguments after --; they are for `ddp run`")
     children = check_manifest(read_file(arguments.file)).children
     if arguments.check:
         return ExitCode.OK

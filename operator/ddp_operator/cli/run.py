@@ -7,41 +7,46 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import integer, read_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - for standard input")
-    parser.add_argument("--nodes", type=_positive, metavar="N", help="pods instead of spec.nodes")
-    parser.add_argument("--procs", type=_positive, metavar="N", help="worker processes a pod, for spec.procPerNode")
-    parser.add_argument("--cpu", action="store_true", help="ask for no GPU; one worker a pod unless --procs says more")
+    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - reads standard input")
+    parser.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: spec.nodes")
+    parser.add_argument(
+        "--procs", type=integer(1), metavar="N", help="worker processes per pod; default: spec.procPerNode"
+    )
+    parser.add_argument("--cpu", action="store_true", help="use no GPUs; one worker per pod unless --procs is set")
     parser.add_argument(
         "--max-restarts",
-        type=_count,
+        type=integer(0),
         metavar="N",
-        help="start all pods anew up to N times after a failure, for spec.recovery.maxRestarts; default: what the file "
-        "says, else 0",
+        help="restart all pods up to N times after a failure; default: spec.recovery.maxRestarts of the file, else 0",
     )
     parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
-    parser.add_argument("--name", type=_folder, metavar="NAME", help="name of the run folder, for the job's name")
+    parser.add_argument(
+        "--name", type=_folder_name, metavar="NAME", help="name of the run folder; default: the name of the job"
+    )
     parser.add_argument(
         "--metrics-port",
-        type=_port,
+        type=integer(1024, 65535),
         metavar="BASE",
-        help="pod 0 serves /metrics here, pod 1 on the next; default: free",
+        help="port of pod 0's /metrics, pod 1 uses the next, and so on; default: free ports",
     )
-    parser.add_argument("--logs", action="store_true", help="show the lines of pod 0's log as they are written")
-    parser.add_argument("--plain", action="store_true", help="lines instead of a progress bar, also on a terminal")
+    parser.add_argument("--logs", action="store_true", help="stream pod 0's log")
+    parser.add_argument(
+        "--plain", action="store_true", help="print lines instead of a progress bar, also on a terminal"
+    )
     parser.add_argument("--quiet", action="store_true", help="print only the summary")
-    parser.epilog = "What follows -- is added to the arguments of the training script."
+    parser.epilog = "Arguments after -- are appended to those of the training script."
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the file, run it, and return 0 only if the job succeeded. Raises: CommandError and InvalidManifest."""
-    from ddp_operator.cli.io import read_file
     from ddp_operator.local.adapt import Unsuitable
 
     try:
@@ -79,7 +84,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     machine = adapt.probe_machine()
     resource = adapt.adapt_resource(manifest.resource, changes, machine, manifest.written["spec"].get("recovery"))
-    errors = check_rules(resource, None)  # --nodes and --procs may break one
+    errors = check_rules(resource, None)  # --nodes and --procs may violate one
     if errors:
         raise InvalidManifest(errors)
     resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, machine)
@@ -91,7 +96,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         adapt.check_ports(arguments.metrics_port, job.spec.nodes)
     return RunPlan(
         text=text,
-        command=arguments.typed,
+        command=arguments.command_line,
         resource=_as_new(resource),
         others=manifest.others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),
@@ -110,32 +115,16 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
 
 
 def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resource as a user would create it: what an API server wrote into a copied one is dropped."""
+    """Return the resource as a user would create it: without what an API server has added."""
     kept = ("name", "namespace", "labels", "annotations")
     metadata = {key: resource["metadata"][key] for key in kept if resource["metadata"].get(key)}
     return {**{k: v for k, v in resource.items() if k != "status"}, "metadata": metadata}
 
 
-def _positive(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    return number if number >= 1 else _complain(f"{text!r} is no number above 0")
-
-
-def _count(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else -1
-    return number if number >= 0 else _complain(f"{text!r} is no number from 0 up")
-
-
-def _folder(text: str) -> str:
-    # It stays below --runs-dir, and is not taken for an option by what is typed after it.
-    fits = re.fullmatch(r"\w[\w.-]*", text)
-    return text if fits else _complain(f"{text!r} is no name of letters, digits, _, . and -")
-
-
-def _port(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    return number if 1024 <= number <= 65535 else _complain(f"{text!r} is no port from 1024 to 65535")
-
-
-def _complain(message: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(message)
+def _folder_name(text: str) -> str:
+    # It must stay below --runs-dir, and must not look like an option in a command that is typed later.
+    if not re.fullmatch(r"\w[\w.-]*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: must be letters, digits, _, . and -, and start with a letter or digit"
+        )
+    return text

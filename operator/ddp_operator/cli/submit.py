@@ -12,15 +12,14 @@ from ddp_operator import constants
 from ddp_operator.cli.api import (
     FIELD_MANAGER,
     Api,
-    ApiRefusal,
+    ApiError,
     Object,
     add_cluster_arguments,
     add_output_argument,
+    api_path,
+    call_job,
     connect,
-    job_path,
     list_jobs,
-    place,
-    write,
 )
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.io import read_file
@@ -30,12 +29,12 @@ _APPLY: Final = "application/apply-patch+yaml"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - for standard input")
-    parser.add_argument("--dry-run", action="store_true", help="let the API server check it and store nothing")
-    parser.add_argument("-w", "--watch", action="store_true", help="then show its progress to its end")
+    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - reads standard input")
+    parser.add_argument("--dry-run", action="store_true", help="let the API server check the job without storing it")
+    parser.add_argument("-w", "--watch", action="store_true", help="then watch the job until it ends")
     add_output_argument(parser)
     add_cluster_arguments(parser)
-    parser.epilog = "Other objects of the file (ConfigMaps, Secrets, claims) are applied first."
+    parser.epilog = "Other objects in the file (ConfigMaps, Secrets, claims) are applied first."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,66 +42,58 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_operator.validation import check_manifest
 
     if arguments.watch and arguments.output == "json":
-        raise CommandError("--watch prints lines for people; leave out --output json, or use `ddp watch -o json`")
-    text = read_file(arguments.file)
-    manifest = check_manifest(text).manifest
+        raise CommandError("--watch prints text; leave out --output json, or use `ddp watch -o json`")
+    manifest = check_manifest(read_file(arguments.file)).manifest
     api = connect(arguments)
     api.namespace = arguments.namespace or manifest.resource["metadata"].get("namespace") or api.namespace
-    list_jobs(api, api.namespace)  # before anything is stored: does the cluster know the kind, and may we?
+    list_jobs(api, api.namespace)  # before anything is stored: is the operator installed, and have we access?
     for other in manifest.others:
         _apply(api, other, dry_run=arguments.dry_run)
-    created = _create(api, manifest.resource, dry_run=arguments.dry_run)
-    name = created["metadata"]["name"]
+    name = manifest.resource["metadata"]["name"]
+    try:
+        created = call_job(api, "POST", name, _without_server_fields(manifest.resource), dry_run=arguments.dry_run)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        raise CommandError(
+            f'the job "{name}" already exists in namespace "{api.namespace}"; '
+            f"delete it with `ddp delete {name}`, or choose another metadata.name",
+            ExitCode.FAILED,
+        ) from None
     if arguments.output == "json":
         print(json.dumps(created, indent=2))
         return ExitCode.OK
-    done = "would be submitted" if arguments.dry_run else "submitted"
-    print(f'{name}: {done} to namespace "{api.namespace}"')
+    print(f'{name}: {"would be submitted" if arguments.dry_run else "submitted"} to namespace "{api.namespace}"')
     if arguments.dry_run:
         return ExitCode.OK
     if not arguments.watch:
-        print(f"follow it with:  ddp watch {name}   ddp logs {name} -f   ddp why {name}", file=sys.stderr)
+        print(f"next:  ddp watch {name}   ddp logs {name} -f   ddp why {name}", file=sys.stderr)
         return ExitCode.OK
     from ddp_operator.cli.watch import watch_one
 
     return watch_one(api, name)
 
 
-def _create(api: Api, resource: Mapping[str, Any], *, dry_run: bool) -> Object:
+def _apply(api: Api, item: Mapping[str, Any], *, dry_run: bool) -> None:
+    """Apply another object of the file (server-side apply). Raises: CommandError."""
+    kind, version = str(item.get("kind")), str(item.get("apiVersion"))
+    name = str((item.get("metadata") or {}).get("name", ""))
     try:
-        return write(api, "POST", job_path(api.namespace), _without_server_fields(resource), dry_run=dry_run)
-    except ApiRefusal as refusal:
-        name = resource["metadata"]["name"]
-        if refusal.status == 409:
-            raise CommandError(
-                f'there is already a job "{name}" in namespace "{api.namespace}"; '
-                f"`ddp delete {name}` removes it, or choose another metadata.name",
-                ExitCode.FAILED,
-            ) from None
-        raise
-
-
-def _apply(api: Api, other: Mapping[str, Any], *, dry_run: bool) -> None:
-    """Apply an object of the file that is no job: created where it is missing, else brought to what the file says."""
-    kind, version = str(other.get("kind")), str(other.get("apiVersion"))
-    name = str((other.get("metadata") or {}).get("name", ""))
-    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    try:
-        served = api.request("GET", root)["resources"]
-    except ApiRefusal as refusal:
-        if refusal.status != 404:
+        served = api.request("GET", f"/apis/{version}" if "/" in version else f"/api/{version}")["resources"]
+    except ApiError as error:
+        if error.status != 404:
             raise
         served = []
     found = next((entry for entry in served if entry["kind"] == kind and "/" not in entry["name"]), None)
     if found is None or not name:
-        raise CommandError(f"the file holds a {kind} ({version}) {name!r} that the cluster does not know; remove it")
-    path = place(version, found["name"], api.namespace if found["namespaced"] else None, name)
+        raise CommandError(f"the cluster does not know {kind} ({version}) {name!r} in this file; remove it")
+    namespace = {"namespace": api.namespace} if found["namespaced"] else {}
+    path = api_path(version, found["name"], namespace.get("namespace"), name)
     query = {"fieldManager": FIELD_MANAGER, "force": "false"} | ({"dryRun": "All"} if dry_run else {})
-    body = {**other, "metadata": {**other["metadata"], **({"namespace": api.namespace} if found["namespaced"] else {})}}
     try:
-        api.request("PATCH", path, query, body, _APPLY)
-    except ApiRefusal as refusal:
-        raise CommandError(f"{kind} {name}: {refusal}", ExitCode.CLUSTER) from None
+        api.request("PATCH", path, query, {**item, "metadata": {**item["metadata"], **namespace}}, _APPLY)
+    except ApiError as error:
+        raise CommandError(f"{kind} {name}: {error}", ExitCode.CLUSTER) from None
     print(f"{kind} {name}: {'would be applied' if dry_run else 'applied'}", file=sys.stderr)
 
 

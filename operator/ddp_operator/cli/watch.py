@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
-from typing import Any, Final, Protocol, TextIO
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol, TextIO
 
 import msgspec
 
@@ -14,29 +14,27 @@ from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cli.api import Api, add_cluster_arguments, connect, get_job
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.following import Jobs, follow_jobs
+from ddp_operator.display import LiveRegion, PlainDisplay, View, build_table
 from ddp_operator.kubeobjects.timestamps import utc_now
-from ddp_operator.local.display import PlainDisplay, View, describe_progress
 from ddp_operator.why import explain_why
-
-_COLORS: Final = {"Running": "green", "Succeeded": "bright_green", "Failed": "red", "Rejected": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one job, to its end; default: all, until Ctrl-C")
-    parser.add_argument("-A", "--all-namespaces", action="store_true", help="the jobs of all namespaces")
-    parser.add_argument("--plain", action="store_true", help="lines instead of bars, also on a terminal")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="watch one job until it ends; default: all jobs")
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="watch the jobs of all namespaces")
+    parser.add_argument("--plain", action="store_true", help="print lines instead of bars, also on a terminal")
     parser.add_argument(
-        "-o", "--output", choices=("text", "json"), default="text", help="json: a line with the resource at each change"
+        "-o", "--output", choices=("text", "json"), default="text", help="json: print the resource at every change"
     )
     add_cluster_arguments(parser)
-    parser.epilog = "With NAME it ends with the job: 0 if that succeeded, 1 if not."
+    parser.epilog = "Exit code with NAME: 0 if the job succeeded, 1 if it failed. Without NAME it runs until Ctrl-C."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show the jobs until the one that was named has ended."""
+    """Show the jobs until the named one has ended."""
     if arguments.name and arguments.all_namespaces:
-        raise CommandError("-A shows all jobs; leave it out, or NAME")
+        raise CommandError("-A watches all jobs; use either NAME or -A")
     api = connect(arguments)
     screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output)
     if arguments.name:
@@ -46,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def watch_one(api: Api, name: str, screen: Screen | None = None) -> int:
-    """Show one job to its end; return 0 if it succeeded."""
+    """Show one job until it ends; return 0 if it succeeded."""
     get_job(api, name)
     return _show(follow_jobs(api, api.namespace, name), screen or choose_screen(sys.stdout), api.namespace, name)
 
@@ -83,14 +81,15 @@ def _show(states: Iterable[Jobs], screen: Screen, namespace: str = "", name: str
 
 
 def view_of(job: dict[str, Any]) -> View:
-    """Return what there is to show of a resource."""
+    """Return the state of a resource as it is shown."""
     try:
         status = msgspec.convert(job.get("status") or {}, Status)
     except msgspec.ValidationError:
         return View("Unknown")
     phase = status.phase or "Pending"
     reason = "" if phase in ("Running", "Succeeded") else explain_why(job, (), utc_now()).reason
-    return View(phase, status.attempt, reason, status.progress)
+    nodes = (status.nodes.ready, status.nodes.desired or job["spec"].get("nodes", 1))
+    return View(phase, status.attempt, reason, status.progress, nodes)
 
 
 class PlainScreen:
@@ -101,7 +100,7 @@ class PlainScreen:
         self._displays: dict[tuple[str, str], PlainDisplay] = {}
 
     def show(self, jobs: Jobs) -> None:
-        """Print a line for each job of which there is news."""
+        """Print a line for each job that has changed."""
         for key, job in sorted(jobs.items()):
             if key not in self._displays:
                 self._displays[key] = PlainDisplay(self._stream, name=key[1])
@@ -110,7 +109,7 @@ class PlainScreen:
             self._displays.pop(key).line(f"{key[1]}: deleted")
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Do nothing: there is nothing to restore."""
 
 
 class JsonScreen:
@@ -130,62 +129,32 @@ class JsonScreen:
                 self._stream.flush()
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Do nothing: there is nothing to restore."""
 
 
-class RichScreen:
+class TableScreen:
     """A table that stays in place, a row and a bar for each job."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._live = Live(console=Console(file=stream), auto_refresh=False, vertical_overflow="visible")
-        self._live.start()
+        self._region = LiveRegion(stream)
 
     def show(self, jobs: Jobs) -> None:
         """Draw the table anew."""
-        self._live.update(build_table(jobs), refresh=True)
+        self._region.show(build_table(rows_of(jobs)))
 
     def close(self) -> None:
         """Leave the last state on the terminal."""
-        self._live.stop()
+        self._region.close()
 
 
-def build_table(jobs: Jobs) -> Any:
-    """Return the table of jobs for Rich."""
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, expand=False)
-    for head in ("NAME", "PHASE", "NODES", "PROGRESS", ""):
-        table.add_column(head, no_wrap=True, overflow="ellipsis")
-    # On a narrow terminal Rich takes the room from columns that may wrap: from the figures here, not from the names.
-    table.add_column("")
+def rows_of(jobs: Jobs) -> Iterator[tuple[str, View]]:
+    """Yield the names and states of jobs, sorted."""
     for (_, name), job in sorted(jobs.items()):
-        view = view_of(job)
-        shown = view.progress.percent if view.progress else None
-        percent = float(shown.rstrip("%")) if shown else 0.0
-        if view.phase == "Succeeded":
-            percent = 100.0
-        nodes = (job.get("status") or {}).get("nodes") or {}
-        wanted = nodes.get("desired") or job["spec"].get("nodes", 1)
-        rest = [part for part in describe_progress(view.progress) if part != shown]
-        phase = view.phase if view.attempt <= 1 else f"{view.phase} (attempt {view.attempt})"
-        table.add_row(
-            Text(name, "bold"),
-            Text(phase, _COLORS.get(view.phase, "yellow")),
-            f"{nodes.get('ready', 0)}/{wanted}",
-            ProgressBar(total=100.0, completed=percent, width=24),
-            f"{percent:.1f}%",
-            Text("  ".join(filter(None, [view.reason, *rest])), no_wrap=True, overflow="ellipsis"),
-        )
-    return table if jobs else Text("no jobs")
+        yield name, view_of(job)
 
 
 def choose_screen(stream: TextIO, *, plain: bool = False, output: str = "text") -> Screen:
-    """Return what suits the options and the stream."""
+    """Return the screen that suits the options and the stream."""
     if output == "json":
         return JsonScreen(stream)
-    return PlainScreen(stream) if plain or not stream.isatty() else RichScreen(stream)
+    return PlainScreen(stream) if plain or not stream.isatty() else TableScreen(stream)

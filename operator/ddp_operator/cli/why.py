@@ -6,7 +6,7 @@ import argparse
 import json
 
 from ddp_operator.cli.api import (
-    ApiRefusal,
+    ApiError,
     add_cluster_arguments,
     add_output_argument,
     connect,
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = get_job(api, arguments.name)
     try:
         events = list_events(api, arguments.name, job["metadata"]["uid"])
-    except ApiRefusal:  # without permission to read Events the conditions still say most
+    except ApiError:  # without permission to read Events the conditions still say most
         events = []
     why = explain_why(job, events, utc_now())
     if arguments.output == "json":

@@ -19,10 +19,10 @@ import msgspec
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
+from ddp_operator.display import FaultTolerantStream, View, choose_display
 from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.local.claims import ClaimInUse, ClaimLock
 from ddp_operator.local.cluster import LocalCluster
-from ddp_operator.local.display import Screen, View, choose_display
 from ddp_operator.local.fields import Finding
 from ddp_operator.local.folder import RunFolder, is_out_of_space
 from ddp_operator.local.job_controller import completion_index
@@ -110,9 +110,8 @@ class Run:
                 close_record(RunFolder(former))
         name = plan.resource["metadata"]["name"]
         self._key = Key(plan.resource["metadata"].get("namespace") or "default", name)
-        self._screen = Screen(sys.stdout, self._on_screen_lost)
-        stream = cast(TextIO, self._screen)
-        self._display = choose_display(name, quiet=plan.quiet, plain=plan.plain, stream=stream)
+        self._output = FaultTolerantStream(sys.stdout, self._on_output_lost)
+        self._display = choose_display(name, cast(TextIO, self._output), quiet=plan.quiet, plain=plan.plain)
         self._cluster = LocalCluster(
             self._folder.path, plan.runs_dir / CLAIMS, metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
         )
@@ -268,8 +267,8 @@ class Run:
             interrupted=self._broken is None and bool(self._signals),
         )
         self._folder.write_summary(summary + "\n")
-        self._screen.write(summary + "\n")
-        self._screen.flush()
+        self._output.write(summary + "\n")
+        self._output.flush()
         return Outcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
 
     async def _write_report(self) -> None:
@@ -331,7 +330,8 @@ class Run:
         page = self._recorder.page
         progress = build_progress(page.values, status.progress, page.rates) or status.progress
         waits_for = "" if self._is_over() else _waiting_for(status)
-        return View(status.phase or "Pending", status.attempt, waits_for, progress)
+        nodes = (status.nodes.ready, self._plan.resource["spec"]["nodes"])
+        return View(status.phase or "Pending", status.attempt, waits_for, progress, nodes)
 
     def _show(self) -> None:
         if not self._showing:
@@ -365,7 +365,7 @@ class Run:
         if event.type == "Warning" and not self._is_over():  # the last words are the summary's
             self._display.line(f"{time.strftime('%H:%M:%S')} {event.reason}: {event.message.splitlines()[0]}")
 
-    def _on_screen_lost(self, error: OSError) -> None:
+    def _on_output_lost(self, error: OSError) -> None:
         """Say where the run can be followed now: it goes on, and the exit code is the job's, as without `| head`."""
         with suppress(OSError):
             print(

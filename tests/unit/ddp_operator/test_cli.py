@@ -43,7 +43,7 @@ def prepare(*words: str, **changes: Any) -> Any:
     cli_run.add_arguments(parser)
     before, _, after = " ".join(words).partition("-- ")
     arguments = parser.parse_args([write(**changes), *before.split()])
-    arguments.extra, arguments.typed = after.split(), "ddp run job.yaml"
+    arguments.extra, arguments.command_line = after.split(), "ddp run job.yaml"
     return cli_run._prepare(Path("job.yaml").read_text(), arguments)
 
 
@@ -114,7 +114,7 @@ def test_a_secret_that_is_not_in_the_file_is_refused_before_anything_runs(
 
 
 @pytest.mark.parametrize(
-    ("file", "words"), [("none.yaml", "No such file"), (".", "directory"), ("binary", "is not UTF-8 text")]
+    ("file", "words"), [("none.yaml", "No such file"), (".", "directory"), ("binary", "not UTF-8 text")]
 )
 def test_a_file_that_cannot_be_read_is_refused(
     file: str, words: str, capsys: pytest.CaptureFixture[str], folder: Path
@@ -135,7 +135,7 @@ def test_an_error_of_our_own_is_no_failure_of_the_job(
 ) -> None:
     monkeypatch.setattr("ddp_operator.validation.check_manifest", lambda text: 1 // 0)
     assert main(["render", write()]) == 70
-    assert capsys.readouterr().err.endswith("ddp render: this is an error in ddp itself; please report it\n")
+    assert capsys.readouterr().err.endswith("ddp render: this is a bug in ddp; please report it\n")
 
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
-from ddp_operator.local.display import (
+from ddp_operator.display import (
+    FaultTolerantStream,
     PlainDisplay,
     QuietDisplay,
     RichDisplay,
-    Screen,
     View,
     choose_display,
     describe_view,
@@ -108,7 +108,7 @@ def test_the_bar_shows_phase_percent_and_figures_and_lines_go_above_it() -> None
 def test_the_stream_and_the_options_choose_the_display(
     stream: io.StringIO, quiet: bool, plain: bool, kind: type
 ) -> None:
-    assert isinstance(choose_display("x", quiet=quiet, plain=plain, stream=stream), kind)
+    assert isinstance(choose_display("x", stream, quiet=quiet, plain=plain), kind)
 
 
 # --- summary ----------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_screen_that_nobody_reads_goes_quiet_and_says_so_once() -> None:
     os.close(reader)
     lost: list[OSError] = []
     with open(writer, "w") as stream:
-        screen = Screen(stream, lost.append)
+        screen = FaultTolerantStream(stream, lost.append)
         for _ in range(3):
             PlainDisplay(cast(TextIO, screen)).line("training")
         stream.write("at the end")  # as the interpreter flushes what is left: no error

@@ -24,7 +24,8 @@ from ddp_operator.cli.errors import CommandError
 from ddp_operator.cli.following import follow_jobs
 from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
-from ddp_operator.cli.watch import JsonScreen, PlainScreen, build_table, choose_screen
+from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, rows_of
+from ddp_operator.display import build_table
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.recovery import Sample
 from tests.support.builders import NOW, child_pod
@@ -47,7 +48,7 @@ RUNNING = {
 @pytest.mark.parametrize(
     "content", [b"a: [\n", b"- 1\n", b"\x95\xff", b"", b"a: 1\n", b"current-context: a\ncontexts: 7\n"]
 )
-def test_a_file_that_is_no_kubeconfig_is_the_users(
+def test_a_malformed_kubeconfig_is_a_user_error(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config"
@@ -68,13 +69,13 @@ class TestList:
         assert "FAILURE" in head
         assert row.split()[0] == "ml"
 
-    def test_columns_stand_below_each_other(self) -> None:
+    def test_columns_are_aligned(self) -> None:
         head, *rows = format_table([job("a"), job("a-long-name", **RUNNING)], NOW)
         assert {line.find("2") for line in rows} == {head.find("NODES")}
 
 
 class TestScreens:
-    def test_plain_lines_carry_the_name_and_only_news(self) -> None:
+    def test_plain_lines_have_the_name_and_are_printed_on_change(self) -> None:
         stream = io.StringIO()
         screen = PlainScreen(stream)
         for _ in range(3):
@@ -107,7 +108,7 @@ class TestScreens:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=140, force_terminal=False)
-        console.print(build_table({("ml", "x"): job(**RUNNING), ("ml", "y"): job("y", phase="Succeeded")}))
+        console.print(build_table(rows_of({("ml", "x"): job(**RUNNING), ("ml", "y"): job("y", phase="Succeeded")})))
         assert isinstance(console.file, io.StringIO)
         _, first, second = console.file.getvalue().splitlines()
         assert "Running" in first
@@ -120,7 +121,7 @@ class TestScreens:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=80, force_terminal=False)
-        console.print(build_table({("ml", "a-long-name"): job("a-long-name", **RUNNING)}))
+        console.print(build_table(rows_of({("ml", "a-long-name"): job("a-long-name", **RUNNING)})))
         assert isinstance(console.file, io.StringIO)
         _, row = console.file.getvalue().splitlines()
         assert row.startswith("a-long-name  Running")
@@ -173,13 +174,13 @@ class TestFollowing:
         api = FakeApi(listing(job(phase="Running")), events)
         assert self.phases(api, 4) == [["Running"], ["Running", "Pending"], ["Failed", "Pending"], ["Failed"]]
 
-    def test_an_old_version_and_a_lost_connection_begin_anew(self) -> None:
+    def test_an_expired_version_and_a_lost_connection_lead_to_a_new_list(self) -> None:
         gone = [{"type": "ERROR", "object": {"code": 410}}]
         lost = CommandError("the server does not answer")
         api = FakeApi(listing(), gone, listing(job(phase="Pending")), [lost], lost, listing(job(phase="Running")))
         assert self.phases(api, 3) == [[], ["Pending"], ["Running"]]
 
-    def test_the_first_failure_is_final(self) -> None:
+    def test_an_unreachable_server_at_the_start_is_an_error(self) -> None:
         with pytest.raises(CommandError, match="does not answer"):
             self.phases(FakeApi(CommandError("the server does not answer")), 1)
 
@@ -207,7 +208,7 @@ class TestLines:
         times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:05.1Z", "2026-01-01T00:00:05.12Z", "2026-01-01T00:00:06Z"]
         assert sorted(times, key=lambda time: Line(time, "", "").order) == times
 
-    def test_what_matters_of_a_pod(self) -> None:
+    def test_container_attempt_and_ranks_are_read_from_the_pod(self) -> None:
         spec = {
             "containers": [
                 {"name": "logs"},
@@ -244,7 +245,7 @@ class TestFollowLogs:
         lines = [line.text for line in follow(source, sleep=lambda _: None)]
         assert sorted(lines) == ["a says a line", "b says a line", "c says a line"]
 
-    def test_a_reader_that_fails_ends_it_with_its_words(self) -> None:
+    def test_an_error_in_one_stream_ends_all(self) -> None:
         with pytest.raises(CommandError, match="forbidden"):
             list(follow(FakeLogs(["forbidden"]), sleep=lambda _: None))
 
@@ -272,15 +273,15 @@ class TestDrill:
         who, found = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
         assert (who, target.killed, found.seconds, found.steps_lost) == ("rank 1", 1, 6.0, 1)
 
-    def test_a_job_that_makes_no_steps_is_not_killed(self) -> None:
+    def test_a_job_without_steps_is_not_killed(self) -> None:
         target = FakeTarget(Sample(1, 1, 0, 0, 0), Sample(500, 1, 0, 0, 0))
-        with pytest.raises(CommandError, match="has not made 3 steps"):
+        with pytest.raises(CommandError, match="has not completed 3 steps"):
             drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
         assert target.killed is None
 
-    def test_a_job_that_does_not_come_back_is_said(self) -> None:
+    def test_a_job_that_does_not_recover_is_an_error(self) -> None:
         target = FakeTarget(Sample(2, 1, 5, 5, 0), Sample(100, 1, 5, 1, 1))
-        with pytest.raises(CommandError, match="not begun again within 60 s"):
+        with pytest.raises(CommandError, match="did not resume within 60 s"):
             drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
 
 

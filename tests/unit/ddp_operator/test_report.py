@@ -239,7 +239,7 @@ class TestCommand:
         ("words", "code", "sentence"),
         [
             (["nothing"], 3, "there is no run nothing"),
-            ([], 3, "holds no run"),
+            ([], 3, "no runs in"),
             (["empty"], 2, "holds no status.yaml"),
         ],
     )
