@@ -70,7 +70,7 @@ class ClusterError(Exception):
     """A call failed for a reason that a later, identical call may not meet (network, 429, 5xx): try again."""
 
 
-class Unable(ClusterError):
+class ServerError(ClusterError):
     """The API server answered that it cannot do it now (5xx), in the words of ``message``: a webhook that is away."""
 
     def __init__(self, message: str) -> None:
@@ -122,7 +122,7 @@ class Cluster(Protocol):
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """POST one child. With ``dry_run`` the object is checked by every admission step and not stored.
 
-        Raises: AlreadyExists, Refused, Unable.
+        Raises: AlreadyExists, Refused, ServerError.
         """
         ...
 
@@ -149,7 +149,7 @@ class Cluster(Protocol):
         """
         ...
 
-    async def reclaim(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+    async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Give a Job and its pods these labels back where somebody has taken them away.
 
         ``owner``: only a Job that is controlled by this UID; none is no error. Returns whether any had lost them.

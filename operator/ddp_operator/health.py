@@ -67,5 +67,5 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _answer(trouble: str | None) -> web.Response:
-    return web.Response(text="ok\n") if trouble is None else web.Response(status=503, text=f"{trouble}\n")
+def _answer(problem: str | None) -> web.Response:
+    return web.Response(text="ok\n") if problem is None else web.Response(status=503, text=f"{problem}\n")

@@ -15,7 +15,7 @@ from ddp_operator.constants import KIND
 from ddp_operator.health import HealthServer
 from ddp_operator.kube import ApiClient, KubeCluster, login
 from ddp_operator.kube.cache import Store, key_of
-from ddp_operator.kube.resync import Synchroniser
+from ddp_operator.kube.resync import Resync
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.leader import FENCE_SHARE, Leader, new_identity
 from ddp_operator.reconcile import Reconciler
@@ -56,12 +56,12 @@ class Operator:
         )
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)
         self.reconciler = Reconciler(
-            self.cluster, progress_interval=settings.progress_interval, on_mark=self.metrics.on_mark
+            self.cluster, progress_interval=settings.progress_interval, on_transition=self.metrics.on_transition
         )
         self.queue: WorkQueue[Key] = WorkQueue(
             self.reconciler.reconcile, workers=settings.workers, on_result=self.metrics.on_reconcile
         )
-        self.sync = Synchroniser(
+        self.sync = Resync(
             self.client,
             self.store,
             namespaces=settings.namespaces,

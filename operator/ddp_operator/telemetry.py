@@ -27,7 +27,16 @@ from ddp_operator.api.status import Phase
 from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.constants import CATEGORIES
 from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import RESTART_CATEGORIES, RUNGS, STAGES, Ended, Failed, Mark, Reached, Restarted
+from ddp_operator.status.transitions import (
+    RESTART_CATEGORIES,
+    RUNGS,
+    STAGES,
+    Ended,
+    Failed,
+    Reached,
+    Restarted,
+    Transition,
+)
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
 
@@ -228,7 +237,7 @@ class Metrics:
         """Count one call to the API server."""
         self.api_requests.labels(verb, resource, code).inc()
 
-    def on_mark(self, mark: Mark) -> None:
+    def on_transition(self, mark: Transition) -> None:
         """Count what a pass has found."""
         match mark:
             case Failed(category):

@@ -12,9 +12,10 @@ import kopf
 import pytest
 import yaml
 
-from ddp_operator import handlers, reconcile, workqueue
+from ddp_operator import handlers, workqueue
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, PLURAL
 from ddp_operator.kube import resync
+from ddp_operator.reconcile import executor
 from ddp_operator.runtime import Operator
 from ddp_operator.status import decide
 from tests.support.builders import job_manifest
@@ -84,7 +85,7 @@ async def test_a_refused_job_is_told_with_the_servers_words(
 async def test_a_webhook_that_is_away_is_told_and_waited_for(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_SERVER_PATIENCE", 0.3)
+    monkeypatch.setattr(executor, "SERVER_PATIENCE", 0.3)
     monkeypatch.setattr(decide, "_RECHECK_REFUSAL", 0.1)
     start()
     words = 'Internal error occurred: failed calling webhook "audit.example.com": connection refused'

@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, Snapshot, Unable
+from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, ServerError, Snapshot
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import KubeCluster, resync, scrape
 from ddp_operator.kube.cache import Store
 from ddp_operator.kube.resources import path
-from ddp_operator.kube.resync import Synchroniser
+from ddp_operator.kube.resync import Resync
 from tests.support.builders import job_manifest
 from tests.support.standin import ClusterActors, StandIn
 from tests.support.standin.kueue import WORKLOAD
@@ -164,7 +164,7 @@ async def test_a_job_that_a_policy_denies_is_forbidden_and_not_wrong(
 async def test_a_server_that_fails_at_a_creation_is_quoted(cluster: KubeCluster, server: StandIn) -> None:
     words = 'Internal error occurred: failed calling webhook "audit.example.com"'
     server.faults.add(500, verb="create", resource="services", message=words)
-    with pytest.raises(Unable) as caught:
+    with pytest.raises(ServerError) as caught:
         await cluster.create(service("extra"))
     assert caught.value.message == f"Service extra: {words}"
 
@@ -285,7 +285,7 @@ async def test_whatever_may_pass_is_a_cluster_error(kubeconfig: Path, server: St
 async def test_events_name_their_resource_and_are_told_apart(cluster: KubeCluster, server: StandIn) -> None:
     resource = (await seen(cluster)).resource
     for number in range(3):
-        await cluster.emit(resource, Event("Warning", "Trouble", f"{number}" + "x" * 5000))
+        await cluster.emit(resource, Event("Warning", "Problem", f"{number}" + "x" * 5000))
     await cluster.close()
     events = server.list("Event")
     assert [event["message"][0] for event in events] == ["0", "1", "2"]
@@ -297,7 +297,7 @@ async def test_a_comparison_with_lists_mends_the_store(
     cluster: KubeCluster, actors: ClusterActors, store: Store
 ) -> None:
     changed: list[Key] = []
-    syncing = Synchroniser(actors.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
+    syncing = Resync(actors.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
     await cluster.create(service())
     await cluster.create(service("extra"))
     await actors.delete("Service", "extra")  # unwatched: nobody tells
@@ -314,7 +314,7 @@ async def test_an_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActor
     nobodys = child("Pod", "p", spec={"containers": [{"name": "c", "image": "i"}]})
     nobodys["metadata"]["labels"][LABEL_JOB_NAME] = ""
     await actors.create(nobodys)
-    syncing = Synchroniser(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
+    syncing = Resync(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
     running = asyncio.create_task(syncing.run())
     await actors.until(syncing.synced.is_set, "agreement")
     running.cancel()
@@ -327,14 +327,14 @@ async def test_long_lists_are_read_page_by_page(
     monkeypatch.setattr(resync, "CHUNK", "2")
     for number in range(5):
         await actors.create(child("ConfigMap", f"c{number}"))
-    await Synchroniser(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None).resync()
+    await Resync(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None).resync()
     assert len(store.entries("ConfigMap")) == 5
     assert server.calls.count(("list", "configmaps", 200)) == 3
 
 
 async def test_the_first_comparison_waits_for_the_watches(actors: ClusterActors, store: Store) -> None:
     resource = await actors.create(job_manifest())
-    syncing = Synchroniser(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
+    syncing = Resync(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
     running = asyncio.create_task(syncing.run())
     await asyncio.sleep(0.1)
     assert not syncing.synced.is_set()

@@ -16,9 +16,10 @@ from ddp_operator.api.status import Status
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
-from ddp_operator.status.observation import NodeView, Observation, observe_children
+from ddp_operator.status.observation import Observation
+from ddp_operator.status.views import NodeView
 from tests.support import strategies
-from tests.support.builders import NOW, job, page
+from tests.support.builders import NOW, job, observe, page
 
 STATUS = jsonschema.Draft202012Validator(
     build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
@@ -54,7 +55,7 @@ class Step:
         if shuffle:
             shuffle.shuffle(jobs)
             shuffle.shuffle(pods)
-        return observe_children(typed, jobs, pods, self.page, asked=self.asked, nodes=self.nodes)
+        return observe(typed, jobs, pods, self.page, page_requested=self.asked, nodes=self.nodes)
 
     def decide(self, status: Status, shuffle: random.Random | None = None) -> Decision:
         typed = self.job(status)

@@ -15,7 +15,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.failures.termination import parse_termination
 from ddp_operator.progress import build_checkpoint, build_progress, parse_page
 from ddp_operator.status.diagnosis import diagnose
-from ddp_operator.status.observation import view_pod
+from ddp_operator.status.views import view_pod
 from tests.support.builders import NOW, child_pod
 from tests.support.strategies import json
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +12,10 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
+from ddp_operator.cluster import Snapshot
 from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.progress import Page
+from ddp_operator.status.observation import Observation, view_children
 
 Json = dict[str, Any]
 
@@ -53,6 +56,15 @@ def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DD
     if status is not None:
         raw["status"] = msgspec.to_builtins(status)
     return parse_resource(raw)
+
+
+def observe(
+    typed: DDPTrainingJob, jobs: Iterable[Json], pods: Iterable[Json], page: Page | None = None, **answers: Any
+) -> Observation:
+    """Return what is observed of a job: its children, and ``answers``, which are further fields of the observation."""
+    seen = view_children(typed, Snapshot({}, jobs=tuple(jobs), pods=tuple(pods)))
+    answers["page_requested"] = answers.get("page_requested", False) or page is not None
+    return Observation(seen.jobs, seen.pods, seen.orphans, page=page, **answers)
 
 
 def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: str = UID, **changes: Any) -> Json:

@@ -15,8 +15,8 @@ from ddp_operator.cluster import (
     Key,
     Object,
     Refused,
+    ServerError,
     Snapshot,
-    Unable,
     claim_of,
     controller_of,
 )
@@ -25,7 +25,7 @@ from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, Store, key_of,
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.event_reader import EventReader
-from ddp_operator.kube.event_writer import EventPoster
+from ddp_operator.kube.event_writer import EventWriter
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.kubeobjects.timestamps import format_time, utc_now
@@ -56,7 +56,7 @@ class KubeCluster:
         self._client = client
         self._store = store
         self._on_change = on_change
-        self._poster = EventPoster(client)
+        self._poster = EventWriter(client)
         self._reader = EventReader(client)
         self._scraper = Scraper()
 
@@ -136,7 +136,7 @@ class KubeCluster:
         except ClusterError as exc:
             answer = exc.__cause__
             if isinstance(answer, ApiError) and answer.status >= 500:
-                raise Unable(f"{manifest['kind']} {meta['name']}: {answer.message}") from exc
+                raise ServerError(f"{manifest['kind']} {meta['name']}: {answer.message}") from exc
             raise
         if not dry_run:
             self._remember(kind, created)
@@ -189,7 +189,7 @@ class KubeCluster:
         ):
             await self._delete(kind, meta["namespace"], meta["name"], found["metadata"]["uid"])
 
-    async def reclaim(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+    async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Read the Job by its name, and its pods by the label that is the Job controller's own."""
         try:
             job = await self._client.request("GET", path("Job", namespace, name), kind=plural("Job"))
@@ -199,7 +199,7 @@ class KubeCluster:
             pods = await self._client.request("GET", path("Pod", namespace), params=params, kind=plural("Pod"))
             own = [item for item in pods.get("items") or () if controller_of(item).get("uid") == job["metadata"]["uid"]]
             found = [("Job", job), *(("Pod", item) for item in own)]
-            lost = [(kind, item) for kind, item in found if not _bears(item, labels)]
+            lost = [(kind, item) for kind, item in found if not _has_labels(item, labels)]
             for kind, item in lost:
                 meta = item["metadata"]
                 # Labels of a pod can be written with its status, which the operator may patch; it may not patch pods.
@@ -412,7 +412,7 @@ class KubeCluster:
                 self._on_change(key)
 
 
-def _bears(item: Object, labels: Mapping[str, str]) -> bool:
+def _has_labels(item: Object, labels: Mapping[str, str]) -> bool:
     return labels.items() <= (item["metadata"].get("labels") or {}).items()
 
 

@@ -27,7 +27,7 @@ CLOSE_TIMEOUT: Final = 1.0
 NAME_LIMIT: Final = 253 - len(".0123456789abcdef")
 
 
-class EventPoster:
+class EventWriter:
     """A bounded queue and one task that empties it, started by the first event."""
 
     def __init__(self, client: ApiClient) -> None:

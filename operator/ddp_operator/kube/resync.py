@@ -37,7 +37,7 @@ Laggard = tuple[str, dict[str, Any]]
 """A kind, and the metadata of an object that is newer in the list than in the store."""
 
 
-class Synchroniser:
+class Resync:
     """Keeps a store true. ``on_change`` is told of every resource for which something was found."""
 
     def __init__(

@@ -183,7 +183,7 @@ class LocalCluster:
         _expect(item, resource_version)
         self.store.change(item, status=dict(status))
 
-    async def reclaim(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+    async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Do nothing: nobody else writes here."""
         return False
 

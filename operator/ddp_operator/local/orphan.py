@@ -22,6 +22,7 @@ from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
+from ddp_operator.status.observation import Pods
 
 
 def close_record(folder: RunFolder) -> bool:
@@ -62,7 +63,7 @@ def interrupt(resource: Mapping[str, Any], command: str, now: datetime) -> dict[
     if job.status.phase in ENDED_PHASES:
         return None
     words = explain_interruption(resource, job.status, command)
-    decision = fail(job, (), None, conditions.INTERRUPTED, words, now)
+    decision = fail(job, Pods(), None, conditions.INTERRUPTED, words, now)
     return {**resource, "status": msgspec.to_builtins(decision.status)}
 
 

@@ -36,6 +36,7 @@ from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
 from ddp_operator.status.claims import exclusive_claim
 from ddp_operator.status.describe import take_values
+from ddp_operator.status.observation import Pods
 from ddp_operator.workqueue import backoff
 
 Object = Mapping[str, Any]
@@ -285,7 +286,7 @@ class Run:
         if resource is None or self._is_over():
             return
         try:
-            decision = fail(parse_resource(resource), (), None, conditions.OPERATOR_ERROR, words, utc_now())
+            decision = fail(parse_resource(resource), Pods(), None, conditions.OPERATOR_ERROR, words, utc_now())
             self._cluster.store.change(resource, status=msgspec.to_builtins(decision.status))
             self._take_status()
         except Exception as another:

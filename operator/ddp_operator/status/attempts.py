@@ -20,9 +20,10 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
-from ddp_operator.status.describe import count_all, count_nodes, describe, note_steps, take_final_progress, without_eta
+from ddp_operator.status.describe import count_all, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node
-from ddp_operator.status.observation import JobView, Observation, PodView
+from ddp_operator.status.observation import Observation, Pods
+from ddp_operator.status.views import JobView, PodView
 
 _BELIEVED = timedelta(minutes=10)
 # The Job controller's back-off after a failed pod.
@@ -107,7 +108,7 @@ def restart_free(
     return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", reason, words))
 
 
-def readmit(job: DDPTrainingJob, observation: Observation, words: str, now: datetime) -> Decision:
+def readmit_nodes(job: DDPTrainingJob, observation: Observation, words: str, now: datetime) -> Decision:
     """Begin the next attempt without avoiding any node: the avoided ones are needed."""
     job = replace_fields(job, status=replace(job.status, failed_nodes=()))
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
@@ -116,7 +117,7 @@ def readmit(job: DDPTrainingJob, observation: Observation, words: str, now: date
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
 
 
-def lose_nodes(
+def record_lost_nodes(
     job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...], now: datetime, *, explains: bool
 ) -> Decision:
     """Note nodes that were lost with pods on them, before those pods are declared failed.
@@ -158,7 +159,7 @@ def resize_in_place(job: DDPTrainingJob, observation: Observation, now: datetime
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
 
-def succeed(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> Decision:
+def succeed(job: DDPTrainingJob, pods: Pods, now: datetime) -> Decision:
     """End well, unless spec.processGroupPolicy wants more than pods that succeed."""
     nodes = job.status.attempt_nodes
     policy = job.spec.process_group_policy or "Warn"
@@ -175,10 +176,10 @@ def succeed(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> De
     return _end(job, job.status, "Succeeded", facts, pods, now)
 
 
-def _success(job: DDPTrainingJob, pods: tuple[PodView, ...], nodes: int) -> tuple[str, str]:
+def _success(job: DDPTrainingJob, pods: Pods, nodes: int) -> tuple[str, str]:
     if job.spec.success_policy == "RankZero":
         return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough by spec.successPolicy"
-    done = sum(pod.phase == "Succeeded" for pod in c.newest_by_index(pods).values())
+    done = sum(pod.phase == "Succeeded" for pod in pods.newest.values())
     late = nodes - done
     if job.spec.elastic is not None and any(pod.alive for pod in pods):
         return c.ALL_NODES_SUCCEEDED, f"{done} pods succeeded; {late} more came when training was over"
@@ -187,7 +188,7 @@ def _success(job: DDPTrainingJob, pods: tuple[PodView, ...], nodes: int) -> tupl
 
 def fail(
     job: DDPTrainingJob,
-    pods: tuple[PodView, ...],
+    pods: Pods,
     cause: LastFailure | None,
     reason: str,
     conclusion: str,
@@ -248,14 +249,13 @@ def _begin(
     now: datetime,
     restart: Fact | None = None,
 ) -> Decision:
-    seen = replace_fields(observation, page=None, asked=False, failed_in_place=())  # the page was the former attempt's
+    # The page was the former attempt's.
+    seen = replace_fields(observation, page=None, page_requested=False, failures_in_place=())
     pods = observation.pods_of(status.attempt)
     return Decision(describe(job, status, seen, pods, refusal, now, restart), requeue_after=AT_ONCE)
 
 
-def _end(
-    job: DDPTrainingJob, status: Status, phase: Phase, facts: list[Fact], pods: tuple[PodView, ...], now: datetime
-) -> Decision:
+def _end(job: DDPTrainingJob, status: Status, phase: Phase, facts: list[Fact], pods: Pods, now: datetime) -> Decision:
     status = take_final_progress(status, pods, now)
     facts += [
         Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED),
@@ -267,7 +267,7 @@ def _end(
         phase=phase,
         observed_generation=job.generation,
         completion_time=truncate(now),
-        nodes=count_nodes(status.attempt_nodes, pods),
+        nodes=pods.counts(status.attempt_nodes),
         restarts=count_all(status.restarts),
         progress=without_eta(status.progress),
         conditions=c.merge_conditions(status.conditions, facts, now, job.generation),

@@ -12,7 +12,7 @@ from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.status import conditions as c
 from ddp_operator.status.describe import take_final_progress
 from ddp_operator.status.diagnosis import Diagnosis
-from ddp_operator.status.observation import PodView
+from ddp_operator.status.observation import Pods
 
 CRASH_LOOP: Final = 3
 """So many failures in a row without a step beyond what was reached before end a job: more would be a waste."""
@@ -23,7 +23,7 @@ Limit = tuple[str, str]
 """Why there is no further attempt: the reason of the condition Failed, and the conclusion in words."""
 
 
-def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: tuple[PodView, ...]) -> Limit | None:
+def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods) -> Limit | None:
     """Return why another attempt would end alike, whatever is left of the budget; None: it might not."""
     cause = diagnosis.cause
     if cause is None:
@@ -33,7 +33,7 @@ def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: tuple[PodView, ...
     return (cause.category, "") if diagnosis.permanent else None
 
 
-def charge(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...], now: datetime) -> Restarts:
+def charge(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime) -> Restarts:
     """Return the budget with a failure of the current attempt charged to it.
 
     Checkpointed progress renews it; a step beyond the farthest one ends a row of failures without progress. Where no
@@ -70,7 +70,7 @@ def find_limit(job: DDPTrainingJob, cause: LastFailure, charged: Restarts) -> Li
     return None
 
 
-def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, ...]) -> bool:
+def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods) -> bool:
     """Tell whether a failure of the current attempt is the same as the last one, without progress in between."""
     last = job.status.last_failure
     if last is None or not cause.signature or cause.signature != last.signature:
@@ -82,6 +82,6 @@ def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: tuple[PodView, .
     return not _lasted(pods)
 
 
-def _lasted(pods: tuple[PodView, ...]) -> bool:
+def _lasted(pods: Pods) -> bool:
     ends = [(pod.started, pod.termination.time) for pod in pods if pod.termination]
     return any(start and end and end - start.timestamp() >= _LASTED.total_seconds() for start, end in ends)

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.status.decision import Action, Decision, DeleteJob, DeleteResource, SuspendJob
 from ddp_operator.status.diagnosis import will_fail_job
-from ddp_operator.status.lost_nodes import free_lost_pods
-from ddp_operator.status.observation import JobView, Observation
+from ddp_operator.status.lost_nodes import fail_lost_pods
+from ddp_operator.status.observation import Observation
 from ddp_operator.status.queueing import is_queued
+from ddp_operator.status.views import JobView
 
 # While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
 LATER = 10.0
@@ -17,13 +18,13 @@ LATER = 10.0
 _FAIL_JOB_PATIENCE = timedelta(seconds=60)
 
 
-def after_the_end(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
     """Clean up; later, delete the resource. The status stays as it is."""
     actions: list[Action] = []
     waits: list[float] = []
     for view in observation.jobs:
         actions += _clean(view, job, observation, now, waits)
-    actions += free_lost_pods(job, observation, now, waits)
+    actions += fail_lost_pods(job, observation, now, waits)
     ttl, ended = job.spec.ttl_seconds_after_finished, job.status.completion_time
     if ttl is not None and ended is not None:
         left = (ended + timedelta(seconds=ttl) - now).total_seconds()
@@ -34,7 +35,7 @@ def after_the_end(job: DDPTrainingJob, observation: Observation, now: datetime) 
     return Decision(job.status, tuple(actions), min(waits, default=None))
 
 
-def will_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
+def is_about_to_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
     """Tell whether the Job controller is about to end a Job whose failure is in the ledger."""
     failure = job.status.last_failure
     seen = failure.time if failure and failure.attempt == view.attempt else None
@@ -48,7 +49,7 @@ def _clean(
     policy = job.spec.clean_pod_policy
     if view.deleting:
         return []
-    if view.attempt < job.status.attempt and not view.finished and not will_fail(view, job, observation, now):
+    if view.attempt < job.status.attempt and not view.finished and not is_about_to_fail(view, job, observation, now):
         # Made by an operator that was deposed before and heard late: nobody has asked for its pods.
         return [DeleteJob(view.name, view.uid)]
     if policy == "None":
@@ -57,7 +58,7 @@ def _clean(
         return [DeleteJob(view.name, view.uid)]
     if view.finished:
         return []
-    if will_fail(view, job, observation, now):
+    if is_about_to_fail(view, job, observation, now):
         waits.append(LATER)
         return []
     if is_queued(job, view):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.status import Condition, ConditionStatus
 from ddp_operator.kubeobjects.timestamps import truncate
-from ddp_operator.status.observation import Observation, PodView
+from ddp_operator.status.observation import Observation, Pods
+from ddp_operator.status.views import PodView
 
 ACCEPTED: Final = "Accepted"
 SUSPENDED: Final = "Suspended"
@@ -140,13 +141,13 @@ def merge_conditions(
 
 
 def describe_rendezvous(
-    pods: tuple[PodView, ...], nodes: int, observation: Observation, before: Condition | None, now: datetime
+    pods: Pods, nodes: int, observation: Observation, before: Condition | None, now: datetime
 ) -> Fact:
     """Return Rendezvoused. ``before``: what it was at the last look of this attempt.
 
     The launcher on pod 0 knows when torchrun has started the workers; a page with a step proves it too.
     """
-    newest = newest_by_index(pods)
+    newest = pods.newest
     running = {index for index, pod in newest.items() if pod.phase in ("Running", "Succeeded")}
     missing = [str(index) for index in range(nodes) if index not in running]
     if missing:
@@ -156,13 +157,14 @@ def describe_rendezvous(
         )
     page = observation.page
     if page is None:
-        if before is not None and (before.status == "True" or (not observation.asked and _is_news_of_page(before))):
+        stands = not observation.page_requested and before is not None and _is_news_of_page(before)
+        if before is not None and (before.status == "True" or stands):
             return Fact(RENDEZVOUSED, before.status, before.reason, before.message)
     elif page.training or page.launcher_phase in ("Running", "Stopping", "Done"):
         return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"all {nodes} pods have joined")
     elif not page.launcher_phase and before is not None and before.status == "True":
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
-    if page is None and observation.asked and all(_is_old(pod, now) for pod in newest.values()):
+    if page is None and observation.page_requested and all(_is_old(pod, now) for pod in newest.values()):
         words = "the metrics page of pod 0 does not answer the operator, which so cannot see whether training has begun"
         return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, words)
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
@@ -181,17 +183,9 @@ def _is_old(pod: PodView, now: datetime) -> bool:
     return pod.started is not None and now - pod.started > _PAGE_PATIENCE
 
 
-def newest_by_index(pods: tuple[PodView, ...]) -> Mapping[int, PodView]:
-    """Return one pod for each index, ascending: of a replaced pod and its successors the one that counts now."""
-    chosen: dict[int, PodView] = {}
-    for pod in sorted(pods, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name)):
-        chosen[pod.index] = pod
-    return chosen
-
-
-def describe_distribution(pods: tuple[PodView, ...]) -> Fact | None:
+def describe_distribution(pods: Pods) -> Fact | None:
     """Return Distributed of pods that have succeeded: whether a process group spanned all ranks; None: not known."""
-    ends = {index: pod.termination for index, pod in newest_by_index(pods).items() if pod.phase == "Succeeded"}
+    ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
     known = [
         (index, end.world_size, end.group_size)
         for index, end in ends.items()
@@ -213,14 +207,3 @@ def describe_distribution(pods: tuple[PodView, ...]) -> Fact | None:
         "the script has to call torch.distributed.init_process_group() in every rank"
     )
     return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, words)
-
-
-def count_pods(pods: tuple[PodView, ...]) -> tuple[int, int, int, int]:
-    """Return (running, ready, succeeded, failed) over the newest pod of each index."""
-    newest = newest_by_index(pods).values()
-    return (
-        sum(pod.phase == "Running" and not pod.deleting for pod in newest),
-        sum(pod.phase == "Running" and pod.ready and not pod.deleting for pod in newest),
-        sum(pod.phase == "Succeeded" for pod in newest),
-        sum(pod.phase == "Failed" for pod in newest),
-    )

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.status import conditions as c
-from ddp_operator.status.observation import JobView, PodView
+from ddp_operator.status.observation import Pods
 from ddp_operator.status.queueing import is_queued
+from ddp_operator.status.views import JobView
 
 
 def resumes(job: DDPTrainingJob) -> bool:
@@ -36,9 +37,7 @@ def waiting_since(job: DDPTrainingJob, attempt_job: JobView | None) -> datetime 
     return max(filter(None, (began, changed)), default=None)
 
 
-def pending(
-    job: DDPTrainingJob, attempt_job: JobView | None, pods: tuple[PodView, ...], now: datetime
-) -> datetime | None:
+def pending(job: DDPTrainingJob, attempt_job: JobView | None, pods: Pods, now: datetime) -> datetime | None:
     """Return the end of the time in which all pods must run; None once they have, since they were last wanted."""
     since, seconds = now if resumes(job) else waiting_since(job, attempt_job), job.spec.pending_deadline_seconds
     if since is None or seconds is None or job.status.is_true(c.RENDEZVOUSED):

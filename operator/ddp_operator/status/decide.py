@@ -17,7 +17,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.status import attempts, budget, deadlines, lost_nodes
 from ddp_operator.status import conditions as c
-from ddp_operator.status.cleanup import LATER, after_the_end, will_fail
+from ddp_operator.status.cleanup import LATER, clean_up, is_about_to_fail
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import (
     Action,
@@ -28,11 +28,12 @@ from ddp_operator.status.decision import (
     ResizeJob,
     SuspendJob,
 )
-from ddp_operator.status.describe import count_nodes, describe, without_eta
+from ddp_operator.status.describe import describe, without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
-from ddp_operator.status.observation import JobView, Observation, PodView
+from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.status.queueing import is_queued, was_suspending
-from ddp_operator.status.scheduling import next_question
+from ddp_operator.status.scheduling import event_poll_delay
+from ddp_operator.status.views import JobView, PodView
 
 # While something is awaited that sends no event: a page, a report.
 _SOON = 1.0
@@ -52,14 +53,13 @@ def decide(
     job: DDPTrainingJob,
     observation: Observation,
     now: datetime,
-    *,
     refusal: Refusal | None = None,
     progress_interval: float = 10.0,
 ) -> Decision:
     """Return what to write and what to do. ``refusal``: the spec as it stands cannot be carried out."""
     status = job.status
     if is_finished(status):
-        return after_the_end(job, observation, now)
+        return clean_up(job, observation, now)
     newest = max(observation.jobs, key=lambda view: view.attempt, default=None)
     if newest is not None and newest.attempt > status.attempt:
         return attempts.recover(job, observation, newest, now)
@@ -72,11 +72,11 @@ def decide(
     if _is_enough(job, pods, now):
         return attempts.succeed(job, pods, now)
     if attempt_job is not None and attempt_job.complete:
-        unseen = count_nodes(status.attempt_nodes, pods).succeeded < status.attempt_nodes
+        unseen = pods.counts(status.attempt_nodes).succeeded < status.attempt_nodes
         return dataclasses.replace(attempts.succeed(job, pods, now), needs_fresh_read=unseen)
     lost_now = lost_nodes.lost_pods(job, observation, now)
     if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
-        return attempts.lose_nodes(job, lost_now, now, explains=_explains(job, lost_now))
+        return attempts.record_lost_nodes(job, lost_now, now, explains=_explains(job, lost_now))
     if not job.spec.suspend:
         diagnosis = diagnose(
             status.attempt,
@@ -108,11 +108,11 @@ def decide(
         return attempts.resize(job, observation, now)
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None and now - blocked[0] >= _NODE_PATIENCE and refusal is None:
-        return attempts.readmit(job, observation, blocked[1], now)
+        return attempts.readmit_nodes(job, observation, blocked[1], now)
     return _follow(job, observation, attempt_job, pods, now, refusal, progress_interval)
 
 
-def _is_enough(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) -> bool:
+def _is_enough(job: DDPTrainingJob, pods: Pods, now: datetime) -> bool:
     """Tell whether the pods that have succeeded are all that it takes; the others may fail when they are left alone."""
     if job.spec.success_policy == "RankZero":
         return any(pod.index == 0 and pod.phase == "Succeeded" for pod in pods)
@@ -120,13 +120,13 @@ def _is_enough(job: DDPTrainingJob, pods: tuple[PodView, ...], now: datetime) ->
     return over is not None and now >= over
 
 
-def _late_comers_over(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> datetime | None:
+def _late_comers_over(job: DDPTrainingJob, pods: Pods) -> datetime | None:
     """Return when an elastic job has succeeded although some of its pods still run; None: it has to wait for them.
 
     Pods that train together end together, pod 0 among them. One that runs on came when training was over, and would
     wait for pod 0 until rendezvous.joinTimeoutSeconds.
     """
-    newest = c.newest_by_index(pods)
+    newest = pods.newest
     zero = newest.get(0)
     if job.spec.elastic is None or zero is None or zero.phase != "Succeeded" or zero.termination is None:
         return None
@@ -154,7 +154,7 @@ def _answer_failure(
     job: DDPTrainingJob,
     observation: Observation,
     diagnosis: Diagnosis,
-    pods: tuple[PodView, ...],
+    pods: Pods,
     now: datetime,
     refusal: Refusal | None,
 ) -> Decision:
@@ -185,12 +185,12 @@ def _why_free(job: DDPTrainingJob, diagnosis: Diagnosis, attempt_job: JobView | 
     return ""
 
 
-def _await_report(job: DDPTrainingJob, diagnosis: Diagnosis, pods: tuple[PodView, ...], now: datetime) -> Decision:
+def _await_report(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods, now: datetime) -> Decision:
     """Say for whom it is waited before a failure counts, and change nothing else."""
     fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, diagnosis.waiting)
     status = replace(
         job.status,
-        nodes=count_nodes(job.status.attempt_nodes, pods),
+        nodes=pods.counts(job.status.attempt_nodes),
         progress=without_eta(job.status.progress),
         conditions=c.merge_conditions(job.status.conditions, [fact], now, job.generation),
     )
@@ -218,7 +218,7 @@ def _explains(job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...]) -> bo
     )
 
 
-def keeps_job(job: DDPTrainingJob, attempt_job: JobView | None, pods: tuple[PodView, ...]) -> bool:
+def keeps_job(job: DDPTrainingJob, attempt_job: JobView | None, pods: Pods) -> bool:
     """Tell whether a lost pod is better replaced inside its Job than answered by a new attempt (ADR 0010).
 
     A new Job would stand at the end of its queue again. An elastic job's other pods go on meanwhile, as long as there
@@ -235,7 +235,7 @@ def keeps_job(job: DDPTrainingJob, attempt_job: JobView | None, pods: tuple[PodV
     return is_queued(job, attempt_job)
 
 
-def _follows_size(job: DDPTrainingJob, attempt_job: JobView, pods: tuple[PodView, ...]) -> bool:
+def _follows_size(job: DDPTrainingJob, attempt_job: JobView, pods: Pods) -> bool:
     """Tell whether the Job of an elastic job can be given another size.
 
     Kueue alone changes that of what it queues, and nobody that of a gang.
@@ -260,7 +260,7 @@ def _follow(
     job: DDPTrainingJob,
     observation: Observation,
     attempt_job: JobView | None,
-    pods: tuple[PodView, ...],
+    pods: Pods,
     now: datetime,
     refusal: Refusal | None,
     progress_interval: float,
@@ -293,7 +293,7 @@ def _follow(
         actions += _suspend_actions(job, attempt_job)
         if attempt_job.nodes != job.status.attempt_nodes and _follows_size(job, attempt_job, pods):
             actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
-        if not observation.service and not attempt_job.finished and refusal is None:
+        if not observation.shared_complete and not attempt_job.finished and refusal is None:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
     described = describe(job, _note_resumption(job, now), observation, pods, refusal, now)
     if described.phase == "Running" or (described.phase == "Restarting" and pods):
@@ -307,10 +307,10 @@ def _follow(
     blocked = _blocked_by_avoidance(job, pods)
     if blocked is not None:
         waits.append(max(_SOON, (blocked[0] + _NODE_PATIENCE - now).total_seconds()))
-    question = next_question(job, observation, now)
+    question = event_poll_delay(job, observation, now, observation.polling_jobs)
     if question is not None and not job.spec.suspend:
         waits.append(question)
-    actions += lost_nodes.free_lost_pods(job, observation, now, waits)
+    actions += lost_nodes.fail_lost_pods(job, observation, now, waits)
     return Decision(described, tuple(actions), min(waits, default=None))
 
 
@@ -327,7 +327,7 @@ def _was_edited(job: DDPTrainingJob, attempt_job: JobView, observation: Observat
     return attempt_job.spec_digest not in ("", job.spec_digest)
 
 
-def _blocked_by_avoidance(job: DDPTrainingJob, pods: tuple[PodView, ...]) -> tuple[datetime, str] | None:
+def _blocked_by_avoidance(job: DDPTrainingJob, pods: Pods) -> tuple[datetime, str] | None:
     """Return since when, and in which words, the scheduler finds no node but those that are avoided."""
     found = [
         (pod.unscheduled_since, f"{pod.name}: {pod.waiting_message}")
@@ -358,7 +358,7 @@ def _is_obsolete(former: JobView, job: DDPTrainingJob, observation: Observation,
         return False
     if age > 1:
         return True
-    return not former.failed and not will_fail(former, job, observation, now)
+    return not former.failed and not is_about_to_fail(former, job, observation, now)
 
 
 def _suspend_actions(job: DDPTrainingJob, attempt_job: JobView) -> list[Action]:

@@ -15,7 +15,6 @@ from ddp_operator.api.status import (
     ConditionStatus,
     LastFailure,
     LastRestart,
-    Nodes,
     Phase,
     Progress,
     Restarts,
@@ -28,7 +27,7 @@ from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.diagnosis import find_in_place
 from ddp_operator.status.lost_nodes import describe_lost_contact
-from ddp_operator.status.observation import Observation, PodView
+from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.status.queueing import waits_in_queue
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.stragglers import describe_stall
@@ -38,7 +37,7 @@ def describe(
     job: DDPTrainingJob,
     status: Status,
     observation: Observation,
-    pods: tuple[PodView, ...],
+    pods: Pods,
     refusal: Refusal | None,
     now: datetime,
     restart: Fact | None = None,
@@ -51,14 +50,14 @@ def describe(
     same_attempt = status.attempt == job.status.attempt
     former_alive = observation.former_alive(status.attempt)
     alive = sum(pod.alive for pod in pods)
-    running, _, succeeded, _ = c.count_pods(pods)
-    all_run = running + succeeded >= nodes
+    counts, running = pods.counts(nodes), pods.running
+    all_run = running + counts.succeeded >= nodes
     joined_before = job.status.condition(c.RENDEZVOUSED) if same_attempt else None
     if observation.page is not None:
         status = _take_page(job, status, observation.page, now)
     elif not pods and not _is(joined_before):
         status = _take_former_words(status, observation.pods_of(status.attempt - 1), now)
-    in_place = find_in_place(status.attempt, observation.failed_in_place)
+    in_place = find_in_place(status.attempt, observation.failures_in_place)
     if in_place is not None and not _is_older(in_place, status.last_failure):
         status = replace(status, last_failure=in_place)
     if status.first_run_time is None and any(pod.has_run for pod in observation.pods):
@@ -104,7 +103,7 @@ def describe(
         status,
         phase=phase,
         observed_generation=job.generation,
-        nodes=count_nodes(nodes, pods),
+        nodes=counts,
         restarts=count_all(status.restarts),
         progress=status.progress if phase == "Running" else without_eta(status.progress),
         conditions=c.merge_conditions(job.status.conditions, facts, now, job.generation),
@@ -115,20 +114,14 @@ def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:
     return known is not None and known.attempt == failure.attempt and (failure.time or EPOCH) < (known.time or EPOCH)
 
 
-def count_nodes(desired: int, pods: tuple[PodView, ...]) -> Nodes:
-    """Return ``status.nodes``."""
-    _, ready, succeeded, failed = c.count_pods(pods)
-    return Nodes(desired=desired, ready=ready, succeeded=succeeded, failed=failed)
-
-
 def without_eta(progress: Progress | None) -> Progress | None:
     """Return the progress of a job that makes none for now: nothing is left to wait for."""
     return None if progress is None else replace(progress, eta=None, eta_seconds=None)
 
 
-def take_final_progress(status: Status, pods: tuple[PodView, ...], now: datetime) -> Status:
+def take_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
     """Return the status with the values that pod 0's launcher left in its last words."""
-    ends = [pod.termination for pod in c.newest_by_index(pods).values() if pod.termination]
+    ends = [pod.termination for pod in pods.newest.values() if pod.termination]
     heard = take_values(status, next((end.progress for end in ends if end.progress), {}), now)
     return replace(heard, restarts=_count_in_place(status.restarts, max((e.restarts for e in ends), default=0)))
 
@@ -159,7 +152,7 @@ def note_steps(restart: LastRestart, status: Status) -> LastRestart:
     return replace(restart, step=step, steps_lost=lost)
 
 
-def _take_former_words(status: Status, former: tuple[PodView, ...], now: datetime) -> Status:
+def _take_former_words(status: Status, former: Pods, now: datetime) -> Status:
     """Return the status with what the former attempt's pods said at their end.
 
     Pods that are taken away make steps and save them until their grace time is over, when the attempt that follows them
@@ -244,7 +237,7 @@ def _saved(status: Status) -> str:
 
 
 def _goes_on_with_fewer(
-    job: DDPTrainingJob, pods: tuple[PodView, ...], nodes: int, page: Page | None, before: Condition | None
+    job: DDPTrainingJob, pods: Pods, nodes: int, page: Page | None, before: Condition | None
 ) -> bool:
     """Tell whether an elastic job trains although not all of its pods run. Between two pages the last word counts."""
     elastic = job.spec.elastic

@@ -11,9 +11,10 @@ from ddp_operator.api.status import LastFailure
 from ddp_operator.failures.termination import Termination, parse_termination
 from ddp_operator.kubeobjects.timestamps import EPOCH, format_time, truncate
 from ddp_operator.progress import Page
-from ddp_operator.status.conditions import IMAGE_PULL, newest_by_index
+from ddp_operator.status.conditions import IMAGE_PULL
 from ddp_operator.status.lost_nodes import find_node_problem
-from ddp_operator.status.observation import JobView, NodeView, PodView
+from ddp_operator.status.observation import Pods
+from ddp_operator.status.views import JobView, NodeView, PodView
 
 # Secondary failures are often reported first: the pod that caused them still writes its traceback.
 _REPORT_WAIT = timedelta(seconds=15)
@@ -135,9 +136,9 @@ def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFai
     )
 
 
-def blame_image(attempt: int, pods: tuple[PodView, ...], now: datetime) -> LastFailure | None:
+def blame_image(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
     """Return the failure of an attempt whose image never came, or None where it waited for something else."""
-    pod = next((pod for pod in newest_by_index(pods).values() if pod.alive and pod.waiting_reason == IMAGE_PULL), None)
+    pod = next((pod for pod in pods.newest.values() if pod.alive and pod.waiting_reason == IMAGE_PULL), None)
     if pod is None:
         return None
     return LastFailure(

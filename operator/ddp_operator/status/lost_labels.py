@@ -1,30 +1,21 @@
-"""Children that go on although they are not seen: somebody has taken away the labels by which they are found."""
+"""Children that go on although no watch shows them: somebody has taken away the labels by which they are found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.cluster import controller_of
+from ddp_operator.status.observation import Children
 
 
-def may_be_unseen(job: DDPTrainingJob, jobs: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]) -> bool:
+def may_have_lost_labels(job: DDPTrainingJob, children: Children) -> bool:
     """Tell whether the current attempt may have children that are not among these.
 
     Its Job counts more pods than are seen, or pods are seen whose Job is not. Mostly the news is only late.
     """
-    attempt = next(
-        (
-            raw
-            for raw in jobs
-            if controller_of(raw).get("uid") == job.uid and raw["metadata"]["name"] == job.status.job_name
-        ),
-        None,
-    )
-    alive = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
-    if attempt is None:
-        orphans = [pod for pod in alive if "deletionTimestamp" not in pod["metadata"]]
-        return any(controller_of(pod).get("name") == job.status.job_name for pod in orphans)
-    seen: int = sum(controller_of(pod).get("uid") == attempt["metadata"].get("uid") for pod in alive)
-    return int((attempt.get("status") or {}).get("active") or 0) > seen
+    name = job.status.job_name
+    current = next((view for view in children.jobs if view.name == name), None)
+    if current is None:
+        left = (pod for pod in children.orphans if pod.alive and not pod.deleting)
+        return any(controller_of(pod.raw).get("name") == name for pod in left)
+    seen: int = sum(pod.alive and controller_of(pod.raw).get("uid") == current.uid for pod in children.pods)
+    return int((current.raw.get("status") or {}).get("active") or 0) > seen

@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status.decision import FailPod
-from ddp_operator.status.observation import NodeView, Observation, PodView
+from ddp_operator.status.observation import Children, Observation
+from ddp_operator.status.views import NodeView, PodView
 
 REASON = "NodeLost"
 # How many nodes are asked after in one pass, pods freed in one pass, and nodes remembered in status.
@@ -21,11 +22,11 @@ MAX_NODES = 10
 _RECHECK = 10.0
 
 
-def nodes_in_doubt(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[str, ...]:
+def nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
     """Return the nodes whose state decides about a pod now, at most ``MAX_NODES``."""
     found = {
         pod.node_name: None
-        for pod in sorted(_pods(observation), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
+        for pod in sorted(_pods(children), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
         if pod.cut_off_since is not None or ((due := _due(job, pod)) is not None and due <= now)
     }
     return tuple(found)[:MAX_NODES]
@@ -69,16 +70,16 @@ def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> t
     return tuple(sorted(found, key=lambda item: (item[0].attempt, item[0].index, item[0].name))[:MAX_NODES])
 
 
-def free_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[FailPod]:
+def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[FailPod]:
     """Return the pods to declare failed; add to ``waits`` when to look again, where a pod is in doubt."""
-    look = next_look(job, observation, now)
+    look = next_check(job, observation, now)
     if look is not None:
         waits.append(look)
     found = [FailPod(pod.name, pod.uid, words) for pod, words in lost_pods(job, observation, now)]
-    return found + [_free_again(pod) for pod in (*observation.pods, *observation.strays) if _is_half_freed(pod)]
+    return found + [_free_again(pod) for pod in (*observation.pods, *observation.orphans) if _is_half_freed(pod)]
 
 
-def next_look(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
+def next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
     """Return in how many seconds a pod may have to be declared failed; None: no pod is in doubt."""
     due = [moment for pod in _pods(observation) if (moment := pod.cut_off_since or _due(job, pod)) is not None]
     return max(_RECHECK, (min(due) - now).total_seconds()) if due else None
@@ -103,8 +104,8 @@ def _free_again(pod: PodView) -> FailPod:
     return FailPod(pod.name, pod.uid, str(pod.raw["status"].get("message") or ""))
 
 
-def _pods(observation: Observation) -> Iterator[PodView]:
-    for pod in (*observation.pods, *observation.strays):
+def _pods(children: Children) -> Iterator[PodView]:
+    for pod in (*children.pods, *children.orphans):
         if pod.alive and pod.node_name:
             yield pod
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
-from ddp_operator.status.observation import JobView
+from ddp_operator.status.views import JobView
 
 
 def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:

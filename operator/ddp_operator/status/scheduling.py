@@ -17,17 +17,17 @@ from ddp_operator.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.deadlines import waiting_since
-from ddp_operator.status.observation import JobView, Observation, PodView, Trouble
+from ddp_operator.status.observation import Children, Observation, Problem
 from ddp_operator.status.queueing import waits_in_queue
+from ddp_operator.status.views import JobView, PodView
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)
 _LEAST, _MOST = 10.0, 300.0
 # The Job controller and the scheduler look at a new object within a second, at thousands of them within some more.
 _NOTICE = timedelta(seconds=30)
-# All jobs that wait share so many looks a second.
-_LOOKS_A_SECOND = 5.0
-_MAX_ASKED = 3
+_READS_A_SECOND = 5.0
+_MAX_INSPECTED = 3
 _MAX_WORDS = 1024
 _SCHEDULER_EVENT = "FailedScheduling"
 _TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", _SCHEDULER_EVENT)
@@ -45,11 +45,11 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     pods, former_alive = observation.pods_of(attempt), observation.former_alive(attempt)
     if former_alive:
         words = f"{former_alive} pods of the former attempt still run"
-        since = observation.strays_since
+        since = observation.orphaned_since
         if since is not None and now - since >= _NOTICE:
             words += "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
         return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, words)
-    current = c.newest_by_index(pods)
+    current = pods.newest
     waiting = [(pod, *why) for pod in current.values() if pod.alive and (why := _why(pod, observation))]
     if waiting:
         # Of a gang most pods say no more than that they wait for the others: the scheduler's word on one tells why.
@@ -66,7 +66,7 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     placed = f"{len(scheduled)} of {nodes} pods are placed"
     attempt_job = observation.job(attempt)
     if attempt_job is not None and waits_in_queue(job, attempt_job):
-        said = observation.troubles.get(attempt_job.uid)
+        said = observation.problems.get(attempt_job.uid)
         known = said is not None and said.reason in _QUEUE_REASONS
         # Without the label it is Kueue where it manages all Jobs, or a hand.
         others = "Kueue admits it" if known else "whoever has suspended it resumes it"
@@ -74,10 +74,10 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         because = f": {said.message}" if said is not None and known else ""
         words = f"Job {attempt_job.name} waits until {admission}{because}; {placed}"
         return Fact(c.SCHEDULED, "False", said.reason if said is not None and known else c.QUOTA_PENDING, words)
-    trouble = observation.troubles.get(attempt_job.uid) if attempt_job else None
-    if trouble is not None and attempt_job is not None and trouble.reason not in _QUEUE_REASONS:
+    problem = observation.problems.get(attempt_job.uid) if attempt_job else None
+    if problem is not None and attempt_job is not None and problem.reason not in _QUEUE_REASONS:
         # Each try has a name of its own: the same words again are no news.
-        words = re.sub(rf"{re.escape(attempt_job.name)}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", trouble.message)
+        words = re.sub(rf"{re.escape(attempt_job.name)}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", problem.message)
         return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{words} ({placed})")
     reason, absent = _name_the_absent(current.values(), attempt_job, now)
     return Fact(c.SCHEDULED, "False", reason, f"{absent} ({placed})" if absent else placed)
@@ -109,33 +109,36 @@ def _name_the_absent(pods: Iterable[PodView], attempt_job: JobView | None, now: 
     return c.WAITING_FOR_PODS, ""
 
 
-def in_doubt(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[str, ...]:
+def objects_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
     """Return the UIDs of the Job and the pods about which others may have said more than their status does."""
-    found = [uid for uid, since in _doubts(job, observation) if now - since >= _PATIENCE]
-    return tuple(found[:_MAX_ASKED])
+    found = [uid for uid, since in _silent_objects(job, children) if now - since >= _PATIENCE]
+    return tuple(found[:_MAX_INSPECTED])
 
 
-def next_question(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
-    """Return in how many seconds it is to be asked (again); None: nothing is in doubt."""
-    since = [since for _, since in _doubts(job, observation)]
+def event_poll_delay(job: DDPTrainingJob, children: Children, now: datetime, polling_jobs: int) -> float | None:
+    """Return in how many seconds those objects' Events are to be read; None: there are no such objects.
+
+    All jobs that wait share a number of reads a second.
+    """
+    since = [since for _, since in _silent_objects(job, children)]
     if not since:
         return None
     waited = now - min(since)
     if waited < _PATIENCE:
         return max(1.0, (_PATIENCE - waited).total_seconds())
-    return max(min(_MOST, max(_LEAST, waited.total_seconds() / 2)), observation.waiting / _LOOKS_A_SECOND)
+    return max(min(_MOST, max(_LEAST, waited.total_seconds() / 2)), polling_jobs / _READS_A_SECOND)
 
 
-def view_trouble(events: Iterable[Mapping[str, Any]]) -> Trouble | None:
+def latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
     """Return the latest warning that says why an object does not get on."""
     warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _TELLING]
     if not warnings:
         return None
-    latest = max(warnings, key=_said_at)
-    return Trouble(str(latest["reason"]), _line(latest.get("message")))
+    latest = max(warnings, key=_event_time)
+    return Problem(str(latest["reason"]), _line(latest.get("message")))
 
 
-def view_workloads(job: Mapping[str, Any], workloads: Sequence[Mapping[str, Any]]) -> Trouble | None:
+def explain_workloads(job: Mapping[str, Any], workloads: Sequence[Mapping[str, Any]]) -> Problem | None:
     """Return why Kueue does not admit a suspended Job, with a reason of Scheduled; None: it says nothing about it."""
     if not workloads:
         return _name_missing_workload(job)
@@ -143,20 +146,20 @@ def view_workloads(job: Mapping[str, Any], workloads: Sequence[Mapping[str, Any]
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
     name = workload["metadata"]["name"]
     if spec.get("active") is False:
-        return Trouble(c.WORKLOAD_DEACTIVATED, f"its Workload {name} is deactivated (spec.active is false)")
+        return Problem(c.WORKLOAD_DEACTIVATED, f"its Workload {name} is deactivated (spec.active is false)")
     conditions = {condition.get("type"): condition for condition in status.get("conditions") or []}
     reserved = conditions.get("QuotaReserved") or {}
     if reserved.get("status") == "True":
         checks = [str(check["name"]) for check in status.get("admissionChecks") or [] if check.get("state") != "Ready"]
         waits = f"quota is reserved; not ready yet: admission check {', '.join(checks)}"
-        return Trouble(c.QUOTA_PENDING, waits) if checks else None
+        return Problem(c.QUOTA_PENDING, waits) if checks else None
     if reserved.get("reason") == c.INADMISSIBLE:
         unnamed = "the Job names no LocalQueue, and the namespace has none that is called default"
-        return Trouble(c.INADMISSIBLE, _line(reserved.get("message")) if spec.get("queueName") else unnamed)
-    return Trouble(c.QUOTA_PENDING, _line(reserved.get("message"))) if reserved.get("message") else None
+        return Problem(c.INADMISSIBLE, _line(reserved.get("message")) if spec.get("queueName") else unnamed)
+    return Problem(c.QUOTA_PENDING, _line(reserved.get("message"))) if reserved.get("message") else None
 
 
-def _name_missing_workload(job: Mapping[str, Any]) -> Trouble | None:
+def _name_missing_workload(job: Mapping[str, Any]) -> Problem | None:
     """Return that Kueue has made no Workload for a Job that has its label, and what it may have stumbled over."""
     labels = job["metadata"].get("labels") or {}
     if KUEUE_QUEUE_LABEL not in labels:
@@ -166,14 +169,14 @@ def _name_missing_workload(job: Mapping[str, Any]) -> Trouble | None:
     if not priority and pod.get("priorityClassName"):
         priority = f"PriorityClass {pod['priorityClassName']}"
     asks = f"is there a {priority}, and does Kueue run?" if priority else "does Kueue run?"
-    return Trouble(c.WORKLOAD_MISSING, f"Kueue has made no Workload for it; {asks}")
+    return Problem(c.WORKLOAD_MISSING, f"Kueue has made no Workload for it; {asks}")
 
 
 def _line(text: Any) -> str:
     return " ".join(str(text or "").split())[:_MAX_WORDS]
 
 
-def _said_at(event: Mapping[str, Any]) -> str:
+def _event_time(event: Mapping[str, Any]) -> str:
     series = event.get("series") or {}
     metadata = event.get("metadata") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
@@ -187,29 +190,30 @@ def _why(pod: PodView, observation: Observation) -> tuple[str, str] | None:
         return (c.VOLUME_NOT_READY if about_volume else c.UNSCHEDULABLE), pod.waiting_message
     if pod.waiting_reason == c.IMAGE_PULL:
         return c.IMAGE_PULL, pod.waiting_message
-    trouble = observation.troubles.get(pod.uid) if pod.phase == "Pending" else None
-    if trouble is not None and trouble.reason == _SCHEDULER_EVENT and pod.scheduled:
-        trouble = None  # it waited for a node, and has one now
-    if trouble is not None and trouble.reason in _VOLUME_EVENTS:
-        return c.VOLUME_NOT_READY, f"{trouble.reason}: {trouble.message}"
+    problem = observation.problems.get(pod.uid) if pod.phase == "Pending" else None
+    if problem is not None and problem.reason == _SCHEDULER_EVENT and pod.scheduled:
+        problem = None  # it waited for a node, and has one now
+    if problem is not None and problem.reason in _VOLUME_EVENTS:
+        return c.VOLUME_NOT_READY, f"{problem.reason}: {problem.message}"
     if pod.waiting_reason:
         return c.PODS_NOT_STARTING, f"{pod.waiting_reason}: {pod.waiting_message}"
-    if trouble is not None:
-        return c.PODS_NOT_STARTING, f"{trouble.reason}: {trouble.message}"
+    if problem is not None:
+        return c.PODS_NOT_STARTING, f"{problem.reason}: {problem.message}"
     return None
 
 
-def _doubts(job: DDPTrainingJob, observation: Observation) -> list[tuple[str, datetime]]:
+def _silent_objects(job: DDPTrainingJob, children: Children) -> list[tuple[str, datetime]]:
+    """Return UID, and since when it should have got on, of what waits without a reason in its status."""
     attempt = job.status.attempt
-    attempt_job = observation.job(attempt)
+    attempt_job = children.job(attempt)
     began = waiting_since(job, attempt_job)
     if attempt_job is None or attempt_job.finished or attempt_job.deleting:
         return []
     if attempt_job.suspended:
         return [(attempt_job.uid, began)] if began is not None and waits_in_queue(job, attempt_job) else []
-    pods = c.newest_by_index(observation.pods_of(attempt))
+    pods = children.pods_of(attempt).newest
     found = []
-    if began is not None and len(pods) < job.status.attempt_nodes and not observation.former_alive(attempt):
+    if began is not None and len(pods) < job.status.attempt_nodes and not children.former_alive(attempt):
         found.append((attempt_job.uid, began))
     for pod in pods.values():
         silent = pod.scheduled or pod.ignored_since is not None

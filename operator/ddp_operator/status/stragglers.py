@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from statistics import median_low
 
@@ -14,7 +14,8 @@ from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import Page, RankSample, StalledRank, build_progress
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.observation import Observation, PodView
+from ddp_operator.status.observation import Observation
+from ddp_operator.status.views import PodView
 
 Ranks = Mapping[int, RankSample]
 
@@ -28,7 +29,7 @@ _MAX_PLACES = 4
 _BUSY = constants.STALLED_STATES.index("Busy")
 
 
-def choose_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
+def sample_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
     """Return the running pods whose pages are read beside pod 0's: all, or an even spread where there are many."""
     others = [pod for pod in pods if pod.index != 0 and pod.phase == "Running" and not pod.deleting]
     if len(others) < most:
@@ -96,13 +97,13 @@ def _goes_on(job: DDPTrainingJob, page: Page | None) -> bool:
     return not page.training or stepped or constants.METRIC_HEARTBEAT_AGE in page.values
 
 
-def is_said(status: Status) -> bool:
+def stall_is_reported(status: Status) -> bool:
     """Tell whether a status already says that the job is stalled."""
     found = status.condition(c.PROGRESSING)
     return found is not None and found.reason == c.STALLED
 
 
-def is_explained(places: Sequence[StalledRank]) -> bool:
+def is_explained(places: Iterable[StalledRank]) -> bool:
     """Tell whether it is known for which rank the others wait."""
     return any(one.order < _BUSY for one in places)
 

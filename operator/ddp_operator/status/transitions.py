@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from ddp_operator.api.status import Status
 from ddp_operator.constants import CATEGORIES, CATEGORY_UNKNOWN
 from ddp_operator.status import conditions as c
@@ -49,15 +51,15 @@ class Ended:
     result: Literal["Succeeded", "Failed"]
 
 
-Mark = Failed | Restarted | Reached | Ended
+Transition = Failed | Restarted | Reached | Ended
 
 
-def transition_marks(old: Status, new: Status, now: datetime) -> tuple[Mark, ...]:
+def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transition, ...]:
     """Return what happened between two statuses of one job."""
-    return tuple(_marks(old, new, now))
+    return tuple(_transitions(old, new, now))
 
 
-def _marks(old: Status, new: Status, now: datetime) -> Iterator[Mark]:
+def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition]:
     failed = new.last_failure is not None and new.last_failure != old.last_failure
     category = _known(new.last_failure.category) if failed and new.last_failure is not None else NO_FAILURE
     if failed:
@@ -97,3 +99,17 @@ def _replaces(status: Status) -> bool:
 
 def _known(category: str) -> str:
     return category if category in CATEGORIES else CATEGORY_UNKNOWN
+
+
+def is_minor_change(old: Status, new: Status) -> bool:
+    """Tell whether two statuses differ only in the counts of pods and the messages of conditions.
+
+    Such a change can wait a moment: a big job would else write one for each pod.
+    """
+    if _states(old) != _states(new):
+        return False
+    return replace(new, nodes=old.nodes, conditions=old.conditions) == old
+
+
+def _states(status: Status) -> list[tuple[str, str, str, int]]:
+    return [(found.type, found.status, found.reason, found.observed_generation) for found in status.conditions]

@@ -13,7 +13,7 @@ from ddp_operator.cluster import Event, Key, Object
 from ddp_operator.kube.cache import Store
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
-from ddp_operator.kube.resync import Laggard, Synchroniser
+from ddp_operator.kube.resync import Laggard, Resync
 from ddp_operator.reconcile import Reconciler
 
 from .server import Ask
@@ -94,7 +94,7 @@ class _Client(ApiClient):
         return await self._simulation.answer(ask, self._process)
 
 
-class _Synchroniser(Synchroniser):
+class _Synchroniser(Resync):
     """What the watches have not brought by now they have failed to bring: time stands still meanwhile."""
 
     async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:

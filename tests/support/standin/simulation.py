@@ -30,7 +30,7 @@ from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTE
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.event_writer import build_event
 from ddp_operator.kube.resources import path, plural
-from ddp_operator.kube.resync import CHILD_SELECTOR, WATCHED, Synchroniser
+from ddp_operator.kube.resync import CHILD_SELECTOR, WATCHED, Resync
 from ddp_operator.local import pods
 from ddp_operator.local.store import format_time
 
@@ -119,7 +119,7 @@ class OperatorSimulation:
         self.process = Process(self)
 
     @property
-    def sync(self) -> Synchroniser:
+    def sync(self) -> Resync:
         """What compares the leading operator's knowledge with lists."""
         return self.process.sync
 

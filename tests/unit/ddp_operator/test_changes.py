@@ -10,7 +10,7 @@ import pytest
 from ddp_operator.api.status import Condition, LastFailure, Nodes, Progress, Status
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
-from ddp_operator.status.changes import can_wait
+from ddp_operator.status.transitions import is_minor_change
 from tests.support.builders import NOW
 
 
@@ -30,8 +30,8 @@ BEFORE = Status(phase="Pending", attempt=1, nodes=Nodes(desired=2), conditions=(
         {"nodes": Nodes(desired=2, ready=1), "conditions": (scheduled("1 of 2 pods are placed"),)},
     ],
 )
-def test_counts_and_words_can_wait(change: dict[str, Any]) -> None:
-    assert can_wait(BEFORE, msgspec.structs.replace(BEFORE, **change))
+def test_counts_and_words_is_minor_change(change: dict[str, Any]) -> None:
+    assert is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_counts_and_words_can_wait(change: dict[str, Any]) -> None:
     ],
 )
 def test_what_happened_cannot(change: dict[str, Any]) -> None:
-    assert not can_wait(BEFORE, msgspec.structs.replace(BEFORE, **change))
+    assert not is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))

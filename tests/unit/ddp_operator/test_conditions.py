@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import Condition, Status
+from ddp_operator.api.status import Condition, Nodes, Status
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
-from ddp_operator.status.observation import Observation, observe_children, view_pod
+from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.status.scheduling import describe_scheduling
-from tests.support.builders import NOW, child_job, child_pod, job, page
+from ddp_operator.status.views import view_pod
+from tests.support.builders import NOW, child_job, child_pod, job, observe, page
 
 
 def pods(*raw: Any) -> Any:
-    return tuple(map(view_pod, raw))
+    return Pods(map(view_pod, raw))
 
 
 def unschedulable(index: int, words: str = "0/3 nodes are available") -> dict[str, Any]:
@@ -57,7 +58,7 @@ class TestScheduled:
     def describe(self, *raw: Any, nodes: int = 2, former: int = 0) -> tuple[str, str, str]:
         strays = [child_pod(n, owner="gone", suffix=f"gone{n}") for n in range(former)]
         typed = job(status=Status(attempt=1, attempt_nodes=nodes))
-        fact = describe_scheduling(typed, observe_children(typed, [child_job()], [*raw, *strays]), 1, nodes, NOW)
+        fact = describe_scheduling(typed, observe(typed, [child_job()], [*raw, *strays]), 1, nodes, NOW)
         return fact.status, fact.reason, fact.message
 
     def test_a_pod_with_a_node_is_placed_whatever_its_condition_says(self) -> None:
@@ -117,7 +118,7 @@ class TestRendezvoused:
         nodes: int = 1,
         seconds: float = 0,
     ) -> tuple[str, str, str]:
-        observation = Observation(page=None if text is None else parse_page(text), asked=asked)
+        observation = Observation(page=None if text is None else parse_page(text), page_requested=asked)
         now = NOW + timedelta(seconds=seconds)
         fact = c.describe_rendezvous(pods(*raw), nodes, observation, before, now)
         return fact.status, fact.reason, fact.message
@@ -177,15 +178,12 @@ class TestCounting:
         for first, second in (("aaaaa", "zzzzz"), ("zzzzz", "aaaaa")):
             dead = child_pod(0, "Failed", code=137, suffix=first, age=100)
             done = child_pod(0, "Succeeded", suffix=second, age=50)
-            assert c.count_pods(pods(dead, done)) == (0, 0, 1, 0)
+            assert pods(dead, done).counts(1) == Nodes(desired=1, ready=0, succeeded=1, failed=0)
 
     def test_living_pod_counts_before_an_ended_one_of_the_same_second(self) -> None:
-        assert c.count_pods(pods(child_pod(0, suffix="a"), child_pod(0, "Failed", code=137, suffix="b"))) == (
-            1,
-            1,
-            0,
-            0,
-        )
+        both = pods(child_pod(0, suffix="a"), child_pod(0, "Failed", code=137, suffix="b"))
+        assert (both.running, both.counts(1)) == (1, Nodes(desired=1, ready=1, succeeded=0, failed=0))
 
     def test_pod_that_is_being_deleted_is_not_running(self) -> None:
-        assert c.count_pods(pods(child_pod(0, deleting=True), child_pod(1, ready=False))) == (1, 0, 0, 0)
+        both = pods(child_pod(0, deleting=True), child_pod(1, ready=False))
+        assert (both.running, both.counts(2)) == (1, Nodes(desired=2, ready=0, succeeded=0, failed=0))

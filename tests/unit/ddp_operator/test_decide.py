@@ -19,8 +19,7 @@ from ddp_operator.status.decision import (
     Refusal,
     SuspendJob,
 )
-from ddp_operator.status.observation import observe_children
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 JOB = child_job()
@@ -44,7 +43,7 @@ def run(
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
     found = None if text is None else parse_page(text)
-    observation = observe_children(typed, jobs, pods, found, asked=asked, service=service)
+    observation = observe(typed, jobs, pods, found, page_requested=asked, shared_complete=service)
     return decide(typed, observation, NOW + timedelta(seconds=seconds), refusal=refusal)
 
 

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator import constants
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status.diagnosis import Diagnosis, diagnose, will_fail_job
-from ddp_operator.status.observation import view_job, view_pod
+from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words
 
 PEER_LOST = last_words("NCCL", victim=True)

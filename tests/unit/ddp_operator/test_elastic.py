@@ -17,8 +17,7 @@ from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
-from ddp_operator.status.observation import observe_children
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
@@ -30,7 +29,7 @@ STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
 def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | None = None, **spec: Any) -> Decision:
     typed = job(status=status, **{"nodes": 3, "elastic": ELASTIC, **spec})
     found = None if text is None else parse_page(text)
-    return decide(typed, observe_children(typed, jobs, pods, found), NOW)
+    return decide(typed, observe(typed, jobs, pods, found), NOW)
 
 
 def state(decision: Decision, kind: str) -> tuple[str, str]:
@@ -119,7 +118,7 @@ class TestLateComers:
 
     def over(self, *pods: Any, seconds: float, **spec: Any) -> Decision:
         typed = job(status=STARTED, **{"nodes": 3, "elastic": ELASTIC, **spec})
-        return decide(typed, observe_children(typed, (JOB,), pods), NOW + timedelta(seconds=seconds))
+        return decide(typed, observe(typed, (JOB,), pods), NOW + timedelta(seconds=seconds))
 
     @pytest.mark.parametrize("late", [child_pod(2), child_pod(2, "Pending")])
     def test_hold_nothing_up(self, late: Any) -> None:

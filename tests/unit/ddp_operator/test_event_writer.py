@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.cluster import Event
 from ddp_operator.kube import event_writer
-from ddp_operator.kube.event_writer import EventPoster
+from ddp_operator.kube.event_writer import EventWriter
 from tests.support.builders import child_job
 
 
@@ -22,8 +22,8 @@ class Client:
         self.posted.append(options["body"]["reason"])
 
 
-def put(client: Client) -> EventPoster:
-    poster = EventPoster(client)  # type: ignore[arg-type]
+def put(client: Client) -> EventWriter:
+    poster = EventWriter(client)  # type: ignore[arg-type]
     poster.put({"apiVersion": "v1", "kind": "Test"} | child_job(), Event("Normal", "Started", "words"))
     return poster
 

@@ -14,8 +14,7 @@ from ddp_operator.progress import parse_page
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.events import transition_events
-from ddp_operator.status.observation import observe_children
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
@@ -27,7 +26,7 @@ def run(
     *pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str = "", seconds: float = 1, **spec: Any
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    observation = observe_children(typed, jobs, pods, parse_page(text) if text else None)
+    observation = observe(typed, jobs, pods, parse_page(text) if text else None)
     return decide(typed, observation, NOW + timedelta(seconds=seconds))
 
 

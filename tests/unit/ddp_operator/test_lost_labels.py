@@ -7,8 +7,8 @@ import pytest
 
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import ClusterError, Refused
-from ddp_operator.status.lost_labels import may_be_unseen
-from tests.support.builders import child_job, child_pod, job, page
+from ddp_operator.status.lost_labels import may_have_lost_labels
+from tests.support.builders import child_job, child_pod, job, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(ddp_step=7, phase="Running")
@@ -37,7 +37,7 @@ class TestDoubt:
         ids=["nothing", "all", "a pod", "one is over", "a stranger's", "the Job", "stops", "over", "another attempt"],
     )
     def test_what_is_counted_and_not_seen(self, jobs: Any, pods: Any, doubt: bool) -> None:
-        assert may_be_unseen(TYPED, jobs, pods) is doubt
+        assert may_have_lost_labels(TYPED, observe(TYPED, jobs, pods)) is doubt
 
 
 class Thief:
@@ -50,7 +50,7 @@ class Thief:
         self.observe = harness.cluster.observe
         monkeypatch.setattr(harness.cluster, "observe", self._observe)
         monkeypatch.setattr(harness.cluster, "fetch", self._observe)
-        monkeypatch.setattr(harness.cluster, "reclaim", self._reclaim)
+        monkeypatch.setattr(harness.cluster, "restore_labels", self._reclaim)
 
     async def _observe(self, key: Any) -> Any:
         found = await self.observe(key)

@@ -10,9 +10,15 @@ import pytest
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.cluster import Refused
 from ddp_operator.kubeobjects.timestamps import format_time
-from ddp_operator.status.observation import Observation, Trouble, observe_children
-from ddp_operator.status.scheduling import describe_scheduling, in_doubt, next_question, view_trouble, view_workloads
-from tests.support.builders import NOW, child_job, child_pod, job
+from ddp_operator.status.observation import Observation, Problem
+from ddp_operator.status.scheduling import (
+    describe_scheduling,
+    event_poll_delay,
+    explain_workloads,
+    latest_warning,
+    objects_to_inspect,
+)
+from tests.support.builders import NOW, child_job, child_pod, job, observe
 from tests.support.fake_cluster import ReconcilerHarness
 
 STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=NOW)
@@ -21,9 +27,9 @@ QUEUED = child_job(suspend=True, queue="gpu", written=False)
 BOUND = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
 
 
-def see(*pods: Any, jobs: Any = None, troubles: Any = None, **spec: Any) -> tuple[Any, Observation]:
+def see(*pods: Any, jobs: Any = None, problems: Any = None, **spec: Any) -> tuple[Any, Observation]:
     typed = job(status=STATUS, nodes=2, **spec)
-    return typed, replace(observe_children(typed, jobs or [child_job()], pods), troubles=troubles or {})
+    return typed, observe(typed, jobs or [child_job()], pods, problems=problems or {})
 
 
 def say(*pods: Any, **kwargs: Any) -> tuple[str, str]:
@@ -44,12 +50,12 @@ def event(reason: str, message: str, *, kind: str = "Warning", at: float = 0, **
 
 class TestWords:
     def test_forbidden_pods_in_the_job_controllers_words_without_the_name_of_each_try(self) -> None:
-        said = say(child_pod(0), troubles={"job-1": Trouble("FailedCreate", FORBIDDEN)})
+        said = say(child_pod(0), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
         assert said == ("PodsForbidden", f"{words} (1 of 2 pods are placed)")
 
     def test_old_trouble_is_forgotten_once_the_pods_are_there(self) -> None:
-        typed, seen = see(child_pod(0), child_pod(1), troubles={"job-1": Trouble("FailedCreate", FORBIDDEN)})
+        typed, seen = see(child_pod(0), child_pod(1), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
     def test_sidecar_that_does_not_last_keeps_nobody_from_training(self) -> None:
@@ -74,18 +80,18 @@ class TestWords:
         unlabelled = child_job(suspend=True, written=False)
         waits = "Job train-1 waits until whoever has suspended it resumes it; 0 of 2 pods are placed"
         assert say(jobs=[unlabelled]) == ("QuotaPending", waits)
-        told = {"job-1": Trouble("Inadmissible", "words")}
+        told = {"job-1": Problem("Inadmissible", "words")}
         waits = "Job train-1 waits until Kueue admits it: words; 0 of 2 pods are placed"
-        assert say(jobs=[unlabelled], troubles=told) == ("Inadmissible", waits)
+        assert say(jobs=[unlabelled], problems=told) == ("Inadmissible", waits)
 
     def test_why_the_queue_does_not_admit_it_in_kueues_words(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
-        told = {"job-1": Trouble("QuotaPending", words)}
-        said = say(jobs=[QUEUED], troubles=told)
+        told = {"job-1": Problem("QuotaPending", words)}
+        said = say(jobs=[QUEUED], problems=told)
         waits = "Job train-1 waits until queue gpu admits it"
         assert said == ("QuotaPending", f"{waits}: {words}; 0 of 2 pods are placed")
         # Once it is admitted the queue's words are of the past.
-        assert say(jobs=[child_job(queue="gpu")], troubles=told) == ("WaitingForPods", "0 of 2 pods are placed")
+        assert say(jobs=[child_job(queue="gpu")], problems=told) == ("WaitingForPods", "0 of 2 pods are placed")
 
     def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
         cause = "failed to pull and unpack image: not found"
@@ -111,7 +117,7 @@ class TestWords:
 
     def test_volume_that_is_attached_elsewhere(self) -> None:
         words = 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) train-1-0-abcde'
-        said = say(child_pod(0), bound(1), troubles={"uid-train-1-1-abcde": Trouble("FailedAttachVolume", words)})
+        said = say(child_pod(0), bound(1), problems={"uid-train-1-1-abcde": Problem("FailedAttachVolume", words)})
         assert said == ("VolumeNotReady", f"train-1-1-abcde: FailedAttachVolume: {words}")
 
     @pytest.mark.parametrize(
@@ -140,7 +146,7 @@ class TestWords:
         assert said == ("Unschedulable", words)
 
     def test_other_trouble_of_a_kubelet(self) -> None:
-        said = say(bound(0), bound(1), troubles={"uid-train-1-0-abcde": Trouble("FailedCreatePodSandBox", "no CNI")})
+        said = say(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedCreatePodSandBox", "no CNI")})
         assert said == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
 
     @pytest.mark.parametrize("age", [29, 30])
@@ -160,7 +166,7 @@ class TestWords:
         typed, seen = see(child_pod(owner="gone"))
         old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))
         since = None if age is None else NOW - timedelta(seconds=age)
-        fact = describe_scheduling(replace(typed, status=old), replace(seen, strays_since=since), 1, 2, NOW)
+        fact = describe_scheduling(replace(typed, status=old), replace(seen, orphaned_since=since), 1, 2, NOW)
         words = "1 pods of the former attempt still run"
         told = "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
         assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
@@ -172,11 +178,11 @@ class TestWords:
         words = "train-1-0-abcde (and 1 more pods): no scheduler has looked at it; does volcanoo run?"
         ignored = ("Unschedulable", f"{words} (0 of 2 pods are placed)")
         assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0 of 2 pods are placed"))
-        assert next_question(*see(*pods), NOW) is not None  # nothing else would call for a pass
+        assert event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would call for a pass
 
     def test_a_scheduler_that_has_found_a_node_meanwhile_is_not_quoted(self) -> None:
         """Pulling a big image takes minutes, in which its complaint is the latest event of the pod."""
-        typed, seen = see(bound(0), bound(1), troubles={"uid-train-1-0-abcde": Trouble("FailedScheduling", "no room")})
+        typed, seen = see(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedScheduling", "no room")})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
 
@@ -189,18 +195,18 @@ class TestEvents:
             event("BackOff", "nothing of ours", at=20),
         ]
         for order in (said, said[::-1]):
-            assert view_trouble(order) == Trouble("FailedMount", "new")
+            assert latest_warning(order) == Problem("FailedMount", "new")
 
     def test_series_and_new_style_times_are_read(self) -> None:
         series = event("FailedMount", "again", series={"lastObservedTime": format_time(NOW + timedelta(seconds=99))})
-        assert view_trouble([event("FailedCreate", "x", at=50), series]) == Trouble("FailedMount", "again")
+        assert latest_warning([event("FailedCreate", "x", at=50), series]) == Problem("FailedMount", "again")
 
     @pytest.mark.parametrize("events", [[], [{}], [{"type": "Warning", "reason": "FailedMount"}]])
     def test_strange_ones_do_no_harm(self, events: Any) -> None:
-        assert view_trouble(events) in (None, Trouble("FailedMount", ""))
+        assert latest_warning(events) in (None, Problem("FailedMount", ""))
 
     def test_long_ones_are_cut(self) -> None:
-        found = view_trouble([event("FailedMount", "x \n" * 9999)])
+        found = latest_warning([event("FailedMount", "x \n" * 9999)])
         assert found is not None
         assert len(found.message) == 1024
 
@@ -241,52 +247,54 @@ class TestWorkload:
         ],
     )
     def test_why_a_job_is_not_admitted(self, found: Any, said: tuple[str, str]) -> None:
-        assert view_workloads(QUEUED, [found]) == Trouble(*said)
+        assert explain_workloads(QUEUED, [found]) == Problem(*said)
 
     def test_nothing_is_said_before_kueue_has_looked_and_while_it_starts_the_job(self) -> None:
-        assert view_workloads(QUEUED, [workload()]) is None
-        assert view_workloads(QUEUED, [workload("QuotaReserved", status="True", checks=[("a", "Ready")])]) is None
+        assert explain_workloads(QUEUED, [workload()]) is None
+        assert explain_workloads(QUEUED, [workload("QuotaReserved", status="True", checks=[("a", "Ready")])]) is None
 
     def test_priority_class_without_which_there_is_no_workload(self) -> None:
         job = child_job(suspend=True, queue="gpu", written=False)
         words = "Kueue has made no Workload for it; "
-        assert view_workloads(job, []) == Trouble("WorkloadMissing", f"{words}does Kueue run?")
+        assert explain_workloads(job, []) == Problem("WorkloadMissing", f"{words}does Kueue run?")
         job["spec"]["template"] = {"spec": {"priorityClassName": "fast"}}
         asks = "is there a PriorityClass fast, and does Kueue run?"
-        assert view_workloads(job, []) == Trouble("WorkloadMissing", words + asks)
+        assert explain_workloads(job, []) == Problem("WorkloadMissing", words + asks)
         job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
         asks = "is there a WorkloadPriorityClass high, and does Kueue run?"
-        assert view_workloads(job, []) == Trouble("WorkloadMissing", words + asks)
-        assert view_workloads(child_job(suspend=True, written=False), []) is None, "it may have been suspended by hand"
+        assert explain_workloads(job, []) == Problem("WorkloadMissing", words + asks)
+        assert explain_workloads(child_job(suspend=True, written=False), []) is None, (
+            "it may have been suspended by hand"
+        )
 
 
 class TestAsking:
     @pytest.mark.parametrize(("seconds", "asked"), [(4, ()), (5, ("job-1",))])
     def test_about_missing_pods_after_some_seconds(self, seconds: float, asked: tuple[str, ...]) -> None:
-        assert in_doubt(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == asked
+        assert objects_to_inspect(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == asked
 
     @pytest.mark.parametrize("seconds", [0, 3, 5, 100, 9999])
     def test_is_neither_a_storm_nor_forgotten(self, seconds: float) -> None:
-        wanted = next_question(*see(), NOW + timedelta(seconds=seconds))
+        wanted = event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
         assert wanted is not None
         assert 1 <= wanted <= 300
 
     @pytest.mark.parametrize(("others", "wanted"), [(1, 50), (100, 50), (1000, 200), (10_000, 2000)])
     def test_is_shared_out_among_the_jobs_that_wait(self, others: int, wanted: float) -> None:
         typed, seen = see()
-        assert next_question(typed, replace(seen, waiting=others), NOW + timedelta(seconds=100)) == wanted
+        assert event_poll_delay(typed, seen, NOW + timedelta(seconds=100), others) == wanted
         # The first look is not put off by others.
-        assert next_question(typed, replace(seen, waiting=others), NOW + timedelta(seconds=1)) == 4
+        assert event_poll_delay(typed, seen, NOW + timedelta(seconds=1), others) == 4
 
     def test_about_a_job_that_waits_in_a_queue(self) -> None:
         queued = see(jobs=[QUEUED])
-        assert in_doubt(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
-        assert in_doubt(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
+        assert objects_to_inspect(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
+        assert objects_to_inspect(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
         stopped = see(jobs=[QUEUED], suspend=True)
-        assert in_doubt(*stopped, NOW + timedelta(seconds=9)) == ()
+        assert objects_to_inspect(*stopped, NOW + timedelta(seconds=9)) == ()
 
     def test_about_a_pod_that_is_placed_and_does_not_start(self) -> None:
-        assert in_doubt(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)
+        assert objects_to_inspect(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)
 
     @pytest.mark.parametrize(
         ("pods", "changes"),
@@ -299,7 +307,10 @@ class TestAsking:
     )
     def test_about_nothing_where_nothing_is_amiss(self, pods: Any, changes: Any) -> None:
         typed, seen = see(*pods, jobs=[child_job(**changes)])
-        assert (in_doubt(typed, seen, NOW + timedelta(hours=1)), next_question(typed, seen, NOW)) == ((), None)
+        assert (objects_to_inspect(typed, seen, NOW + timedelta(hours=1)), event_poll_delay(typed, seen, NOW, 1)) == (
+            (),
+            None,
+        )
 
     async def test_reconcile_asks_in_growing_intervals_and_says_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import constants, names, reconcile
+from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.cluster import Refused, Unable
+from ddp_operator.cluster import Refused, ServerError
 from ddp_operator.manifests.children import build_children
+from ddp_operator.reconcile import executor
 from ddp_operator.validation import check_manifest
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
@@ -58,7 +59,7 @@ class TestCreate:
             built.append(1)
             return build_children(*args, **kwargs)
 
-        monkeypatch.setattr(reconcile, "build_children", build)
+        monkeypatch.setattr(executor, "build_children", build)
         await harness.reconcile()
         assert built == []
         harness.edit(nodes=3)
@@ -279,7 +280,7 @@ class TestRefusedSpec:
 
         async def fail(manifest: Any, *, dry_run: bool = False) -> None:
             if manifest["kind"] == "Job":
-                raise Unable('Job train: failed calling webhook "audit.example.com": connection refused')
+                raise ServerError('Job train: failed calling webhook "audit.example.com": connection refused')
             await create(manifest, dry_run=dry_run)
 
         monkeypatch.setattr(harness.cluster, "create", fail)
@@ -287,7 +288,7 @@ class TestRefusedSpec:
             harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("CUDAError"))
         told = len(harness.events)
         for _ in range(3):  # a single error is nobody's business
-            with suppress(Unable):
+            with suppress(ServerError):
                 while await harness.reconcile() == 0:
                     pass
         assert "ServerError" not in harness.events

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, Unable
+from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, ServerError
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -84,7 +84,7 @@ async def test_two_single_errors_of_the_api_server_long_apart_are_not_reported(m
     async def fail_once(manifest: Any, *, dry_run: bool = False) -> None:
         if manifest["kind"] == "Service" and failures:
             failures.pop()
-            raise Unable("Service train: etcdserver: request timed out")
+            raise ServerError("Service train: etcdserver: request timed out")
         await create(manifest, dry_run=dry_run)
 
     monkeypatch.setattr(harness.cluster, "create", fail_once)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import reconcile
 from ddp_operator.cluster import Key, Snapshot
 from ddp_operator.manifests import children
+from ddp_operator.reconcile import observer
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -24,7 +24,7 @@ class TestOtherVersion:
         await harness.reconcile()
         words = harness.condition("Accepted").message
         assert "; the definition ddptrainingjobs.ddp-operator.dev in the cluster is not that of this operator" in words
-        assert "nobody answers a failure" in words
+        assert "no failure, suspension or change of size is handled" in words
         assert (harness.status.phase, harness.requeue, harness.jobs()) == ("Running", 300, ["train-1"])
 
         async def fetch(key: Any) -> Snapshot:
@@ -54,8 +54,8 @@ class TestOtherVersion:
         if stage == "suspended":
             harness.edit(suspend=True)
             await harness.settle()
-        newer = children.Launcher("# newer", "f" * 64)
-        for module in (children, reconcile):
+        newer = children.Launcher({"bootstrap.py": "# newer"}, "f" * 64)
+        for module in (children, observer):
             monkeypatch.setattr(module, "load_launcher", lambda: newer)
         [config_map] = harness.cluster.store.list("ConfigMap")
         [before] = harness.cluster.store.list("Job")

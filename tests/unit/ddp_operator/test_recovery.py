@@ -14,8 +14,8 @@ from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.status.diagnosis import blame_node
 from ddp_operator.status.events import transition_events
-from ddp_operator.status.observation import NodeView, observe_children, view_node, view_pod
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from ddp_operator.status.views import NodeView, view_node, view_pod
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW - timedelta(hours=1))
 JOB = child_job()
@@ -36,7 +36,7 @@ def run(
     **spec: Any,
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    observation = observe_children(typed, jobs, pods, parse_page(page_text) if page_text else None, nodes=nodes)
+    observation = observe(typed, jobs, pods, parse_page(page_text) if page_text else None, nodes=nodes or {})
     return decide(typed, observation, NOW + timedelta(seconds=seconds))
 
 
@@ -290,10 +290,10 @@ class TestLostNode:
 
     def test_is_asked_after_only_when_a_deleted_pod_does_not_end(self) -> None:
         typed = job(status=STARTED, nodes=2)
-        seen = observe_children(typed, [JOB], [child_pod(0), self.STUCK])
-        assert lost_nodes.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=119)) == ()
-        assert lost_nodes.nodes_in_doubt(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
-        assert lost_nodes.next_look(typed, seen, NOW + timedelta(seconds=100)) == 20
+        seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
+        assert lost_nodes.nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
+        assert lost_nodes.nodes_to_inspect(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
+        assert lost_nodes.next_check(typed, seen, NOW + timedelta(seconds=100)) == 20
 
     @pytest.mark.parametrize(
         ("node", "seconds", "freed"),
@@ -405,7 +405,7 @@ class TestLostNode:
         silent, gate = (child_pod(1, unready=NOW, node="node-b") for _ in range(2))
         gate["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
         for pod, asked in ((silent, ("node-b",)), (gate, ()), (child_pod(1, ready=False, node="node-b"), ())):
-            assert lost_nodes.nodes_in_doubt(typed, observe_children(typed, [JOB], [child_pod(0), pod]), NOW) == asked
+            assert lost_nodes.nodes_to_inspect(typed, observe(typed, [JOB], [child_pod(0), pod]), NOW) == asked
 
     def test_frees_pods_of_a_job_that_has_ended_too(self) -> None:
         ended = run(jobs=[child_job(conditions={"Complete": ""})]).status

@@ -13,7 +13,7 @@ from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, 
 from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.constants import CATEGORIES
 from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import Ended, Failed, Mark, Reached, Restarted, transition_marks
+from ddp_operator.status.transitions import Ended, Failed, Reached, Restarted, Transition, find_transitions
 from ddp_operator.telemetry import PHASES, Metrics, render_page
 from tests.support.builders import NOW
 
@@ -28,8 +28,8 @@ def change(status: Status, **fields: Any) -> Status:
     return msgspec.structs.replace(status, **fields)
 
 
-def marks(old: Status, new: Status, seconds: float = 7) -> tuple[Mark, ...]:
-    return transition_marks(old, new, NOW + timedelta(seconds=seconds))
+def marks(old: Status, new: Status, seconds: float = 7) -> tuple[Transition, ...]:
+    return find_transitions(old, new, NOW + timedelta(seconds=seconds))
 
 
 OOM = LastFailure(attempt=1, category="OOM")
@@ -165,7 +165,7 @@ class TestMetrics:
     def test_marks_are_counted(self) -> None:
         metrics = Metrics(lambda: 0.0)
         for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed")):
-            metrics.on_mark(mark)
+            metrics.on_transition(mark)
         get = metrics.registry.get_sample_value
         assert get("ddp_operator_failures_total", {"category": "OOM"}) == 1
         assert get("ddp_operator_restarts_total", {"rung": "group", "category": "OOM"}) == 2

@@ -18,9 +18,8 @@ from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.events import transition_events
-from ddp_operator.status.observation import observe_children
-from ddp_operator.status.stragglers import MAX_PODS, choose_pods, find_stragglers
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, sample_pods
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
@@ -42,7 +41,7 @@ def run(
 ) -> Decision:
     typed = job(status=status, nodes=2, **spec)
     jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
-    seen = observe_children(typed, jobs, pods, parse_page(text) if text else None)
+    seen = observe(typed, jobs, pods, parse_page(text) if text else None)
     seen = dataclasses.replace(seen, ranks=ranks or {}, stalled=stalled)
     return decide(typed, seen, NOW + timedelta(seconds=seconds))
 
@@ -205,12 +204,12 @@ class TestStragglers:
 
     def test_pods_are_an_even_spread_of_many(self) -> None:
         typed = job(status=STARTED)
-        pods = observe_children(typed, [child_job()], [child_pod(n) for n in range(100)]).pods_of(1)
-        chosen = choose_pods(pods)
+        pods = observe(typed, [child_job()], [child_pod(n) for n in range(100)]).pods_of(1)
+        chosen = sample_pods(pods)
         assert len(chosen) == MAX_PODS - 1
         assert len({pod.index for pod in chosen}) == MAX_PODS - 1
         assert max(pod.index for pod in chosen) > 80
-        assert [pod.index for pod in choose_pods(pods[:4])] == [1, 2, 3]
+        assert [pod.index for pod in sample_pods(pods[:4])] == [1, 2, 3]
 
     async def test_are_in_status_after_two_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seconds = {0: 0.0, 1: 0.0}
@@ -257,7 +256,7 @@ class TestThroughput:
         words = {"ddp_step": 40.0, "ddp_steps_total": 40.0, "ddp_samples_total": 1280.0, "ddp_step_seconds_sum": 10.0}
         ends = [child_pod(n, "Succeeded", message=last_words(progress=words)) for n in (0, 1)]
         typed = job(status=STARTED, nodes=2)
-        seen = observe_children(typed, [child_job(conditions={"Complete": ""})], ends)
+        seen = observe(typed, [child_job(conditions={"Complete": ""})], ends)
         shown = decide(typed, seen, NOW).status.progress
         assert shown is not None
         assert (shown.samples_per_second, shown.steps_per_second) == ("128", "4")
@@ -276,7 +275,7 @@ class TestGoodput:
         for seconds, step in ((200, 850), (400, 900)):
             typed = dataclasses.replace(job(status=status, nodes=2), created=format_time(NOW))
             text = page(phase="Running", ddp_step=step, ddp_steps_total=50, ddp_step_seconds_sum=100)
-            seen = observe_children(typed, [child_job()], RUNNING, parse_page(text))
+            seen = observe(typed, [child_job()], RUNNING, parse_page(text))
             status = decide(typed, seen, NOW + timedelta(seconds=seconds)).status
             assert (status.start_step, status.goodput) == (800, "0.50")
 
@@ -309,7 +308,7 @@ class TestCostOfARestart:
             (page(phase="Running", ddp_step=51, ddp_steps_total=1), 20),
         ):
             pods = [child_pod(n, attempt=2) for n in (0, 1)]
-            seen = observe_children(typed, [child_job(2)], pods, parse_page(text))
+            seen = observe(typed, [child_job(2)], pods, parse_page(text))
             status = decide(typed, seen, NOW + timedelta(seconds=20)).status
             assert status.last_restart is not None
             assert status.last_restart.recovery_seconds == known

@@ -320,7 +320,7 @@ class TestEvents:
         assert found.what.count(words) == 1
 
     def test_a_job_that_trains_is_not_called_ill_for_an_old_warning(self) -> None:
-        found = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old trouble"),))
+        found = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
         assert str(found) == "x is running; it waits for nothing."
 
     def test_a_long_warning_is_cut(self) -> None:

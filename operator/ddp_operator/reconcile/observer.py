@@ -1,0 +1,218 @@
+"""Gathers everything that a decision rests on, once a pass: the children, and what others say of them.
+
+Nodes, Events, queues and metrics pages are asked only where it matters, and not more often than their answers change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+
+from ddp_operator import names
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Straggler
+from ddp_operator.cluster import Cluster, ClusterError, Key, Refused, Snapshot
+from ddp_operator.failures.termination import Termination
+from ddp_operator.manifests.children import load_launcher
+from ddp_operator.progress import Page, StalledRank, parse_page
+from ddp_operator.reconcile.memory import Memory, seconds_since
+from ddp_operator.status import conditions as c
+from ddp_operator.status import lost_nodes, scheduling, stragglers
+from ddp_operator.status.decide import is_finished, scrape_interval
+from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
+from ddp_operator.status.lost_labels import may_have_lost_labels
+from ddp_operator.status.observation import Children, Observation, Problem, view_children
+from ddp_operator.status.ownership import is_owned
+from ddp_operator.status.stragglers import Ranks
+from ddp_operator.status.views import NodeView, PodView, view_node
+
+# How long news of new children may be late before they are looked for, and between two looks.
+_NEWS_DELAY, _RESTORE_INTERVAL = 2.0, 10.0
+# A timer that fires a little early shall not find that nothing is due yet.
+_EARLY = 0.9
+
+
+class Observer:
+    """Observes one resource at a time; how many are waiting is what it knows of them all."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], progress_interval: float) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._progress_interval = progress_interval
+        self._polling: set[Key] = set()
+
+    def forget(self, key: Key) -> None:
+        """Drop a resource that has ended or is gone."""
+        self._polling.discard(key)
+
+    async def observe(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, memory: Memory) -> Observation:
+        """Return everything that ``decide`` looks at beside the resource. Raises: ClusterError."""
+        children = view_children(job, snapshot)
+        unseen = not is_finished(job.status) and may_have_lost_labels(job, children)
+        if await self._restore_labels(job, memory, unseen=unseen):
+            snapshot = await self._cluster.observe(key) or snapshot
+            children = view_children(job, snapshot)
+        requested, page = await self._read_page(job, children, memory)
+        problems = await self._read_events(key, job, snapshot, children, memory)
+        shared, complete, launcher_lost = _find_shared(job, snapshot, children, problems)
+        ranks, slow, stalled = await self._compare_ranks(job, children, page, memory)
+        return Observation(
+            children.jobs,
+            children.pods,
+            children.orphans,
+            page=page,
+            page_requested=requested,
+            shared=shared,
+            shared_complete=complete,
+            launcher_lost=launcher_lost,
+            nodes=await self._read_nodes(job, children),
+            problems=problems,
+            polling_jobs=len(self._polling),
+            ranks=ranks,
+            stragglers=slow,
+            stalled=stalled,
+            failures_in_place=await self._read_failures(job, children, page),
+            orphaned_since=self._time_orphans(children, memory),
+            recheck_after=_NEWS_DELAY if unseen else None,
+        )
+
+    async def _restore_labels(self, job: DDPTrainingJob, memory: Memory, *, unseen: bool) -> bool:
+        """Give children back the labels that somebody has taken away. Returns whether any had lost them."""
+        now = self._clock()
+        if not unseen:
+            memory.unseen_since = memory.labels_restored = None
+            return False
+        memory.unseen_since = memory.unseen_since or now
+        # While pods are made, news of them is often late; of those that train it seldom is.
+        delay = 0.0 if job.status.is_true(c.RENDEZVOUSED) else _NEWS_DELAY
+        due = seconds_since(memory.labels_restored, now) >= _RESTORE_INTERVAL
+        if not due or seconds_since(memory.unseen_since, now) < delay:
+            return False
+        memory.labels_restored = now
+        labels = names.child_labels(job.name, job.status.attempt)
+        with suppress(ClusterError, Refused):
+            return await self._cluster.restore_labels(job.uid, job.namespace, job.status.job_name, labels)
+        return False
+
+    async def _read_page(self, job: DDPTrainingJob, children: Children, memory: Memory) -> tuple[bool, Page | None]:
+        """Read pod 0's page when it is due. Returns whether it was requested, and what it said."""
+        now = self._clock()
+        interval = scrape_interval(job.status, now, self._progress_interval)
+        if is_finished(job.status) or seconds_since(memory.page_read, now) < interval * _EARLY:
+            return False, None
+        pods = children.pods_of(job.status.attempt)
+        master = next((pod for pod in pods if pod.index == 0 and pod.running), None)
+        if master is None:
+            return False, None
+        memory.page_read = now
+        for _, page in await self._read_pages(job, [master]):
+            process = master.uid, page.in_place_restarts
+            return True, replace(page, rates=memory.meter.measure(process, page.values, now.timestamp()))
+        return True, None
+
+    async def _read_pages(self, job: DDPTrainingJob, pods: Sequence[PodView]) -> list[tuple[PodView, Page]]:
+        """Read pods' metrics pages, all at once; one that does not answer is left out."""
+        texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in pods))
+        return [(pod, parse_page(text)) for pod, text in zip(pods, texts, strict=True) if text is not None]
+
+    async def _read_nodes(self, job: DDPTrainingJob, children: Children) -> Mapping[str, NodeView]:
+        """Read the nodes on which it depends whether a pod can still end by itself; seldom any."""
+        found = {}
+        for name in lost_nodes.nodes_to_inspect(job, children, self._clock()):
+            try:
+                found[name] = view_node(await self._cluster.node(name))
+            except Refused:
+                found[name] = NodeView(None, "")
+        return found
+
+    async def _read_events(
+        self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory
+    ) -> Mapping[str, Problem]:
+        """Return what Events and Workloads say of the Job and pods that do not get on; read now, or not long ago."""
+        now = self._clock()
+        uids = () if is_finished(job.status) else scheduling.objects_to_inspect(job, children, now)
+        if not uids:
+            memory.events_read = None
+            self._polling.discard(key)
+            return {}
+        self._polling.add(key)
+        interval = scheduling.event_poll_delay(job, children, now, polling_jobs=len(self._polling)) or 0.0
+        if memory.events_read is not None and seconds_since(memory.events_read[0], now) < interval * _EARLY:
+            return memory.events_read[1]
+        found: dict[str, Problem] = {}
+        for raw in (*snapshot.jobs, *snapshot.pods):
+            uid = raw["metadata"].get("uid")
+            if uid not in uids:
+                continue
+            with suppress(Refused):
+                if raw["kind"] == "Job" and raw["spec"].get("suspend"):
+                    problem = scheduling.explain_workloads(raw, await self._cluster.workloads_of(raw))
+                else:
+                    problem = scheduling.latest_warning(await self._cluster.events_of(raw))
+                if problem is not None:
+                    found[uid] = problem
+        memory.events_read = now, found
+        return found
+
+    async def _compare_ranks(
+        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
+    ) -> tuple[Ranks, tuple[Straggler, ...] | None, tuple[StalledRank, ...]]:
+        """Read the other pods' pages, once a minute and when steps have stopped, and compare the ranks."""
+        now, stalled = self._clock(), stragglers.is_stalled(job, page)
+        if page is None or not (stalled or (page.training and page.ranks)):
+            return {}, None, ()
+        places: dict[int, StalledRank] = memory.stalled | {one.rank: one for one in page.stalled} if stalled else {}
+        memory.stalled = places
+        compared, attempt, before = memory.ranks_compared or (None, 0, {})
+        known = stragglers.stall_is_reported(job.status) and (not places or stragglers.is_explained(places.values()))
+        if seconds_since(compared, now) < stragglers.WINDOW and (known or not stalled):
+            return {}, None, tuple(sorted(places.values()))
+        ranks = dict(page.ranks)
+        for _, other in await self._read_pages(job, stragglers.sample_pods(children.pods_of(job.status.attempt))):
+            ranks |= other.ranks
+            places.update((one.rank, one) for one in other.stalled)
+        memory.ranks_compared = now, job.status.attempt, ranks
+        slow = stragglers.find_stragglers(before, ranks) if attempt == job.status.attempt else None
+        return ranks, slow, tuple(sorted(places.values()))
+
+    async def _read_failures(
+        self, job: DDPTrainingJob, children: Children, page: Page | None
+    ) -> tuple[tuple[PodView, Termination], ...]:
+        """Read on the pods' pages why workers were restarted in place, when pod 0's counts a new such restart.
+
+        A failure in any pod makes all pods restart their workers, but only that pod knows the cause.
+        """
+        restarts = job.status.restarts
+        if page is None or restarts.in_place_before + page.in_place_restarts <= restarts.in_place:
+            return ()
+        pods = children.pods_of(job.status.attempt)
+        pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
+        return read_failures(pages + await self._read_pages(job, stragglers.sample_pods(pods, MOST_FAILURES)))
+
+    def _time_orphans(self, children: Children, memory: Memory) -> datetime | None:
+        """Return since when the garbage collector has had pods to delete and does not."""
+        left = any(pod.alive and not pod.deleting for pod in children.orphans)
+        memory.orphaned_since = (memory.orphaned_since or self._clock()) if left else None
+        return memory.orphaned_since
+
+
+def _find_shared(
+    job: DDPTrainingJob, snapshot: Snapshot, children: Children, problems: Mapping[str, Problem]
+) -> tuple[frozenset[tuple[str, str]], bool, bool]:
+    """Return what all attempts share and is there, whether that is all, and whether the Job's launcher is lost."""
+    raws = (*snapshot.services, *snapshot.config_maps, *snapshot.policies)
+    shared = {(str(raw["kind"]), str(raw["metadata"]["name"])) for raw in raws if is_owned(job, raw)}
+    needed = {"Service", "ConfigMap"} | ({"NetworkPolicy"} if job.spec.network_policy.enabled else set())
+    complete = needed <= {kind for kind, _ in shared}
+    attempt_job = children.job(job.status.attempt)
+    if attempt_job is None or not attempt_job.launcher or attempt_job.finished:
+        return frozenset(shared), complete, False
+    # Nobody watches ConfigMaps: a kubelet may know better.
+    if any(f'configmap "{attempt_job.launcher}" not found' in problem.message for problem in problems.values()):
+        shared.discard(("ConfigMap", attempt_job.launcher))
+    missing = ("ConfigMap", attempt_job.launcher) not in shared
+    ours = attempt_job.launcher == names.launcher_config_map_name(job.name, load_launcher().digest)
+    return frozenset(shared), complete and not (missing and ours), missing and not ours

@@ -1,0 +1,55 @@
+"""Writes a status where it differs, at the version that it was decided on, then tells what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+
+import msgspec
+
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import Cluster, ClusterError, Key, Object
+from ddp_operator.reconcile.memory import Memory, seconds_since
+from ddp_operator.status.events import transition_events
+from ddp_operator.status.transitions import Transition, find_transitions, is_minor_change
+
+MINOR_INTERVAL = 1.0
+"""Seconds between two writes of one status that only bring counts and messages up to date."""
+
+
+class StatusWriter:
+    """Writes statuses, posts their Events and hands transitions to the operator's metrics."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Callable[[], datetime],
+        on_transition: Callable[[Transition], None] | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._on_transition = on_transition
+
+    async def write(self, key: Key, resource: Object, old: Status, new: Status, memory: Memory) -> float | None:
+        """Write ``new`` where it differs from what ``resource`` has.
+
+        Returns in how many seconds it can be written where that has to wait. Raises: Conflict, ClusterError.
+        """
+        if new == old:
+            return None
+        now = self._clock()
+        since = seconds_since(memory.status_written, now)
+        if since < MINOR_INTERVAL and is_minor_change(old, new):
+            return MINOR_INTERVAL - since
+        memory.status_written = now
+        version = resource["metadata"]["resourceVersion"]
+        await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
+        if self._on_transition is not None:
+            for transition in find_transitions(old, new, now):
+                self._on_transition(transition)
+        # The status is written, so an event that is lost now is lost; nothing else may be.
+        with suppress(ClusterError):
+            for event in transition_events(old, new):
+                await self._cluster.emit(resource, event)
+        return None
