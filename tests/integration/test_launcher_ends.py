@@ -226,7 +226,8 @@ def test_what_is_not_there_is_refused_at_once(pods: PodsFactory, command: list[s
 
 
 def test_a_master_that_never_resolves_ends_the_wait(pods: PodsFactory) -> None:
-    job = pods("train.py", script="pass", env={"MASTER_ADDR": "job-1-0.job.invalid", "DDP_JOIN_TIMEOUT_SECONDS": "1"})
+    config = {"join_timeout_seconds": 1}
+    job = pods("train.py", script="pass", env={"MASTER_ADDR": "job-1-0.job.invalid"}, config=config)
     job.start(1)
     ended = job.wait(1)
     assert ended.code == 86
@@ -345,7 +346,7 @@ import socket
 
 def test_pod_0_does_not_wait_for_the_others_where_its_success_is_enough(pods: PodsFactory, tmp_path: Path) -> None:
     script = "import os\nif os.environ['RANK'] == '0': raise SystemExit\n" + SLEEP
-    job = pods("train.py", script=script, nodes=2, env={"DDP_SUCCESS_POLICY": "RankZero"})
+    job = pods("train.py", script=script, nodes=2, config={"success_policy": "RankZero"})
     job.start()
     ended = job.wait(0)
     assert (ended.code, "the other pods are not waited for" in ended.log) == (0, True)

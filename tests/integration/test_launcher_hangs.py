@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddp_operator.launcher.config import WatchdogConfig
 from tests.support.launcher_pods import Pods
 
 pytestmark = pytest.mark.process
@@ -91,11 +92,14 @@ SLEEP = TRAIN.replace("MEET", GLOO + PREFETCH).replace("HANG", "time.sleep(600)"
 STOP = TRAIN.replace("MEET", FILES).replace("HANG", "os.kill(os.getpid(), signal.SIGSTOP)")
 # The start budget is long: importing torch takes its time. The stall budget is not: nothing else is under way. On a
 # machine that has no time for a rank for so long it is used up too early, which is no mistake: tests allow for it.
-BUDGETS = "start=500,stall=4,checkpoint=500,action="
+
+
+def watchdog(action: str, *, stall: float = 4, start: float = 500) -> dict[str, WatchdogConfig]:
+    return {"watchdog": WatchdogConfig(start, stall, start, action)}
 
 
 def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods: PodsFactory, tmp_path: Path) -> None:
-    job = pods(SLEEP, max_restarts=5, env={"DDP_WATCHDOG": BUDGETS + "Restart"})
+    job = pods(SLEEP, max_restarts=5, config=watchdog("Restart"))
     first, second = job.run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert len(list(tmp_path.glob("again-*"))) == 2
@@ -111,8 +115,7 @@ def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods:
 
 
 def test_a_stopped_rank_ends_the_job_where_that_is_asked_for(pods: PodsFactory) -> None:
-    budgets = BUDGETS.replace("stall=4", "stall=8")  # the first alarm is the last
-    job = pods(STOP, nodes=1, nproc=2, max_restarts=3, env={"DDP_WATCHDOG": budgets + "Fail"})
+    job = pods(STOP, nodes=1, nproc=2, max_restarts=3, config=watchdog("Fail", stall=8))  # the first alarm is the last
     (ended,) = job.run()
     assert ended.code == 81, ended.log
     assert ended.message["category"] == "Hang"
@@ -125,7 +128,7 @@ def test_a_stopped_rank_ends_the_job_where_that_is_asked_for(pods: PodsFactory) 
 
 def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_path: Path) -> None:
     script = TRAIN.replace("MEET", FILES).replace("HANG", "while not os.path.exists('enough'): time.sleep(0.05)")
-    job = pods(script, nodes=1, nproc=2, env={"DDP_WATCHDOG": BUDGETS + "Report"})
+    job = pods(script, nodes=1, nproc=2, config=watchdog("Report"))
     job.start()
     job.until_logged(0, "in load_batch")
     job.until_logged(0, "---- rank 0 (pid ")
@@ -139,7 +142,7 @@ def test_a_hang_is_only_reported_where_that_is_asked_for(pods: PodsFactory, tmp_
 
 def test_a_rank_that_stops_before_its_page_was_ever_read_is_named_by_its_own_pod(pods: PodsFactory) -> None:
     script = STOP.replace(FILES, PIPES).replace("step == 5", "step == 1")
-    job = pods(script, max_restarts=5, env={"DDP_WATCHDOG": BUDGETS + "Restart"})
+    job = pods(script, max_restarts=5, config=watchdog("Restart"))
     first, second = job.run()
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert "the process of rank 1 is stopped (SIGSTOP)" in second.log
@@ -168,11 +171,12 @@ for step in range(1, 60):
     if rank == 0:
         print(f"step {step}", flush=True)
 """.replace("MEET", PIPES)
-LOGGED = {"DDP_WATCHDOG": BUDGETS + "Restart", "DDP_LOG_PATTERNS": '["step (?P<step>[0-9]+)"]'}
+PATTERNS = {"log_patterns": ("step (?P<step>[0-9]+)",)}
+LOGGED = {**watchdog("Restart"), **PATTERNS}
 
 
 def test_a_rank_that_sleeps_is_named_and_ended_where_only_the_log_shows_steps(pods: PodsFactory) -> None:
-    job = pods(LOGS.replace("FAULT", "if rank == 1: time.sleep(1e9)"), env=LOGGED)
+    job = pods(LOGS.replace("FAULT", "if rank == 1: time.sleep(1e9)"), config=LOGGED)
     first, second = job.run()
     assert (first.code, second.code) == (83, 83), first.log + second.log
     assert "ending the workers" in second.log
@@ -184,7 +188,7 @@ def test_a_rank_that_sleeps_is_named_and_ended_where_only_the_log_shows_steps(po
 
 
 def test_ranks_in_different_collectives_are_ended_and_both_places_are_said(pods: PodsFactory) -> None:
-    job = pods(LOGS.replace("FAULT", "if rank == 1: broadcast()"), env=LOGGED)
+    job = pods(LOGS.replace("FAULT", "if rank == 1: broadcast()"), config=LOGGED)
     first, second = job.run()
     assert (first.code, second.code) == (83, 83), first.log + second.log
     assert "rank 0 waits for other ranks in all_reduce (train.py:" in first.message["message"]
@@ -195,7 +199,7 @@ def test_ranks_in_different_collectives_are_ended_and_both_places_are_said(pods:
 
 def test_a_long_validation_by_rank_0_is_reported_and_not_ended(pods: PodsFactory, tmp_path: Path) -> None:
     fault = "while rank == 0 and not os.path.exists('enough'): pass"
-    job = pods(LOGS.replace("FAULT", fault), env=LOGGED)
+    job = pods(LOGS.replace("FAULT", fault), config=LOGGED)
     job.start()
     job.until_logged(0, "hang: the log has shown no step for ")
     job.until_logged(1, "idle: the workers have used no CPU for ")
@@ -227,7 +231,7 @@ os.execv(sys.executable, [sys.executable, "-c", {"import os, time" + chr(10) + W
 def test_a_script_that_reports_nothing_is_reported_when_it_is_idle_and_left_alone(
     pods: PodsFactory, tmp_path: Path, script: str, shown: str
 ) -> None:
-    job = pods(script, nodes=1, env={"DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart"})
+    job = pods(script, nodes=1, config=watchdog("Restart", stall=1, start=1))
     job.start()
     job.until_logged(0, "the workers have used no CPU for ")
     job.until_logged(0, shown)
@@ -248,11 +252,7 @@ while not os.path.exists("enough"):
     pass
 print(f"step {step + 1}", flush=True)
 """
-    env = {
-        "DDP_WATCHDOG": "start=1,stall=1,checkpoint=1,action=Restart",
-        "DDP_LOG_PATTERNS": '["step (?P<step>[0-9]+)"]',
-    }
-    job = pods(script, nodes=1, env=env)
+    job = pods(script, nodes=1, config=watchdog("Restart", stall=1, start=1) | PATTERNS)
     job.start()
     seen: set[str] = set()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_operator.launcher.config import PreflightConfig
 from tests.support.launcher_pods import Pods
 
 pytestmark = pytest.mark.process
@@ -13,8 +14,8 @@ pytestmark = pytest.mark.process
 
 def test_all_ranks_reduce_before_they_train_and_the_figures_are_on_the_page(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, time\nwhile not os.path.exists('enough'): time.sleep(0.05)\n")
-    env = {"DDP_PREFLIGHT": "mode=Fail,checks=dns+tcp+allreduce,least=1"}
-    job = Pods(tmp_path, ["train.py"], nproc=2, env=env)
+    config = {"preflight": PreflightConfig(True, ("dns", "tcp", "allreduce"), 1)}
+    job = Pods(tmp_path, ["train.py"], nproc=2, config=config)
     try:
         job.start()
         for index in (0, 1):
@@ -34,8 +35,8 @@ def test_all_ranks_reduce_before_they_train_and_the_figures_are_on_the_page(tmp_
 
 def test_a_check_that_fails_ends_the_pod_where_that_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
-    env = {"DDP_PREFLIGHT": "mode=Fail,checks=allreduce,least=1e15"}
-    job = Pods(tmp_path, ["train.py"], nodes=1, nproc=2, max_restarts=2, env=env)
+    config = {"preflight": PreflightConfig(True, ("allreduce",), 1e15)}
+    job = Pods(tmp_path, ["train.py"], nodes=1, nproc=2, max_restarts=2, config=config)
     try:
         (ended,) = job.run()
     finally:

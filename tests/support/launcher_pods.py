@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.manifests.torchrun import Plan, build_env, build_torchrun_args, split_user_command
+from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.ports import HeldPort
 from tests.support.warm import WarmProcess
@@ -44,6 +45,8 @@ class Pods:
     max_restarts: int = 0
     elastic: tuple[int, int] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What is other than usual in the launcher's configuration."""
     pass_fds: Sequence[int] = ()
     warm: bool = True
     """Whether the launcher starts with torch imported already; what a fresh interpreter does needs one."""
@@ -70,20 +73,25 @@ class Pods:
                 master_port=self.port,
                 local_addr=f"job-1-{index}.job",
                 run_id="run-1",
-                max_restarts=self.max_restarts,
                 join_timeout_seconds=TIMEOUT,
             )
+            config: dict[str, Any] = {
+                "nodes": self.nodes,
+                "nproc_per_node": self.nproc,
+                "elastic": plan.elastic,
+                "in_place_restarts": self.max_restarts,
+                "join_timeout_seconds": TIMEOUT,
+                "non_retryable_exit_codes": (2, 126, 127),
+                **self.config,
+            }
             env = {
                 **os.environ,
                 **build_env(plan),
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": str(self.temporary),
                 "JOB_COMPLETION_INDEX": str(index),
-                "DDP_NODES": str(self.nodes),
-                "DDP_NPROC_PER_NODE": str(self.nproc),
+                **encoded_config(**config),
                 "DDP_GRACE_SECONDS": str(TIMEOUT),
-                "DDP_JOIN_TIMEOUT_SECONDS": str(TIMEOUT),
-                "DDP_NON_RETRYABLE_EXIT_CODES": "2,126,127",
                 "DDP_METRICS_PORT": "0",
                 "DDP_PORT_FILE": str(self.folder / f"port-{index}"),
                 "DDP_TERMINATION_LOG": str(self.folder / f"termination-{index}"),

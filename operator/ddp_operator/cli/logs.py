@@ -18,6 +18,7 @@ from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli.api import Api, ApiError, add_cluster_arguments, api_path, connect, get_job, list_pods
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.kubeobjects.containers import find_trainer
+from ddp_operator.launcher.config import decode_config
 
 _POLL_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # a rank may print nothing for that long
@@ -194,13 +195,16 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
     """Return the parts of a pod that its log needs."""
     metadata, trainer = pod["metadata"], find_trainer(pod)
     env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
-    nproc = env.get(constants.ENV_NPROC_PER_NODE, "1")
+    try:
+        nproc = decode_config(env.get(constants.ENV_LAUNCHER_CONFIG)).nproc_per_node
+    except ValueError:
+        nproc = 1  # a pod of another version of the operator
     return LogPod(
         name=metadata["name"],
         container=trainer["name"],
         attempt=_number((metadata.get("labels") or {}).get(constants.LABEL_ATTEMPT), 1),
         node=_number((metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX), 0),
-        nproc=_number(nproc, 1),
+        nproc=nproc,
     )
 
 

@@ -176,7 +176,7 @@ def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
     merged["message"] = name_mismatch(merged["message"])
     code, kind, text = merged["exitCode"], merged["type"], merged["message"]
     oom_killed = count_oom_kills() > pod.oom_kills
-    verdict = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable)
+    verdict = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
     if verdict.category == CATEGORY_HANG and pod.watchdog and pod.watchdog.action == "Fail":
         verdict = verdict._replace(exit_code=EXIT_USER_ERROR)  # which nothing follows
     if kind == CATEGORY_HANG and error.get("victim") is True:
@@ -281,7 +281,7 @@ def judge_agent(pod: Pod, result: dict[str, Any], status: int) -> tuple[Verdict,
     if kind == "RendezvousTimeoutError":
         return (
             Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True),
-            f"not all {pod.nodes} pods joined the rendezvous at {master} within {pod.join_timeout:g} s. "
+            f"not all {pod.nodes} pods joined the rendezvous at {master} within {pod.join_timeout_seconds:g} s. "
             "Check that all pods of the job are scheduled and running",
         )
     if kind.startswith("Rendezvous") or (_PEERS.search(whole) and _LOST.search(whole)):

@@ -12,7 +12,6 @@ from .contract import (
     CATEGORY_UNKNOWN,
     CATEGORY_USER_ERROR,
     ENV_COMPLETION_INDEX,
-    ENV_NPROC_PER_NODE,
     ENV_OMP_NUM_THREADS,
     ENV_RUNTIME_DIR,
     EXIT_RETRYABLE,
@@ -45,8 +44,7 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
         if missing:
             raise ValueError(missing)
         runtime, ours = make_runtime_dir()
-        elastic = any(flag.startswith("--nnodes=") and ":" in flag for flag in flags)
-        pod = read_pod(dict(os.environ), runtime)._replace(elastic=elastic, program=program)
+        pod = read_pod(dict(os.environ), runtime, program=program)
     except ValueError as error:
         return finish(refused, {**nothing, "message": str(error)})
     flags = [flag for flag in flags if flag != "--no-python"]
@@ -54,7 +52,7 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
         flags.append(f"--log-dir={os.path.join(runtime, 'torchrun')}")
     for name in [name for name in os.environ if name.startswith("PET_")]:
         del os.environ[name]  # torchrun would take its defaults from them
-    threads = default_threads(os.environ.get(ENV_NPROC_PER_NODE, ""))
+    threads = default_threads(pod.nproc_per_node)
     if threads:
         os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")

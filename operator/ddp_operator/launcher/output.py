@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import select
@@ -125,7 +126,7 @@ def keep_reading(pod: Pod, sources: dict[int, int], done: int, *, marked: bool =
         read_output(pod, sources, done, marked=marked)
     except Exception as error:
         log(f"the log goes on without patterns and ranks, please report it: {describe(error)['traceback']}")
-        read_output(pod._replace(log_patterns=()), sources, done)
+        read_output(dataclasses.replace(pod, log_patterns=()), sources, done)
 
 
 def _end_path(pod: Pod, local_rank: int) -> str:
@@ -173,7 +174,7 @@ def _about_worker(pod: Pod, local_rank: int) -> dict[str, Any]:
 def _global_rank(pod: Pod, local_rank: int, about: dict[str, Any]) -> int:
     """Return the rank that a worker has, or that it would have if ranks went by the pods' order."""
     rank = about.get("rank")
-    return rank if isinstance(rank, int) else pod.node * pod.nproc + local_rank
+    return rank if isinstance(rank, int) else pod.node * pod.nproc_per_node + local_rank
 
 
 def _write_log_page(pod: Pod, local_rank: int, progress: LogProgress) -> None:
@@ -199,7 +200,7 @@ class OutputReader:
     def start(self) -> None:
         """Make a pipe for each local rank, and fork the process that reads them."""
         sources: dict[int, int] = {}
-        for rank in range(self._pod.nproc):
+        for rank in range(self._pod.nproc_per_node):
             path = os.path.join(self._pod.runtime, "output", str(rank))
             os.mkfifo(path, 0o600)
             sources[rank] = os.open(path, os.O_RDWR)  # never at its end, whoever closes it

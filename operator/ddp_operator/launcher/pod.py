@@ -2,111 +2,70 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import math
 import os
-import re
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
+from .config import LauncherConfig, decode_config
 from .contract import (
     DEFAULT_RENDEZVOUS_PORT,
     ENV_COMPLETION_INDEX,
-    ENV_EPOCHS,
     ENV_GRACE_SECONDS,
-    ENV_JOIN_TIMEOUT,
-    ENV_LOG_PATTERNS,
+    ENV_LAUNCHER_CONFIG,
     ENV_MASTER_ADDR,
     ENV_MASTER_PORT,
     ENV_METRICS_PORT,
-    ENV_NODES,
-    ENV_NON_RETRYABLE,
-    ENV_NPROC_PER_NODE,
-    ENV_PREFLIGHT,
     ENV_RUNTIME_DIR,
-    ENV_SUCCESS_POLICY,
-    ENV_WATCHDOG,
-    PREFLIGHT_CHECKS,
     STOPPING_FILE,
 )
 from .files import read_json
 from .processes import count_oom_kills
 
 
-class WatchdogPlan(NamedTuple):
-    """Budgets in seconds, and what follows when one is used up. ``action`` is Restart, Fail or Report."""
-
-    start: float
-    stall: float
-    checkpoint: float
-    action: str
-
-
-def read_watchdog(text: str) -> WatchdogPlan | None:
-    """Read ``start=900,stall=300,checkpoint=1800,action=Restart``. Raises: ValueError."""
-    if not text:
-        return None
-    words = dict(word.partition("=")[::2] for word in text.split(","))
-    try:
-        start, stall, checkpoint = (float(words[name]) for name in ("start", "stall", "checkpoint"))
-        return WatchdogPlan(start, stall, checkpoint, words["action"])
-    except (KeyError, ValueError):
-        raise ValueError(f"{ENV_WATCHDOG}={text!r} is not start=…,stall=…,checkpoint=…,action=…") from None
-
-
-class Pod(NamedTuple):
-    """What the environment says about this pod."""
+@dataclasses.dataclass(frozen=True)
+class Pod(LauncherConfig):
+    """This pod of the job. ``program``: what it runs is no Python; ``oom_kills``: those before its ranks started."""
 
     node: int
-    nodes: int
     master: str
     port: int
     grace: float
-    join_timeout: float
-    non_retryable: list[int]
     metrics_port: int
     runtime: str
     oom_kills: int
-    watchdog: WatchdogPlan | None = None
-    log_patterns: tuple[str, ...] = ()
-    epochs: int | None = None
-    nproc: int = 1
-    preflight: PreflightPlan | None = None
-    elastic: bool = False
     program: bool = False
-    success_policy: str = "AllNodes"
 
     @property
     def local(self) -> bool:
         """Whether all pods are on this machine (`ddp run`)."""
         return self.master == "localhost" or self.master.startswith("127.")
 
+    @property
+    def meets_others(self) -> bool:
+        """Whether there is a rendezvous with other pods."""
+        return self.nodes > 1 or self.elastic
 
-def read_pod(env: dict[str, str], runtime: str) -> Pod:
+
+def read_pod(env: dict[str, str], runtime: str, *, program: bool = False) -> Pod:
     """Return the pod. Raises: ValueError that names the variable."""
 
-    def number(name: str, default: str) -> float:
+    def number(name: str, default: float) -> float:
         try:
             return float(env.get(name) or default)
         except ValueError:
             raise ValueError(f"{name}={env[name]!r} is not a number") from None
 
     return Pod(
-        node=int(number(ENV_COMPLETION_INDEX, "0")),
-        nodes=int(number(ENV_NODES, "1")),
+        **vars(decode_config(env.get(ENV_LAUNCHER_CONFIG))),
+        node=int(number(ENV_COMPLETION_INDEX, 0)),
         master=env.get(ENV_MASTER_ADDR) or "127.0.0.1",
-        port=int(number(ENV_MASTER_PORT, str(DEFAULT_RENDEZVOUS_PORT))),
-        grace=number(ENV_GRACE_SECONDS, "30"),
-        join_timeout=number(ENV_JOIN_TIMEOUT, "600"),
-        non_retryable=[int(code) for code in re.findall(r"\d+", env.get(ENV_NON_RETRYABLE, ""))],
-        metrics_port=int(number(ENV_METRICS_PORT, "0")),
+        port=int(number(ENV_MASTER_PORT, DEFAULT_RENDEZVOUS_PORT)),
+        grace=number(ENV_GRACE_SECONDS, 30),
+        metrics_port=int(number(ENV_METRICS_PORT, 0)),
         runtime=runtime,
         oom_kills=count_oom_kills(),
-        watchdog=read_watchdog(env.get(ENV_WATCHDOG, "")),
-        log_patterns=tuple(json.loads(env.get(ENV_LOG_PATTERNS) or "[]")),
-        epochs=int(number(ENV_EPOCHS, "0")) or None,
-        nproc=int(number(ENV_NPROC_PER_NODE, "1")),
-        preflight=read_preflight(env.get(ENV_PREFLIGHT, "")),
-        success_policy=env.get(ENV_SUCCESS_POLICY) or "AllNodes",
+        program=program,
     )
 
 
@@ -121,46 +80,23 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
     static = any(flag == "--rdzv-backend=static" for flag in flags)
     if static:
         return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
-    if pod.nodes == 1 and not pod.elastic:
+    if not pod.meets_others:
         return [*flags, "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
     host = "localhost" if pod.node == 0 else pod.master
     address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []
     return [*flags, f"--rdzv-endpoint={host}:{pod.port}", *address]
 
 
-def default_threads(nproc: str) -> str | None:
+def default_threads(nproc: int) -> str | None:
     """Return OMP_NUM_THREADS for workers where nobody set it: the cgroup's CPUs shared out, else as torchrun does."""
-    if not nproc.isdigit():
-        return None
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
             quota, period = file.read().split()
         if quota != "max":
-            return str(max(1, math.floor(int(quota) / int(period) / int(nproc))))
+            return str(max(1, math.floor(int(quota) / int(period) / nproc)))
     except (OSError, ValueError):
         pass
-    return "1" if int(nproc) > 1 else None
-
-
-class PreflightPlan(NamedTuple):
-    """What to try, and whether a failure ends the pod. ``least`` is in bytes a second."""
-
-    fail: bool
-    checks: tuple[str, ...]
-    least: float
-
-
-def read_preflight(text: str) -> PreflightPlan | None:
-    """Read ``mode=Warn,checks=dns+tcp,least=0``; None where there is nothing to try. Raises: ValueError."""
-    if not text:
-        return None
-    words = dict(word.partition("=")[::2] for word in text.split(","))
-    try:
-        checks = tuple(check for check in PREFLIGHT_CHECKS if check in words["checks"].split("+"))
-        plan = PreflightPlan(words["mode"] == "Fail", checks, float(words["least"]))
-    except (KeyError, ValueError):
-        raise ValueError(f"{ENV_PREFLIGHT}={text!r} is not mode=…,checks=…,least=…") from None
-    return plan if checks and words["mode"] != "Off" else None
+    return "1" if nproc > 1 else None
 
 
 def make_runtime_dir() -> tuple[str, bool]:

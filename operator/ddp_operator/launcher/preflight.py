@@ -12,8 +12,9 @@ import socket
 import time
 from typing import Any, Iterable, Sequence
 
+from .config import PreflightConfig
 from .contract import METRIC_ALL_REDUCE_RATE, METRIC_PREFLIGHT_PASSED, METRIC_PREFLIGHT_SECONDS, PREFLIGHT_CHECKS
-from .pod import Pod, PreflightPlan
+from .pod import Pod
 from .processes import die_with
 
 _PROBE_SECONDS = 60.0
@@ -109,7 +110,7 @@ def _all_reduce(torch: Any, pod: Pod, local_rank: int, rank: int, world: int) ->
     backend = "nccl" if on_gpu else "gloo"
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     limit = datetime.timedelta(seconds=_PROBE_SECONDS)
-    if world == pod.nproc:
+    if world == pod.nproc_per_node:
         store = dist.FileStore(os.path.join(pod.runtime, "preflight"), world)
     else:
         host = "localhost" if pod.node == 0 else pod.master
@@ -144,7 +145,7 @@ def is_sum(found: float, ranks: int, times: int) -> bool:
     return math.isclose(found, float(ranks) ** times, rel_tol=min(1e-3, 2 / ranks))
 
 
-def run_preflight(torch: Any, pod: Pod, plan: PreflightPlan, ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+def run_preflight(torch: Any, pod: Pod, plan: PreflightConfig, ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
     """Make the checks. Returns seconds by check, the all-reduce's rate, and the problems by check."""
     seconds: dict[str, float] = {}
     problems: dict[str, str] = {}
@@ -161,8 +162,9 @@ def run_preflight(torch: Any, pod: Pod, plan: PreflightPlan, ranks: Sequence[tup
             elif ranks[0][2] > 1:
                 figures = try_all_reduce(torch, pod, ranks)
                 seconds[check], rate = figures["seconds"], figures["rate"]
-                if rate < plan.least:
-                    problems[check] = f"{rate / 1e6:.0f} MB/s, less than the {plan.least / 1e6:.0f} that are asked for"
+                least = plan.min_bytes_per_second
+                if rate < least:
+                    problems[check] = f"{rate / 1e6:.0f} MB/s, less than the {least / 1e6:.0f} that are asked for"
         except OSError as error:
             problems[check] = str(error)
     return {"seconds": seconds, "rate": rate, "problems": problems}

@@ -116,7 +116,7 @@ def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
 
 def describe_absence(pod: Pod, problem: str) -> str:
     """Return in words that pod 0 was not found, and what to check for this problem."""
-    master, after = f"{pod.master}:{pod.port}", f"{pod.join_timeout:g} s"
+    master, after = f"{pod.master}:{pod.port}", f"{pod.join_timeout_seconds:g} s"
     if problem == _UNRESOLVED:
         return (
             f"DNS has not resolved the name of pod 0, {pod.master}, within {after}. Check the cluster's DNS "

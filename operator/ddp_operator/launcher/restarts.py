@@ -39,9 +39,9 @@ class Recurrence:
 class Restarts:
     """What failed in this pod, and how often its workers were restarted in place."""
 
-    def __init__(self, pod: Pod, budget: int, metrics: Metrics) -> None:
+    def __init__(self, pod: Pod, metrics: Metrics) -> None:
         self._pod = pod
-        self._budget = budget
+        self._budget = pod.in_place_restarts
         self._metrics = metrics
         self.count = 0
         self._spent = 0  # of the budget: restarts after failures

@@ -9,10 +9,11 @@ import time
 from typing import Any, Callable
 
 from .clock import AwakeClock
+from .config import WatchdogConfig
 from .contract import CATEGORY_HANG, METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
 from .files import log, write_json
 from .metrics import PAGE_TIMEOUT, Metrics
-from .pod import Pod, WatchdogPlan, list_workers
+from .pod import Pod, list_workers
 from .processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from .stacks import Stack, collect_stacks
 from .stall import (
@@ -45,7 +46,7 @@ class StallMonitor:
         self._has_news = False  # whether some pod has seen steps, so that what the ranks do now counts
         self._end_hung_at = self._give_up_at = math.inf
         dog = pod.watchdog
-        self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start / 4, dog.stall / 4))
+        self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start_seconds / 4, dog.stall_seconds / 4))
         # Between two looks are a pause and the wait for pages that do not come.
         self._clock = AwakeClock(self._look_every + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
@@ -94,7 +95,7 @@ class StallMonitor:
     def _path(self, *names: str) -> str:
         return os.path.join(self._pod.runtime, *names)
 
-    def _look(self, plan: WatchdogPlan, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
+    def _look(self, plan: WatchdogConfig, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
         """Look once: say what stalls, and end it when it is time to."""
         workers = [one for one in list_workers(self._pod) if process_state(one["pid"]) and not self._has_closed(one)]
         beating = {rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))}
@@ -125,7 +126,7 @@ class StallMonitor:
 
     def _find_stall(
         self,
-        plan: WatchdogPlan,
+        plan: WatchdogConfig,
         watchdog: Watchdog,
         workers: list[dict[str, Any]],
         idle: dict[int, float],
@@ -135,10 +136,10 @@ class StallMonitor:
         found = watchdog.find_stall(now)
         if found is not None:
             return found
-        silence = None if watchdog.known else self._log_pulse.silence(plan.stall, now)
+        silence = None if watchdog.known else self._log_pulse.silence(plan.stall_seconds, now)
         # Steps may need less CPU than counts as any, so a pod whose log shows them is not idle.
         quiet = math.inf if watchdog.known else self._log_pulse.age(now)
-        still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall, 1.0)}
+        still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall_seconds, 1.0)}
         if silence is not None:
             text = f"the log has shown no step for {silence:.0f} s, longer than ever before"
             return Stall(now - silence, text, False, True, frozenset(still))
@@ -186,7 +187,7 @@ class StallMonitor:
         """Tell whether this pod's workers are to be ended now, by what all pods have found."""
         report = report_stall(stall, [one for _, one in self._stalled])
         board = self.board
-        if self._pod.nodes == 1 and not self._pod.elastic:
+        if not self._pod.meets_others:
             board = {"known": int(report.known), "stuck": int(report.stuck), "idle": int(report.idle), "pods": 1}
         if self._end_hung_at == math.inf and agree_to_end(report, board, certain=stall.certain):
             self._end_hung_at = now + bear_stall(self._pod.nodes, self._look_every, blames=True)

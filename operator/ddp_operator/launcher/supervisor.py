@@ -60,12 +60,11 @@ class Supervisor:
         self._store = 0
         self._store_guard: int | None = None
         taken = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # torchrun's own ways to mark lines win
-        marked = pod.nproc > 1 and not taken and os.environ.get(_ENV_LOG_PREFIX) != "0"
+        marked = pod.nproc_per_node > 1 and not taken and os.environ.get(_ENV_LOG_PREFIX) != "0"
         self._reads_output = bool(pod.log_patterns) or marked or (pod.program and not taken)
         self._reader = OutputReader(pod, marked=marked)
         self.metrics = Metrics(pod.runtime, self._own_page)
-        budget = next((int(flag[15:]) for flag in flags if flag.startswith("--max-restarts=")), 0)
-        self._restarts = Restarts(pod, budget, self.metrics)
+        self._restarts = Restarts(pod, self.metrics)
         self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
@@ -108,10 +107,6 @@ class Supervisor:
         )
 
     @property
-    def _meets_others(self) -> bool:
-        return self.pod.nodes > 1 or self.pod.elastic
-
-    @property
     def _static(self) -> bool:
         return "--rdzv-backend=static" in self._flags
 
@@ -138,7 +133,7 @@ class Supervisor:
 
     def _start_agent(self) -> None:
         guard: int | None = None
-        if self._meets_others and self.pod.node == 0 and not self._static and not self._store:
+        if self.pod.meets_others and self.pod.node == 0 and not self._static and not self._store:
             guard, self._store_guard = os.pipe()
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
         ours = (self._wake, self._wake_end, self._store_guard, self._reader.guard, self._lifeline)
@@ -146,7 +141,7 @@ class Supervisor:
 
     def _let_agent_go(self) -> None:
         """Let the agent meet the others as soon as the master is there; until then it imports torch."""
-        if self._meets_others:
+        if self.pod.meets_others:
             self._enter("WaitingForMaster")
             threading.Thread(target=self._wait_for_master, args=(self._agent.pid,), daemon=True, name="master").start()
         else:
@@ -154,7 +149,7 @@ class Supervisor:
 
     def _wait_for_master(self, agent: int) -> None:
         port = None if self.pod.node == 0 else self.pod.port
-        self._master.append((agent, wait_for_master(self.pod.master, port, self.pod.join_timeout)))
+        self._master.append((agent, wait_for_master(self.pod.master, port, self.pod.join_timeout_seconds)))
         os.write(self._wake_end, b"\0")
 
     # -- watching

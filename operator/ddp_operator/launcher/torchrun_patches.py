@@ -94,7 +94,7 @@ def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]],
 
     def monitor(inner: Any, self: Any, *args: Any) -> Any:
         result = inner(self, *args)
-        stalls = board.exchange(self, time.monotonic()) if pod.nodes > 1 or pod.elastic else None
+        stalls = board.exchange(self, time.monotonic()) if pod.meets_others else None
         if stalls is not None:
             tell({"board": stalls})
         failures = [judge(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]

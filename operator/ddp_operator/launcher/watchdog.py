@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from .config import WatchdogConfig
 from .contract import METRIC_HEARTBEATS, METRIC_SAVING, METRIC_STEPS
-from .pod import WatchdogPlan
 from .prometheus import is_number
 from .stall import Stall
 
@@ -32,7 +32,7 @@ class Watchdog:
     has shown such counters: then nothing can be said.
     """
 
-    def __init__(self, plan: WatchdogPlan) -> None:
+    def __init__(self, plan: WatchdogConfig) -> None:
         self.known = False
         self._plan = plan
         self._ranks: dict[int, _Pulse] = {}
@@ -65,11 +65,11 @@ class Watchdog:
         if age is None:
             return None
         if not any(pulse.begun for pulse in pulses):
-            what, field, budget = "no step since the start", "startSeconds", self._plan.start
+            what, field, budget = "no step since the start", "startSeconds", self._plan.start_seconds
         elif any(pulse.saving for pulse in pulses):
-            what, field, budget = "the checkpoint is not done", "checkpointSeconds", self._plan.checkpoint
+            what, field, budget = "the checkpoint is not done", "checkpointSeconds", self._plan.checkpoint_seconds
         else:
-            what, field, budget = "no step", "stallSeconds", self._plan.stall
+            what, field, budget = "no step", "stallSeconds", self._plan.stall_seconds
         if age < budget:
             return None
         return Stall(now - age, f"{what} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")

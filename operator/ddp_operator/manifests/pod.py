@@ -7,13 +7,13 @@ stays. Only what makes the pods find each other is the operator's alone, and ``t
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects.quantities import cpu_limit
+from ddp_operator.launcher.config import LauncherConfig, PreflightConfig, WatchdogConfig, encode_config
 from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
@@ -76,12 +76,12 @@ def _build_trainer(
         master_port=spec.rendezvous.port,
         local_addr=names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
         run_id=f"{job.uid}-{attempt}",
-        max_restarts=job.in_place_restarts,
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
     )
     trainer["command"] = [template.command.interpreter, launcher, "run"]
     trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]
-    ours = _environment(job, template, attempt=attempt, nodes=nodes, pod=pod) | torchrun.build_env(plan)
+    config = build_launcher_config(job, template, nodes=nodes, elastic=plan.elastic)
+    ours = _environment(job, template, config, attempt=attempt, pod=pod) | torchrun.build_env(plan)
     defaults = _default_environment(trainer, template.nproc)
     user = list(trainer.get("env") or [])
     taken = {item["name"] for item in user}
@@ -99,8 +99,31 @@ def _build_trainer(
     trainer.setdefault("terminationMessagePath", "/dev/termination-log")
 
 
+def build_launcher_config(
+    job: DDPTrainingJob, template: ResolvedTemplate, *, nodes: int, elastic: bool
+) -> LauncherConfig:
+    """Return what the launchers of one attempt's pods have to know of the job."""
+    spec = job.spec
+    dog, flight = spec.watchdog, spec.preflight
+    checks = tuple(check for check in constants.PREFLIGHT_CHECKS if check in flight.checks)
+    preflight = PreflightConfig(flight.mode == "Fail", checks, flight.min_megabytes_per_second * 10**6)
+    return LauncherConfig(
+        nodes=nodes,
+        nproc_per_node=template.nproc,
+        elastic=elastic,
+        in_place_restarts=job.in_place_restarts,
+        join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
+        non_retryable_exit_codes=tuple(spec.recovery.non_retryable_exit_codes),
+        success_policy=spec.success_policy,
+        watchdog=WatchdogConfig(dog.start_seconds, dog.stall_seconds, dog.checkpoint_seconds, dog.action),
+        preflight=preflight if checks and flight.mode != "Off" else None,
+        log_patterns=tuple(spec.metrics.log_patterns),
+        epochs=spec.metrics.epochs,
+    )
+
+
 def _environment(
-    job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int, nodes: int, pod: Mapping[str, Any]
+    job: DDPTrainingJob, template: ResolvedTemplate, config: LauncherConfig, *, attempt: int, pod: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the operator's variables of docs/pod-contract.md."""
     spec = job.spec
@@ -109,28 +132,12 @@ def _environment(
         constants.ENV_JOB_NAMESPACE: job.namespace,
         constants.ENV_RUN_ID: f"{job.uid}-{attempt}",
         constants.ENV_ATTEMPT: str(attempt),
-        constants.ENV_NODES: str(nodes),
-        constants.ENV_NPROC_PER_NODE: str(template.nproc),
         constants.ENV_METRICS_PORT: str(spec.metrics.port),
         constants.ENV_GRACE_SECONDS: str(_workers_grace(job, pod)),
-        constants.ENV_JOIN_TIMEOUT: str(spec.rendezvous.join_timeout_seconds),
-        constants.ENV_NON_RETRYABLE: ",".join(map(str, spec.recovery.non_retryable_exit_codes)),
         constants.ENV_TERMINATION_LOG: template.trainer.get("terminationMessagePath") or "/dev/termination-log",
-    }
-    dog = spec.watchdog
-    budgets = f"start={dog.start_seconds},stall={dog.stall_seconds},checkpoint={dog.checkpoint_seconds}"
-    env[constants.ENV_WATCHDOG] = f"{budgets},action={dog.action}"
-    flight = spec.preflight
-    env[constants.ENV_PREFLIGHT] = (
-        f"mode={flight.mode},checks={'+'.join(flight.checks)},least={flight.min_megabytes_per_second * 10**6}"
-    )
-    if spec.metrics.log_patterns:
         # Kubernetes reads $(NAME) and $$ in a variable's value.
-        env[constants.ENV_LOG_PATTERNS] = json.dumps(spec.metrics.log_patterns).replace("$", "$$")
-    if spec.success_policy != "AllNodes":
-        env[constants.ENV_SUCCESS_POLICY] = spec.success_policy
-    if spec.metrics.epochs is not None:
-        env[constants.ENV_EPOCHS] = str(spec.metrics.epochs)
+        constants.ENV_LAUNCHER_CONFIG: encode_config(config).replace("$", "$$"),
+    }
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
     return env

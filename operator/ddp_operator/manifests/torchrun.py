@@ -115,9 +115,13 @@ class Plan:
     master_port: int
     local_addr: str
     run_id: str
-    max_restarts: int = 0
     join_timeout_seconds: int = 600
     max_nodes: int | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of nodes may change while the job trains."""
+        return self.max_nodes not in (None, self.nodes)
 
 
 def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserCommand:
@@ -170,12 +174,11 @@ def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
 
     The launcher adds the endpoint (from MASTER_ADDR and MASTER_PORT), the node rank and the worker command.
     """
-    elastic = plan.max_nodes is not None and plan.max_nodes != plan.nodes
-    size = f"{plan.nodes}:{plan.max_nodes}" if elastic else str(plan.nodes)
+    size = f"{plan.nodes}:{plan.max_nodes}" if plan.elastic else str(plan.nodes)
     if plan.backend == "static":
         conf = [f"timeout={plan.join_timeout_seconds}"]
     else:
-        few = elastic and plan.max_nodes is not None and plan.max_nodes <= _FEW_NODES
+        few = plan.elastic and (plan.max_nodes or 0) <= _FEW_NODES
         # The store has a process of its own on pod 0, so that no agent hosts it; a lone pod's agent hosts its own.
         conf = [
             f"is_host={int(size == '1')}",
@@ -191,7 +194,6 @@ def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
         f"--rdzv-id={plan.run_id}",
         f"--rdzv-conf={','.join(conf)}",
         f"--local-addr={plan.local_addr}",
-        f"--max-restarts={plan.max_restarts}",
         *command.torchrun_flags,
         *(["--no-python"] if command.program else []),
     ]

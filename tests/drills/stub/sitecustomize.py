@@ -6,6 +6,7 @@ worker. What soaks is ours: the launcher, its agent and store, the shim, the loc
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,10 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+
+def _nodes() -> int:
+    return int(json.loads(os.environ["DDP_LAUNCHER_CONFIG"])["nodes"])
 
 
 class TCPStore:
@@ -54,7 +59,7 @@ class LocalElasticAgent:
     """Starts one worker and waits for it."""
 
     def _rendezvous(self) -> None:
-        nodes, place = int(os.environ["DDP_NODES"]), Path(os.environ["DRILL_MEETING"], os.environ["DDP_RUN_ID"])
+        nodes, place = _nodes(), Path(os.environ["DRILL_MEETING"], os.environ["DDP_RUN_ID"])
         place.mkdir(exist_ok=True)
         (place / os.environ["JOB_COMPLETION_INDEX"]).touch()
         while len(list(place.iterdir())) < nodes:
@@ -73,7 +78,7 @@ class LocalElasticAgent:
         """Run a worker; return its exit code."""
         self._rendezvous()
         rank = os.environ.get("JOB_COMPLETION_INDEX", "0")
-        ranks = {"RANK": rank, "LOCAL_RANK": "0", "WORLD_SIZE": os.environ.get("DDP_NODES", "1")}
+        ranks = {"RANK": rank, "LOCAL_RANK": "0", "WORLD_SIZE": str(_nodes())}
         worker = subprocess.Popen([word.replace("${local_rank}", "0") for word in command], env=os.environ | ranks)
         self._start_workers()
         return worker.wait()

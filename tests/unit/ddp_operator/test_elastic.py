@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
+from ddp_operator.launcher.config import decode_config
 from ddp_operator.launcher.rendezvous_quorum import Gathering, Heartbeats
 from ddp_operator.launcher.torchrun_patches import remove_the_dead
 from ddp_operator.manifests.children import build_children
@@ -149,7 +150,9 @@ def test_torchrun_gets_the_bounds_and_the_pods_the_size_that_is_asked_for() -> N
     *_, child = build_children(job(nodes=3, elastic=ELASTIC), attempt=1, nodes=3)
     [trainer] = child["spec"]["template"]["spec"]["containers"]
     assert "--nnodes=2:4" in trainer["args"]
-    assert {"name": "DDP_NODES", "value": "3"} in trainer["env"]
+    env = {item["name"]: item.get("value") for item in trainer["env"]}
+    config = decode_config(env["DDP_LAUNCHER_CONFIG"])
+    assert (config.nodes, config.elastic) == (3, True)
     assert (child["spec"]["completions"], child["spec"]["parallelism"]) == (3, 3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -18,9 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.launcher.command_line import PythonLine, split_python_line
+from ddp_operator.launcher.config import PreflightConfig, WatchdogConfig, decode_config, encode_config
 from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
 from ddp_operator.launcher.failure import Verdict, judge
 from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.main import run_main
 from ddp_operator.launcher.metrics import Metrics, fetch_page
 from ddp_operator.launcher.pod import Pod, add_pod_flags, loopback_address, read_pod
 from ddp_operator.launcher.process_groups import _OTHER_WAYS, GroupRecorder
@@ -29,6 +32,7 @@ from ddp_operator.launcher.supervisor import Supervisor
 from ddp_operator.launcher.termination import fit_termination_message
 from ddp_operator.launcher.torchrun_patches import SignalGate
 from ddp_operator.progress import parse_page
+from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
 # ---- command lines
 
@@ -54,8 +58,9 @@ def test_a_python_command_line_is_split_as_cpython_does(words: list[str], expect
     assert split_python_line(words) == expected
 
 
-def pod_of(**env: str) -> Pod:
-    return read_pod({"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", "DDP_NODES": "2", **env}, "/runtime")
+def pod_of(nodes: int = 2, **env: str) -> Pod:
+    config = encoded_config(nodes=nodes)
+    return read_pod({"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", **config, **env}, "/runtime")
 
 
 def test_flags_that_only_the_pod_knows() -> None:
@@ -67,7 +72,7 @@ def test_flags_that_only_the_pod_knows() -> None:
     static = ["--rdzv-backend=static"]
     own = ["--master-addr=job-1-0.job", "--master-port=29400", "--node-rank=1"]
     assert add_pod_flags(static, worker) == [*default, *static, *own]
-    lone = add_pod_flags(c10d, pod_of(DDP_NODES="1"))
+    lone = add_pod_flags(c10d, pod_of(nodes=1))
     assert lone[-2:] == ["--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
     here = add_pod_flags(c10d, pod_of(JOB_COMPLETION_INDEX="1", MASTER_ADDR="127.0.0.1"))
     assert here[-1] == "--local-addr=127.0.100.101"
@@ -79,6 +84,48 @@ def test_pods_on_one_machine_are_ranked_by_their_index() -> None:
     assert len(set(addresses)) == len(addresses)
     for address in addresses:
         socket.inet_aton(address)
+
+
+def test_a_configuration_is_read_as_it_was_written() -> None:
+    watchdog, preflight = WatchdogConfig(900, 300.5, 1800, "Restart"), PreflightConfig(True, ("dns", "tcp"), 1e6)
+    config = dataclasses.replace(
+        CONFIG, elastic=True, watchdog=watchdog, preflight=preflight, log_patterns=("a", "b$"), epochs=3
+    )
+    assert decode_config(encode_config(config)) == config
+    assert json.loads(encode_config(config))["watchdog"]["startSeconds"] == 900
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "is not set; pods are started by the operator or `ddp run`"),
+        ("{", "cannot be read: Expecting property name"),
+        ("[]", "cannot be read: it is no object"),
+        ("{}", "cannot be read: nodes is missing"),
+        (lambda raw: raw | {"nodes": True}, "cannot be read: nodes: True is not of type int"),
+        (lambda raw: raw | {"logPatterns": ["a", 1]}, r"cannot be read: logPatterns\[1\]: 1 is not of type str"),
+        (lambda raw: raw | {"watchdog": {"startSeconds": 1}}, "cannot be read: watchdog.stallSeconds is missing"),
+        (lambda raw: raw | {"watchdog": "mode=Fail"}, "cannot be read: watchdog is no object"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_told_with_its_field(text: Any, problem: str) -> None:
+    if callable(text):
+        text = json.dumps(text(json.loads(encode_config(CONFIG))))
+    with pytest.raises(ValueError, match=f"^DDP_LAUNCHER_CONFIG {problem}"):
+        decode_config(text)
+
+
+def test_a_pod_without_a_configuration_ends_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DDP_LAUNCHER_CONFIG", raising=False)
+    monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("DDP_TERMINATION_LOG", str(tmp_path / "message"))
+    assert run_main(["--", "-c", "pass"], []) == 81
+    reported = json.loads((tmp_path / "message").read_text())
+    assert (reported["category"], reported["exitCode"]) == ("UserError", 81)
+    assert reported["message"].startswith("DDP_LAUNCHER_CONFIG is not set")
+    assert reported["message"] in capsys.readouterr().err
 
 
 def test_an_environment_variable_that_is_no_number_is_named() -> None:
@@ -95,13 +142,13 @@ def test_an_environment_variable_that_is_no_number_is_named() -> None:
 def test_a_garbage_error_file_changes_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "errors").mkdir()
     (tmp_path / "errors" / "0.json").write_bytes(content)
-    pod = read_pod({}, str(tmp_path))
+    pod = launcher_pod(tmp_path)
     seen = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
     assert judge(pod, seen) == {**seen, "verdict": Verdict("Unknown", 82)}
 
 
 def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
-    pod = read_pod({}, str(tmp_path))
+    pod = launcher_pod(tmp_path)
     seen = {
         "rank": 0,
         "localRank": 0,
@@ -271,7 +318,7 @@ def test_a_failure_before_a_stop_counts_also_where_the_agent_is_late_to_say_that
     (tmp_path / "errors").mkdir()
     error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": "ValueError", "message": "the cause"}
     write_json(str(tmp_path / "errors" / "1.json"), error)
-    pod = Supervisor(read_pod({}, str(tmp_path)), [f"--max-restarts={restarts}"], [], [])
+    pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], [])
     pod._restarts.count = pod._restarts._spent = restarts
     pod._enter("Rendezvous")
     pod._agent.pid = 2**22 + 1  # nobody
@@ -297,7 +344,7 @@ def test_a_taken_port_costs_no_page_where_its_reader_can_be_told_another(
 ) -> None:
     with socket.create_server(("", 0)) as taken:
         wanted = taken.getsockname()[1]
-        pod = read_pod({"DDP_METRICS_PORT": str(wanted)}, str(tmp_path))
+        pod = launcher_pod(tmp_path, metrics_port=wanted)
         Supervisor(pod, [], [], [])._serve_metrics()
         assert f"no metrics: cannot listen on port {wanted}" in capsys.readouterr().err
         monkeypatch.setenv("DDP_PORT_FILE", str(tmp_path / "port"))
@@ -315,7 +362,7 @@ def test_no_signal_is_lost_in_an_agent_that_has_the_launchers_handlers_yet(
         return 4321
 
     monkeypatch.setattr(os, "fork", fork)
-    pod = Supervisor(read_pod({}, str(tmp_path)), [], [], [])
+    pod = Supervisor(launcher_pod(tmp_path), [], [], [])
     pod._start_agent()
     assert pod._agent.pid == 4321
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -349,7 +396,7 @@ def test_a_signal_to_the_agent_waits_until_the_workers_that_it_starts_are_known(
 def test_a_stop_reaches_the_workers_also_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pod = Supervisor(read_pod({}, str(tmp_path / "full")), [], [], [])
+    pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], [])
     sent: list[int] = []
     monkeypatch.setattr(pod._agent, "kill", sent.append)
     pod._on_signal(signal.SIGTERM)

@@ -11,8 +11,8 @@ import pytest
 from ddp_operator.launcher.exceptions import record_exception
 from ddp_operator.launcher.failure import Verdict, classify, name_mismatch
 from ddp_operator.launcher.hints import advise
-from ddp_operator.launcher.pod import read_pod
 from ddp_operator.launcher.rendezvous_store import describe_absence
+from tests.support.launcher_config import launcher_pod
 
 PREAMBLE = (
     "[enforce fail at /pytorch/third_party/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 40 vs 4"
@@ -64,7 +64,7 @@ def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: 
     ],
 )
 def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remedy: str, tmp_path: Path) -> None:
-    pod = read_pod({"MASTER_ADDR": "train-1-0.train"}, str(tmp_path))
+    pod = launcher_pod(tmp_path, master="train-1-0.train")
     words = describe_absence(pod, problem)
     assert remedy in words
     assert "train-1-0.train" in words

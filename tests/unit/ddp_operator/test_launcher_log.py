@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ from ddp_operator.launcher.log_patterns import (
     compile_log_pattern,
 )
 from ddp_operator.launcher.output import Lines, keep_reading, read_last_lines, read_output
-from ddp_operator.launcher.pod import Pod
 from ddp_operator.progress import build_progress, parse_page
+from tests.support.launcher_config import launcher_pod
 
 NOW = 1_700_000_000.0
 
@@ -67,7 +68,7 @@ def test_groups_become_the_progress_of_the_status() -> None:
     assert (status.epoch, status.epochs, status.step, status.total_steps) == (2, 10, 1500, 6000)
     assert (status.percent, status.loss, status.samples_per_second) == ("25.0%", "0.25", "812.5")
     assert (status.val_accuracy, status.val_loss) == ("0.91", "0.3")
-    assert status.last_step_time == "2023-11-14T22:13:20Z"
+    assert status.last_step_time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
 
 
 def test_lines_may_come_in_pieces_in_colours_and_from_progress_bars() -> None:
@@ -278,7 +279,7 @@ def test_the_reader_marks_the_lines_of_each_rank(tmp_path: Path) -> None:
     folder = str(tmp_path)
     os.mkdir(os.path.join(folder, "workers"))
     write_json(os.path.join(folder, "workers", "1.json"), {"rank": 7})
-    pod = Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, nproc=2)
+    pod = launcher_pod(folder, node=3, nodes=4, nproc_per_node=2)
     pipes = [os.pipe() for _ in range(4)]
     (first, first_end), (second, second_end), (done, done_end), (log, log_end) = pipes
     child = os.fork()
@@ -305,7 +306,7 @@ def test_counters_begin_anew_with_a_process(tmp_path: Path) -> None:
         os.mkdir(os.path.join(folder, name))
     about, log_page = os.path.join(folder, "workers", "0.json"), os.path.join(folder, "metrics", "0.log")
     write_json(about, {"rank": 0, "pid": 1})
-    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)",), 1)
+    pod = launcher_pod(folder, log_patterns=(r"step (?P<step>\d+)",), epochs=1)
     (source, source_end), (done, done_end), (log, log_end) = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -336,7 +337,7 @@ def test_the_reader_passes_everything_on_and_keeps_a_page(tmp_path: Path) -> Non
     for name in ("metrics", "workers", "output"):
         os.mkdir(os.path.join(folder, name))
     write_json(os.path.join(folder, "workers", "0.json"), {"rank": 6})
-    pod = Pod(3, 4, "m", 1, 1.0, 1.0, [], 0, folder, 0, None, (r"step (?P<step>\d+)", "(?P<broken>"), 1)
+    pod = launcher_pod(folder, node=3, nodes=4, log_patterns=(r"step (?P<step>\d+)", "(?P<broken>"), epochs=1)
     source, source_end = os.pipe()
     done, done_end = os.pipe()
     log, log_end = os.pipe()
@@ -366,7 +367,7 @@ def test_an_error_of_ours_in_the_reader_leaves_the_ranks_their_log(
 ) -> None:
     monkeypatch.setattr(LogProgress, "feed", lambda self, chunk, now: {}["no step"])
     (tmp_path / "output").mkdir()
-    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0, None, (r"step (?P<step>\d+)",), 2)
+    pod = launcher_pod(tmp_path, log_patterns=(r"step (?P<step>\d+)",), epochs=2)
     pipes = [os.pipe() for _ in range(5)]
     (first, first_end), (second, second_end), (done, done_end), (log, log_end), (error, error_end) = pipes
     monkeypatch.setattr("ddp_operator.launcher.output.log", lambda text: os.write(error_end, text.encode()))
@@ -389,7 +390,7 @@ def test_an_error_of_ours_in_the_reader_leaves_the_ranks_their_log(
 
 
 def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
-    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
+    pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     text = (
         "\n".join(f"line {number}" for number in range(40)) + "\n\n10%\r20%\r\x1b[31mred\x1b[0m\n" + "x" * 1000 + "\xff"
@@ -407,7 +408,7 @@ def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_shells_torchrun_says_of_a_failure_hides_no_cause(tmp_path: Path, word: str) -> None:
-    pod = Pod(0, 1, "m", 1, 1.0, 1.0, [], 0, str(tmp_path), 0)
+    pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     cause = '  File "/lib/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in f\nValueError: bad'
     summary = f"{word}\nTraceback (most recent call last):\nRoot Cause (first observed failure):\n"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import PreflightStatus
+from ddp_operator.launcher.config import PreflightConfig
 from ddp_operator.launcher.contract import PREFLIGHT_CHECKS
-from ddp_operator.launcher.pod import Pod, PreflightPlan, read_preflight
+from ddp_operator.launcher.pod import Pod
 from ddp_operator.launcher.preflight import (
     build_preflight_rows,
     describe_preflight,
@@ -19,19 +20,11 @@ from ddp_operator.launcher.preflight import (
     run_preflight,
 )
 from ddp_operator.progress import parse_page
+from tests.support.launcher_config import launcher_pod
 
 
 def pod(node: int = 0, nodes: int = 3, master: str = "train-1-0.train", port: int = 29400) -> Pod:
-    return Pod(node, nodes, master, port, 1.0, 1.0, [], 9400, "/nowhere", 0)
-
-
-def test_the_plan_is_read_from_the_environment() -> None:
-    assert read_preflight("mode=Fail,checks=dns+allreduce,least=5e6") == PreflightPlan(True, ("dns", "allreduce"), 5e6)
-    assert read_preflight("mode=Off,checks=dns,least=0") is None
-    assert read_preflight("mode=Warn,checks=,least=0") is None
-    assert read_preflight("") is None
-    with pytest.raises(ValueError, match="DDP_PREFLIGHT='mode=Warn' is not"):
-        read_preflight("mode=Warn")
+    return launcher_pod("/nowhere", node=node, nodes=nodes, master=master, port=port, metrics_port=9400)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +50,7 @@ def test_what_cannot_be_reached_is_named() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
-        plan = PreflightPlan(False, ("dns", "tcp"), 0)
+        plan = PreflightConfig(False, ("dns", "tcp"), 0)
         report = run_preflight(None, pod(master="127.0.0.1", port=port), plan, [(0, 0, 3)])
         assert set(report["seconds"]) == {"dns"}
         assert report["problems"] == {"tcp": f"no connection to 127.0.0.1:{port}: Connection refused"}
@@ -66,7 +59,7 @@ def test_what_cannot_be_reached_is_named() -> None:
 
 
 def test_a_lone_rank_has_nothing_to_try() -> None:
-    plan = PreflightPlan(True, PREFLIGHT_CHECKS, 0)
+    plan = PreflightConfig(True, PREFLIGHT_CHECKS, 0)
     assert run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)]) == {"seconds": {}, "rate": None, "problems": {}}
 
 
@@ -85,7 +78,7 @@ def test_a_sum_over_any_number_of_ranks_is_known_as_right(ranks: int) -> None:
 def test_too_little_bandwidth_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"seconds": 0.002, "rate": 30e6}
     monkeypatch.setattr("ddp_operator.launcher.preflight.try_all_reduce", lambda *arguments: figures)
-    plan = PreflightPlan(True, ("allreduce",), 100e6)
+    plan = PreflightConfig(True, ("allreduce",), 100e6)
     report = run_preflight(None, pod(), plan, [(0, 0, 3)])
     assert report["problems"] == {"allreduce": "30 MB/s, less than the 100 that are asked for"}
     assert describe_preflight(report) == (

@@ -27,10 +27,10 @@ from ddp_operator.launcher.failure import (
     unwrap,
 )
 from ddp_operator.launcher.hints import advise
-from ddp_operator.launcher.pod import read_pod
 from ddp_operator.launcher.rendezvous_store import find_early_ends, have_all_ended
 from ddp_operator.launcher.restarts import Recurrence
 from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries
+from tests.support.launcher_config import launcher_pod
 
 GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"
 
@@ -236,7 +236,7 @@ def test_a_script_that_ends_itself_by_a_number_had_a_reason(code: str, message: 
 
 
 def test_what_a_rank_had_said_counts_more_than_how_torchrun_ended_it(tmp_path: Path) -> None:
-    pod = read_pod({}, str(tmp_path))
+    pod = launcher_pod(tmp_path)
     (tmp_path / "errors").mkdir()
     error = {"type": "OSError", "message": "truncated", "traceback": "T", "exitCode": 1}
     (tmp_path / "errors" / "0.json").write_text(json.dumps(error))
@@ -335,7 +335,7 @@ def test_the_exceptions_are_found_in_the_last_lines_of_a_shell(lines: str, found
 
 
 def test_of_several_ranks_in_a_shell_the_victim_is_not_the_cause(tmp_path: Path) -> None:
-    pod = read_pod({}, str(tmp_path))
+    pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     text = f"{TRACE}[rank1]: RuntimeError: {GLOO}\n{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
     (tmp_path / "output" / "0.end").write_text(text)
@@ -345,7 +345,7 @@ def test_of_several_ranks_in_a_shell_the_victim_is_not_the_cause(tmp_path: Path)
 
 
 def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> None:
-    pod = read_pod({}, str(tmp_path))
+    pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "0.end").write_text(f"{TRACE}[rank1]: RuntimeError: {GLOO}\n")
     ended = {"rank": 1, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}

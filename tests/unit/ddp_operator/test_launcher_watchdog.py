@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,11 +14,12 @@ import pytest
 
 from ddp_operator.launcher import worker
 from ddp_operator.launcher.clock import AwakeClock
+from ddp_operator.launcher.config import WatchdogConfig
 from ddp_operator.launcher.contract import METRIC_STALLED
 from ddp_operator.launcher.failure import Verdict, describe_root, judge
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import PAGE_TIMEOUT, Metrics
-from ddp_operator.launcher.pod import Pod, WatchdogPlan, read_pod, read_watchdog
+from ddp_operator.launcher.pod import Pod
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
 from ddp_operator.launcher.stall import (
@@ -33,8 +35,9 @@ from ddp_operator.launcher.stall import (
 from ddp_operator.launcher.torchrun_patches import release_stopped
 from ddp_operator.launcher.watchdog import Idleness, LogPulse, Watchdog
 from ddp_operator.progress import parse_page
+from tests.support.launcher_config import launcher_pod
 
-PLAN = WatchdogPlan(start=100, stall=10, checkpoint=50, action="Restart")
+PLAN = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50, action="Restart")
 BOTH = {0: 11, 1: 12}
 
 
@@ -48,17 +51,6 @@ def page(steps: int = 0, heartbeats: int = 0, saving: int = 0) -> str:
 def message(watchdog: Watchdog, now: float) -> str | None:
     stall = watchdog.find_stall(now)
     return None if stall is None else stall.message
-
-
-def test_the_plan_is_read_from_the_environment() -> None:
-    assert read_watchdog("start=100,stall=10,checkpoint=50,action=Restart") == PLAN
-    assert read_watchdog("") is None
-
-
-@pytest.mark.parametrize("text", ["start=100", "start=x,stall=1,checkpoint=1,action=Fail", "rubbish"])
-def test_a_plan_that_cannot_be_read_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="DDP_WATCHDOG="):
-        read_watchdog(text)
 
 
 def test_a_script_that_reports_no_steps_is_never_stalled() -> None:
@@ -362,7 +354,7 @@ def test_a_stack_that_is_still_being_written_is_waited_for(
     (tmp_path / "stacks").mkdir()
     file = tmp_path / "stacks" / "0"
     file.write_text("of an earlier look\n")
-    one = read_pod({}, str(tmp_path))
+    one = launcher_pod(tmp_path)
     pieces = STACKS.format(inner="/app/data.py", launcher=worker.__file__).splitlines(keepends=True)
     asked: list[int] = []
 
@@ -404,8 +396,8 @@ def test_the_pod_that_waits_bears_a_stall_longer_than_the_pod_to_blame_needs(loo
 
 def pod(folder: Path, action: str) -> Pod:
     (folder / "errors").mkdir(exist_ok=True)
-    plan = PLAN._replace(action=action)
-    return Pod(0, 2, "127.0.0.1", 1, 1.0, 1.0, [], 0, str(folder), count_oom_kills(), plan)
+    plan = dataclasses.replace(PLAN, action=action)
+    return launcher_pod(folder, nodes=2, oom_kills=count_oom_kills(), watchdog=plan)
 
 
 @pytest.mark.parametrize(

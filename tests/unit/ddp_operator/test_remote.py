@@ -29,6 +29,7 @@ from ddp_operator.display import build_table
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.recovery import Sample
 from tests.support.builders import NOW, child_pod
+from tests.support.launcher_config import encoded_config
 
 
 def job(name: str = "x", *, version: str = "1", **status: Any) -> dict[str, Any]:
@@ -209,10 +210,11 @@ class TestLines:
         assert sorted(times, key=lambda time: Line(time, "", "").order) == times
 
     def test_container_attempt_and_ranks_are_read_from_the_pod(self) -> None:
+        config = encoded_config(nproc_per_node=8)
         spec = {
             "containers": [
                 {"name": "logs"},
-                {"name": "trainer", "env": [{"name": "DDP_NPROC_PER_NODE", "value": "8"}]},
+                {"name": "trainer", "env": [{"name": name, "value": value} for name, value in config.items()]},
             ]
         }
         found = log_pod(child_pod(2, attempt=3, spec=spec))

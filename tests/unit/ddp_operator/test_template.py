@@ -1,11 +1,11 @@
 """What the operator refuses in a pod template and how it understands the rest."""
 
-import json
 from typing import Any
 
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.launcher.config import decode_config
 from ddp_operator.local.environment import expand
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
@@ -51,7 +51,7 @@ class TestLogPatterns:
         pattern = r"step (?P<step>\d+)$(?P<loss>)"
         *_, child = build_children(job(metrics={"logPatterns": [pattern]}), attempt=1, nodes=1)
         env = {item["name"]: item.get("value") for item in child["spec"]["template"]["spec"]["containers"][0]["env"]}
-        assert json.loads(expand(env["DDP_LOG_PATTERNS"], {"P": "no"})) == [pattern]
+        assert decode_config(expand(env["DDP_LAUNCHER_CONFIG"], {"P": "no"})).log_patterns == (pattern,)
 
 
 class TestTrainer:

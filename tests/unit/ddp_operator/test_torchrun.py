@@ -24,7 +24,6 @@ PLAN = Plan(
     master_port=29400,
     local_addr="digits-1-$(JOB_COMPLETION_INDEX).digits",
     run_id="uid-1",
-    max_restarts=2,
     join_timeout_seconds=600,
 )
 SCRIPT = UserCommand("python3", ("train.py",))
@@ -155,7 +154,6 @@ def test_the_whole_argv_of_a_pod() -> None:
         "--rdzv-id=uid-1",
         "--rdzv-conf=is_host=0,join_timeout=600,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5",
         "--local-addr=digits-1-$(JOB_COMPLETION_INDEX).digits",
-        "--max-restarts=2",
     ]
 
 
@@ -169,13 +167,13 @@ def test_argv_of_a_lone_pod_an_elastic_job_and_a_static_rendezvous() -> None:
     assert "keep_alive_interval=1," in elastic[4]  # the others wait for a dead pod's heartbeats to end
     many = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=500), SCRIPT)
     assert "keep_alive_interval=2," in many[4]
-    static = build_torchrun_args(replace(PLAN, backend="static", max_restarts=0), SCRIPT)
+    static = build_torchrun_args(replace(PLAN, backend="static"), SCRIPT)
     assert static[2:5] == ["--rdzv-backend=static", "--rdzv-id=uid-1", "--rdzv-conf=timeout=600"]
 
 
 def test_the_users_flags_come_after_the_operators() -> None:
     user = split_user_command(["torchrun", "--tee=3", "train.py"], [])
-    assert build_torchrun_args(PLAN, user)[-2:] == ["--max-restarts=2", "--tee=3"]
+    assert build_torchrun_args(PLAN, user)[-2:] == [f"--local-addr={PLAN.local_addr}", "--tee=3"]
     assert build_torchrun_args(PLAN, split_user_command(["sh", "x"], []))[-1] == "--no-python"
 
 

@@ -1,0 +1,34 @@
+"""Configurations of a launcher and pods for its tests, with what a test does not care about filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ddp_operator.launcher.config import LauncherConfig, encode_config
+from ddp_operator.launcher.pod import Pod
+
+CONFIG = LauncherConfig(
+    nodes=1,
+    nproc_per_node=1,
+    elastic=False,
+    in_place_restarts=0,
+    join_timeout_seconds=600,
+    non_retryable_exit_codes=(),
+    success_policy="AllNodes",
+    watchdog=None,
+    preflight=None,
+    log_patterns=(),
+    epochs=None,
+)
+
+
+def encoded_config(**changes: Any) -> dict[str, str]:
+    """Return the variable that holds a configuration."""
+    return {"DDP_LAUNCHER_CONFIG": encode_config(dataclasses.replace(CONFIG, **changes))}
+
+
+def launcher_pod(runtime: object, **changes: Any) -> Pod:
+    """Return a pod whose runtime directory is ``runtime``."""
+    own = {"node": 0, "master": "127.0.0.1", "port": 29400, "grace": 30.0, "metrics_port": 0, "oom_kills": 0}
+    return Pod(**{**vars(CONFIG), **own, "runtime": str(runtime), **changes})
