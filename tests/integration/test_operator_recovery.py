@@ -120,7 +120,7 @@ async def test_pods_that_the_job_controller_may_not_create_are_told_in_its_words
     await actors.create(event)
     told = await actors.resource("digits", lambda found: "PodsForbidden" in str(found.get("status")), "PodsForbidden")
     (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
-    assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0 of 2 pods are placed)"
+    assert scheduled["message"] == words.replace("0-x7k2p", "*") + " (0/2 pods scheduled)"
 
 
 async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
@@ -143,7 +143,7 @@ async def test_why_a_queue_does_not_admit_a_job_is_told_in_kueues_words(
     told = await actors.resource("digits", lambda found: words in str(found.get("status")), "Kueue's words")
     (scheduled,) = [item for item in told["status"]["conditions"] if item["type"] == "Scheduled"]
     assert scheduled["reason"] == "Inadmissible"
-    assert scheduled["message"].startswith(f"Job digits-1 waits until queue gpu admits it: {words}; ")
+    assert scheduled["message"].startswith(f"Job digits-1 waits for queue gpu to admit it: {words}; ")
 
 
 def quick_to_stop() -> dict[str, Any]:

@@ -113,7 +113,7 @@ def readmit_nodes(job: DDPTrainingJob, observation: Observation, words: str, now
     job = replace_fields(job, status=replace(job.status, failed_nodes=()))
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
     status = _next_attempt(job, before, observation, now, failure=None)
-    words = f"attempt {status.attempt} may use the nodes that failed again: {words}"
+    words = f"attempt {status.attempt} may use the nodes of status.failedNodes again: {words}"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
 
 
@@ -148,13 +148,13 @@ def resize(job: DDPTrainingJob, observation: Observation, now: datetime) -> Deci
     """Begin the next attempt with another number of nodes."""
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
     status = _next_attempt(job, before, observation, now, failure=None)
-    words = f"attempt {status.attempt} with {job.spec.nodes} instead of {job.status.attempt_nodes} nodes"
+    words = f"attempt {status.attempt} with {job.spec.nodes} nodes instead of {job.status.attempt_nodes}"
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
 
 def resize_in_place(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
     """Give the current attempt of an elastic job another number of nodes; its pods meet again."""
-    words = f"{job.spec.nodes} instead of {job.status.attempt_nodes} nodes; the other pods stay"
+    words = f"resized from {job.status.attempt_nodes} to {job.spec.nodes} nodes; the other pods keep running"
     status = replace(job.status, attempt_nodes=job.spec.nodes)
     return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
@@ -168,8 +168,8 @@ def succeed(job: DDPTrainingJob, pods: Pods, now: datetime) -> Decision:
         return fail(job, pods, None, c.NO_PROCESS_GROUP, distributed.message, now)
     facts = [
         *([distributed] if distributed is not None else []),
-        Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes} of {nodes} pods are placed"),
-        Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"all {nodes} pods have joined"),
+        Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled"),
+        Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous"),
         Fact(c.SUCCEEDED, "True", *_success(job, pods, nodes)),
         Fact(c.FAILED, "False", c.FINISHED),
     ]
@@ -178,12 +178,12 @@ def succeed(job: DDPTrainingJob, pods: Pods, now: datetime) -> Decision:
 
 def _success(job: DDPTrainingJob, pods: Pods, nodes: int) -> tuple[str, str]:
     if job.spec.success_policy == "RankZero":
-        return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough by spec.successPolicy"
+        return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough for spec.successPolicy RankZero"
     done = sum(pod.phase == "Succeeded" for pod in pods.newest.values())
     late = nodes - done
     if job.spec.elastic is not None and any(pod.alive for pod in pods):
-        return c.ALL_NODES_SUCCEEDED, f"{done} pods succeeded; {late} more came when training was over"
-    return c.ALL_NODES_SUCCEEDED, f"all {nodes} pods succeeded"
+        return c.ALL_NODES_SUCCEEDED, f"{done}/{nodes} pods succeeded; {late} joined after training was over"
+    return c.ALL_NODES_SUCCEEDED, f"{nodes}/{nodes} pods succeeded"
 
 
 def fail(

@@ -153,7 +153,7 @@ def describe_rendezvous(
     if missing:
         shown = ", ".join(missing[:10]) + (", …" if len(missing) > 10 else "")
         return Fact(
-            RENDEZVOUSED, "False", WAITING_FOR_RANKS, f"{len(running)} of {nodes} pods run; not yet: pods {shown}"
+            RENDEZVOUSED, "False", WAITING_FOR_RANKS, f"{len(running)}/{nodes} pods running; waiting for pods {shown}"
         )
     page = observation.page
     if page is None:
@@ -161,16 +161,16 @@ def describe_rendezvous(
         if before is not None and (before.status == "True" or stands):
             return Fact(RENDEZVOUSED, before.status, before.reason, before.message)
     elif page.training or page.launcher_phase in ("Running", "Stopping", "Done"):
-        return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"all {nodes} pods have joined")
+        return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous")
     elif not page.launcher_phase and before is not None and before.status == "True":
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
     if page is None and observation.page_requested and all(_is_old(pod, now) for pod in newest.values()):
-        words = "the metrics page of pod 0 does not answer the operator, which so cannot see whether training has begun"
+        words = "the operator cannot read the metrics page of pod 0, so it does not know whether training has started"
         return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, words)
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
     restarts = page.in_place_restarts if page else 0
-    workers = f"workers start again in place, restart {restarts}" if restarts else "workers have not started yet"
-    words = f"all {nodes} pods run; {workers}{phase}"
+    workers = f"workers are restarting in place, restart {restarts}" if restarts else "workers have not started yet"
+    words = f"{nodes}/{nodes} pods running; {workers}{phase}"
     return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, words)
 
 
@@ -203,7 +203,7 @@ def describe_distribution(pods: Pods) -> Fact | None:
     what = f"had a process group of only {most} ranks" if most else "ended without a process group"
     plural = "s" if len(alone) > 1 else ""
     words = (
-        f"no process group spanned all {world} ranks: those of pod{plural} {shown} {what}, so each worked by itself; "
+        f"no process group spanned all {world} ranks: those of pod{plural} {shown} {what}, so each trained alone; "
         "the script has to call torch.distributed.init_process_group() in every rank"
     )
     return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, words)

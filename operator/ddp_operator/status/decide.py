@@ -99,7 +99,9 @@ def decide(
         if pending is not None and now >= pending:
             scheduled = status.condition(c.SCHEDULED)
             last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
-            words = f"waited longer than pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}) to run{last}"
+            words = (
+                f"not all pods were running within pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}){last}"
+            )
             cause = blame_image(status.attempt, pods, now)
             return attempts.fail(job, pods, cause, c.PENDING_DEADLINE_EXCEEDED, words, now)
     if job.spec.nodes != status.attempt_nodes and refusal is None:

@@ -68,7 +68,7 @@ def describe(
         status = take_final_progress(status, pods, now)  # what the pods say that they have saved
     rendezvous = c.describe_rendezvous(pods, nodes, observation, joined_before, now)
     if restart is None and _goes_on_with_fewer(job, pods, nodes, observation.page, joined_before):
-        all_run, words = True, f"{running} of {nodes} pods train; the others join as they come"
+        all_run, words = True, f"{running}/{nodes} pods training; the others join once they run"
         rendezvous = Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, words)
     cut_off = None if restart or job.spec.suspend else describe_lost_contact(job, observation, pods)
     if cut_off is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
@@ -212,7 +212,7 @@ def _accepted(refusal: Refusal | None, attempt: int, observation: Observation) -
     if refusal is None:
         return Fact(c.ACCEPTED, "True", c.VALID)
     goes_on = observation.job(attempt) is not None
-    what = "the running attempt goes on with the former spec" if goes_on else f"attempt {attempt} cannot start"
+    what = "the running attempt keeps the previous spec" if goes_on else f"attempt {attempt} cannot start"
     state: ConditionStatus = "Unknown" if refusal.reason == c.SERVER_ERROR else "False"
     return Fact(c.ACCEPTED, state, refusal.reason, f"{what}: {refusal.message}")
 
@@ -223,7 +223,7 @@ def _suspended(job: DDPTrainingJob, status: Status, alive: int) -> Fact:
     if alive:
         return Fact(c.SUSPENDED, "False", c.STOPPING, f"{alive} pods are saving and stopping")
     return Fact(
-        c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, f"spec.suspend is true; set it to false to go on{_saved(status)}"
+        c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, f"spec.suspend is true; set it to false to resume{_saved(status)}"
     )
 
 
@@ -232,8 +232,10 @@ def _saved(status: Status) -> str:
     step = (status.progress.step if status.progress else None) or 0
     if status.checkpoint is not None:
         lost = max(0, step - status.checkpoint.step)
-        return f" from step {status.checkpoint.step}, which is saved" + (f"; {lost} steps were not" if lost else "")
-    return f"; step {step} was the last one, and the script reports no checkpoints" if step else ""
+        return f" from the checkpoint of step {status.checkpoint.step}" + (
+            f"; {lost} later steps are lost" if lost else ""
+        )
+    return f"; the last step was {step}, and the script reports no checkpoints" if step else ""
 
 
 def _goes_on_with_fewer(
@@ -267,14 +269,14 @@ def _restarting(
 def _progressing(job: DDPTrainingJob, page: Page | None, rendezvous: Fact, *, was_joined: bool, all_run: bool) -> Fact:
     before = job.status.condition(c.PROGRESSING)
     if not all_run:
-        return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods run")
+        return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
     stepping = page is not None and page.training
     meeting = page is not None and page.meeting
     if stepping or (was_joined and not meeting and before is not None and before.status == "True"):
-        return Fact(c.PROGRESSING, "True", c.TRAINING, "steps are being made")
+        return Fact(c.PROGRESSING, "True", c.TRAINING, "training is making progress")
     words = "no step has been reported on the metrics page of pod 0"
     if page is not None and page.in_place_restarts:
-        words += f" since restart {page.in_place_restarts} in place"
+        words += f" since in-place restart {page.in_place_restarts}"
     return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, words)
 
 

@@ -74,4 +74,4 @@ def _stalls(old: Status, new: Status) -> Iterator[Event]:
     if now.reason == c.STALLED and (not was_stalled or (then is not None and then.message != now.message)):
         yield Event("Warning", c.STALLED, now.message)
     elif was_stalled and now.status == "True":
-        yield Event("Normal", c.TRAINING, "steps are made again")
+        yield Event("Normal", c.TRAINING, "training is making progress again")

@@ -57,10 +57,14 @@ def describe_lost_contact(
     others = f" (and those of {len(found) - 1} more pods)" if len(found) > 1 else ""
     due = _due(job, pod)
     if due is not None:
-        then = f"unless it comes back by {format_time(due)}, pod {pod.index} is given up and the job restarts"
+        then = (
+            f"unless it is Ready again by {format_time(due)}, pod {pod.index} is declared failed and the job restarts"
+        )
     else:
-        then = "Kubernetes takes the pod away when its toleration of the node's taint ends, by default after 5 minutes"
-    text = f"pod {pod.index}'s node {pod.node_name}{others} is NotReady since {format_time(since)} ({words}); {then}"
+        then = "Kubernetes evicts the pod when its toleration of the node's taint ends, by default after 5 minutes"
+    text = (
+        f"pod {pod.index}'s node {pod.node_name}{others} has been NotReady since {format_time(since)} ({words}); {then}"
+    )
     return since, text
 
 
@@ -132,5 +136,5 @@ def _loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now: date
         patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
         if pod.grace_ends is None or now < pod.grace_ends + patience:
             return ""
-        return "the pod has not ended although its grace time is over"
+        return "the pod did not terminate within its grace period"
     return node.words

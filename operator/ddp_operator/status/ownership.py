@@ -29,12 +29,13 @@ def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | N
     if not owner and names.child_labels(job.name).items() <= labels.items():
         return Refusal(
             "NameConflict",
-            f"metadata.name: {kind} {name} is left of a job of this name that was deleted with --cascade=orphan; its "
-            f"pods may still train. Remove what is left: kubectl -n {job.namespace} delete "
-            f"job,service,configmap,networkpolicy -l {constants.LABEL_JOB_NAME}={job.name}",
+            f"metadata.name: {kind} {name} was left behind by a job of this name that was deleted with "
+            "--cascade=orphan; its pods may still be training. Delete what is left: "
+            f"kubectl -n {job.namespace} delete job,service,configmap,networkpolicy "
+            f"-l {constants.LABEL_JOB_NAME}={job.name}",
         )
     return Refusal(
         "NameConflict",
-        f"metadata.name: a {kind} named {name} that is not ours exists in namespace {job.namespace}; "
-        "rename the job or remove that object",
+        f"metadata.name: a {kind} named {name} that does not belong to this job exists in namespace {job.namespace}; "
+        "rename the job or delete that object",
     )

@@ -44,10 +44,10 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
     """Return Scheduled of an attempt that shall have so many pods."""
     pods, former_alive = observation.pods_of(attempt), observation.former_alive(attempt)
     if former_alive:
-        words = f"{former_alive} pods of the former attempt still run"
+        words = f"waiting for {former_alive} pods of the previous attempt to terminate"
         since = observation.orphaned_since
         if since is not None and now - since >= _NOTICE:
-            words += "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
+            words += "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"
         return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, words)
     current = pods.newest
     waiting = [(pod, *why) for pod in current.values() if pod.alive and (why := _why(pod, observation))]
@@ -61,18 +61,18 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         return Fact(c.SCHEDULED, "False", reason, f"{pod.name}{others}: {message}")
     scheduled = [pod for pod in current.values() if pod.scheduled or not pod.alive]
     if len(scheduled) >= nodes:
-        words = f"{nodes} of {nodes} pods are placed{_describe_sidecars(current.values())}"
+        words = f"{nodes}/{nodes} pods scheduled{_describe_sidecars(current.values())}"
         return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, words)
-    placed = f"{len(scheduled)} of {nodes} pods are placed"
+    placed = f"{len(scheduled)}/{nodes} pods scheduled"
     attempt_job = observation.job(attempt)
     if attempt_job is not None and waits_in_queue(job, attempt_job):
         said = observation.problems.get(attempt_job.uid)
         known = said is not None and said.reason in _QUEUE_REASONS
         # Without the label it is Kueue where it manages all Jobs, or a hand.
-        others = "Kueue admits it" if known else "whoever has suspended it resumes it"
-        admission = f"queue {attempt_job.queue} admits it" if attempt_job.queue else others
+        others = "Kueue to admit it" if known else "whoever suspended it to resume it"
+        admission = f"queue {attempt_job.queue} to admit it" if attempt_job.queue else others
         because = f": {said.message}" if said is not None and known else ""
-        words = f"Job {attempt_job.name} waits until {admission}{because}; {placed}"
+        words = f"Job {attempt_job.name} waits for {admission}{because}; {placed}"
         return Fact(c.SCHEDULED, "False", said.reason if said is not None and known else c.QUOTA_PENDING, words)
     problem = observation.problems.get(attempt_job.uid) if attempt_job else None
     if problem is not None and attempt_job is not None and problem.reason not in _QUEUE_REASONS:
@@ -89,7 +89,7 @@ def _describe_sidecars(pods: Iterable[PodView]) -> str:
     if not found:
         return ""
     count, pod_name, name, why = max(found)
-    return f"; restarts of sidecar {name} in pod {pod_name}: {count}" + (f" (the last after {why})" if why else "")
+    return f"; sidecar {name} of pod {pod_name}: {count} restarts" + (f" (last reason: {why})" if why else "")
 
 
 def _name_the_absent(pods: Iterable[PodView], attempt_job: JobView | None, now: datetime) -> tuple[str, str]:
@@ -99,12 +99,14 @@ def _name_the_absent(pods: Iterable[PodView], attempt_job: JobView | None, now: 
         return since is not None and now - since >= _NOTICE
 
     if attempt_job is not None and is_ignored(attempt_job.ignored_since):
-        words = f"the Job controller has not looked at Job {attempt_job.name}; does kube-controller-manager run?"
+        words = (
+            f"the Job controller has not acted on Job {attempt_job.name}; check that kube-controller-manager is running"
+        )
         return c.WAITING_FOR_PODS, words
     ignored = [pod for pod in pods if is_ignored(pod.ignored_since)]
     if ignored:
         others = f" (and {len(ignored) - 1} more pods)" if len(ignored) > 1 else ""
-        words = f"{ignored[0].name}{others}: no scheduler has looked at it; does {ignored[0].scheduler} run?"
+        words = f"{ignored[0].name}{others}: no scheduler has acted on it; check that {ignored[0].scheduler} is running"
         return c.UNSCHEDULABLE, words
     return c.WAITING_FOR_PODS, ""
 
@@ -151,10 +153,10 @@ def explain_workloads(job: Mapping[str, Any], workloads: Sequence[Mapping[str, A
     reserved = conditions.get("QuotaReserved") or {}
     if reserved.get("status") == "True":
         checks = [str(check["name"]) for check in status.get("admissionChecks") or [] if check.get("state") != "Ready"]
-        waits = f"quota is reserved; not ready yet: admission check {', '.join(checks)}"
+        waits = f"quota is reserved; waiting for admission check {', '.join(checks)}"
         return Problem(c.QUOTA_PENDING, waits) if checks else None
     if reserved.get("reason") == c.INADMISSIBLE:
-        unnamed = "the Job names no LocalQueue, and the namespace has none that is called default"
+        unnamed = "the Job names no LocalQueue, and the namespace has none called default"
         return Problem(c.INADMISSIBLE, _line(reserved.get("message")) if spec.get("queueName") else unnamed)
     return Problem(c.QUOTA_PENDING, _line(reserved.get("message"))) if reserved.get("message") else None
 
@@ -168,8 +170,8 @@ def _name_missing_workload(job: Mapping[str, Any]) -> Problem | None:
     priority = f"WorkloadPriorityClass {labels[KUEUE_PRIORITY_LABEL]}" if KUEUE_PRIORITY_LABEL in labels else ""
     if not priority and pod.get("priorityClassName"):
         priority = f"PriorityClass {pod['priorityClassName']}"
-    asks = f"is there a {priority}, and does Kueue run?" if priority else "does Kueue run?"
-    return Problem(c.WORKLOAD_MISSING, f"Kueue has made no Workload for it; {asks}")
+    checks = f"check that {priority} exists and that Kueue is running" if priority else "check that Kueue is running"
+    return Problem(c.WORKLOAD_MISSING, f"Kueue has created no Workload for it; {checks}")
 
 
 def _line(text: Any) -> str:

@@ -130,7 +130,7 @@ def _who_lags(ranks: Ranks) -> str:
     farthest = max(sample.step or sample.steps for sample in ranks.values())
     behind = sorted(rank for rank, sample in ranks.items() if (sample.step or sample.steps) < farthest)
     if not behind:
-        return f"all {len(ranks)} ranks whose pages answer stand at step {farthest:.0f}"
+        return f"all {len(ranks)} ranks whose metrics pages answer are at step {farthest:.0f}"
     named = ", ".join(map(str, behind[:_MAX_NAMED])) + (", …" if len(behind) > _MAX_NAMED else "")
     return f"ranks {named} are behind step {farthest:.0f}"
 

@@ -251,7 +251,7 @@ def view_node(raw: Mapping[str, Any] | None) -> NodeView:
     ready: Mapping[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
     if ready.get("status") == "True":
         return NodeView(True, "")
-    words = str(ready.get("message") or ready.get("reason") or "its kubelet has not said that it is ready")
+    words = str(ready.get("message") or ready.get("reason") or "its kubelet has not reported Ready")
     return NodeView(False, f"the node is not ready: {words}"[:_MAX_WORDS])
 
 

@@ -26,8 +26,8 @@ BEFORE = Status(phase="Pending", attempt=1, nodes=Nodes(desired=2), conditions=(
     "change",
     [
         {"nodes": Nodes(desired=2, ready=1)},
-        {"conditions": (scheduled("1 of 2 pods are placed"),)},
-        {"nodes": Nodes(desired=2, ready=1), "conditions": (scheduled("1 of 2 pods are placed"),)},
+        {"conditions": (scheduled("1/2 pods scheduled"),)},
+        {"nodes": Nodes(desired=2, ready=1), "conditions": (scheduled("1/2 pods scheduled"),)},
     ],
 )
 def test_counts_and_words_is_minor_change(change: dict[str, Any]) -> None:

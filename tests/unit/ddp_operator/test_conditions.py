@@ -72,9 +72,9 @@ class TestScheduled:
         assert self.describe(child_pod(0), child_pod(1, "Pending", age=5)) == (
             "False",
             "WaitingForPods",
-            "1 of 2 pods are placed",
+            "1/2 pods scheduled",
         )
-        assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2 of 2 pods are placed")
+        assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2/2 pods scheduled")
 
     def test_speaks_the_schedulers_words_of_the_first_pod(self) -> None:
         said = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
@@ -101,11 +101,14 @@ class TestScheduled:
         )
 
     def test_former_pods_come_first(self) -> None:
-        assert self.describe(former=3)[1:] == ("WaitingForFormerPods", "3 pods of the former attempt still run")
+        assert self.describe(former=3)[1:] == (
+            "WaitingForFormerPods",
+            "waiting for 3 pods of the previous attempt to terminate",
+        )
 
     def test_replaced_pod_does_not_count_beside_its_successor(self) -> None:
         dead = child_pod(0, "Failed", code=137, suffix="zzzzz", age=100)
-        assert self.describe(dead, child_pod(0, suffix="aaaaa", age=5), nodes=2)[2] == "1 of 2 pods are placed"
+        assert self.describe(dead, child_pod(0, suffix="aaaaa", age=5), nodes=2)[2] == "1/2 pods scheduled"
 
 
 class TestRendezvoused:
@@ -125,10 +128,10 @@ class TestRendezvoused:
 
     def test_names_the_pods_that_are_missing(self) -> None:
         said = self.describe(child_pod(1), child_pod(2, "Pending"), nodes=3)
-        assert said == ("False", "WaitingForRanks", "1 of 3 pods run; not yet: pods 0, 2")
+        assert said == ("False", "WaitingForRanks", "1/3 pods running; waiting for pods 0, 2")
 
     def test_names_at_most_ten(self) -> None:
-        assert self.describe(nodes=500)[2].endswith("not yet: pods 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …")
+        assert self.describe(nodes=500)[2].endswith("waiting for pods 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …")
 
     @pytest.mark.parametrize("phase", ["Running", "Stopping", "Done"])
     def test_launcher_knows_when_workers_have_started(self, phase: str) -> None:
@@ -137,7 +140,7 @@ class TestRendezvoused:
     @pytest.mark.parametrize("phase", ["Starting", "WaitingForMaster", "Rendezvous"])
     def test_and_what_it_waits_for(self, phase: str) -> None:
         said = self.describe(child_pod(0), text=page(phase=phase))
-        assert said[1:] == ("WaitingForWorkers", f"all 1 pods run; workers have not started yet (pod 0: {phase})")
+        assert said[1:] == ("WaitingForWorkers", f"1/1 pods running; workers have not started yet (pod 0: {phase})")
 
     def test_step_is_proof_enough(self) -> None:
         assert self.describe(child_pod(0), text=page(ddp_step=1))[0] == "True"
@@ -152,7 +155,7 @@ class TestRendezvoused:
         assert self.describe(child_pod(0), asked=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
 
     def test_list_of_missing_pods_does_not_outlive_them(self) -> None:
-        before = was("False", "WaitingForRanks", "0 of 1 pods run; not yet: pods 0")
+        before = was("False", "WaitingForRanks", "0/1 pods running; waiting for pods 0")
         assert self.describe(child_pod(0), asked=False, before=before)[1] == "WaitingForWorkers"
 
     def test_joined_job_stays_joined_when_a_page_fails_to_come(self) -> None:
@@ -162,7 +165,7 @@ class TestRendezvoused:
         assert self.describe(child_pod(0, age=5), seconds=0)[1] == "WaitingForWorkers"
         status, reason, words = self.describe(child_pod(0, age=5), seconds=60)
         assert (status, reason) == ("Unknown", "NoMetricsPage")
-        assert "does not answer the operator" in words
+        assert "the operator cannot read the metrics page" in words
 
     def test_silence_is_not_said_while_one_pod_is_young(self) -> None:
         young = child_pod(0, age=100), child_pod(1, age=5)

@@ -79,7 +79,9 @@ class TestSize:
             assert (harness.status.phase, len(harness.pods())) == ("Running", nodes)
         assert harness.status.restarts.total == 0
         told = [event.message for event in harness.cluster.events if event.reason == "Resized"]
-        assert told == [f"{now} instead of {then} nodes; the other pods stay" for then, now in ((2, 4), (4, 3))]
+        assert told == [
+            f"resized from {then} to {now} nodes; the other pods keep running" for then, now in ((2, 4), (4, 3))
+        ]
 
 
 class TestLoss:
@@ -132,7 +134,7 @@ class TestLateComers:
         assert ended.status.phase == "Succeeded"
         found = ended.status.condition(c.SUCCEEDED)
         assert found is not None
-        assert found.message == "2 pods succeeded; 1 more came when training was over"
+        assert found.message == "2/3 pods succeeded; 1 joined after training was over"
 
     def test_are_none_while_pod_0_trains(self) -> None:
         assert self.over(child_pod(0), child_pod(1, "Succeeded"), child_pod(2), seconds=900).status.phase == "Running"

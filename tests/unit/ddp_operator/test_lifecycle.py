@@ -55,7 +55,7 @@ class TestPendingDeadline:
         ended = run(child_pod(0), self.WAITING, status=waiting.status, pendingDeadlineSeconds=60, seconds=60)
         assert condition(ended, "Failed")[:2] == ("True", "PendingDeadlineExceeded")
         assert condition(ended, "Failed")[2] == (
-            "waited longer than pendingDeadlineSeconds (60) to run; last: train-1-1-abcde: 0/3 nodes: no GPU."
+            "not all pods were running within pendingDeadlineSeconds (60); last: train-1-1-abcde: 0/3 nodes: no GPU."
         )
 
     def test_names_the_image_that_never_came(self) -> None:
@@ -237,14 +237,14 @@ class TestSuspension:
         assert harness.status.progress is not None
         assert harness.status.progress.step == 9
         assert harness.condition("Suspended").message == (
-            "spec.suspend is true; set it to false to go on from step 9, which is saved"
+            "spec.suspend is true; set it to false to resume from the checkpoint of step 9"
         )
         told = [event for event in harness.cluster.events if event.reason == "Suspended"]
-        assert ["step 9, which is saved" in event.message for event in told] == [True]
+        assert ["the checkpoint of step 9" in event.message for event in told] == [True]
 
     async def test_says_what_was_not_saved(self) -> None:
         harness = await self.suspend("", "")
-        assert harness.condition("Suspended").message.endswith("from step 5, which is saved; 2 steps were not")
+        assert harness.condition("Suspended").message.endswith("from the checkpoint of step 5; 2 later steps are lost")
 
     async def test_claims_no_loss_where_the_script_reports_no_checkpoints(self) -> None:
         steps = page(ddp_step=7, phase="Running")
@@ -252,7 +252,7 @@ class TestSuspension:
         harness.edit(suspend=True)
         await harness.settle()
         assert harness.condition("Suspended").message.endswith(
-            "to go on; step 7 was the last one, and the script reports no checkpoints"
+            "to resume; the last step was 7, and the script reports no checkpoints"
         )
 
     def test_checkpoints_time_is_that_of_its_step(self) -> None:

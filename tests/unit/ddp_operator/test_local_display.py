@@ -48,7 +48,7 @@ def lines(stream: io.StringIO) -> list[str]:
 
 
 def test_a_view_is_told_in_one_line() -> None:
-    assert describe_view(View("Pending", 1, "0 of 2 pods are placed")) == "Pending  0 of 2 pods are placed"
+    assert describe_view(View("Pending", 1, "0/2 pods scheduled")) == "Pending  0/2 pods scheduled"
     said = describe_view(View("Running", 2, "", PROGRESS))
     assert said == (
         "Running  attempt 2  epoch 3/8  step 71/184  38.6%  ETA 7s  loss 0.11  val acc 0.96  1024 samples/s"

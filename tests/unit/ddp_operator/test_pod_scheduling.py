@@ -52,7 +52,7 @@ class TestWords:
     def test_forbidden_pods_in_the_job_controllers_words_without_the_name_of_each_try(self) -> None:
         said = say(child_pod(0), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
-        assert said == ("PodsForbidden", f"{words} (1 of 2 pods are placed)")
+        assert said == ("PodsForbidden", f"{words} (1/2 pods scheduled)")
 
     def test_old_trouble_is_forgotten_once_the_pods_are_there(self) -> None:
         typed, seen = see(child_pod(0), child_pod(1), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
@@ -69,29 +69,29 @@ class TestWords:
         fact = describe_scheduling(typed, seen, 1, 2, NOW)
         assert (fact.status, fact.reason) == ("True", "AllPodsScheduled")
         assert fact.message == (
-            "2 of 2 pods are placed; restarts of sidecar mesh in pod train-1-1-abcde: 7 (the last after OOMKilled)"
+            "2/2 pods scheduled; sidecar mesh of pod train-1-1-abcde: 7 restarts (last reason: OOMKilled)"
         )
         waits = child_pod(1, "Pending", node="node-a", spec=spec, status={"initContainerStatuses": [side]})
         assert say(child_pod(0), waits) == ("PodsNotStarting", "train-1-1-abcde: CrashLoopBackOff: back-off 40s")
 
     def test_queue_that_has_not_admitted_the_job(self) -> None:
         said = say(jobs=[QUEUED])
-        assert said == ("QuotaPending", "Job train-1 waits until queue gpu admits it; 0 of 2 pods are placed")
+        assert said == ("QuotaPending", "Job train-1 waits for queue gpu to admit it; 0/2 pods scheduled")
         unlabelled = child_job(suspend=True, written=False)
-        waits = "Job train-1 waits until whoever has suspended it resumes it; 0 of 2 pods are placed"
+        waits = "Job train-1 waits for whoever suspended it to resume it; 0/2 pods scheduled"
         assert say(jobs=[unlabelled]) == ("QuotaPending", waits)
         told = {"job-1": Problem("Inadmissible", "words")}
-        waits = "Job train-1 waits until Kueue admits it: words; 0 of 2 pods are placed"
+        waits = "Job train-1 waits for Kueue to admit it: words; 0/2 pods scheduled"
         assert say(jobs=[unlabelled], problems=told) == ("Inadmissible", waits)
 
     def test_why_the_queue_does_not_admit_it_in_kueues_words(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
         told = {"job-1": Problem("QuotaPending", words)}
         said = say(jobs=[QUEUED], problems=told)
-        waits = "Job train-1 waits until queue gpu admits it"
-        assert said == ("QuotaPending", f"{waits}: {words}; 0 of 2 pods are placed")
+        waits = "Job train-1 waits for queue gpu to admit it"
+        assert said == ("QuotaPending", f"{waits}: {words}; 0/2 pods scheduled")
         # Once it is admitted the queue's words are of the past.
-        assert say(jobs=[child_job(queue="gpu")], problems=told) == ("WaitingForPods", "0 of 2 pods are placed")
+        assert say(jobs=[child_job(queue="gpu")], problems=told) == ("WaitingForPods", "0/2 pods scheduled")
 
     def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
         cause = "failed to pull and unpack image: not found"
@@ -154,11 +154,11 @@ class TestWords:
         made = child_job()
         made["metadata"]["creationTimestamp"] = format_time(NOW - timedelta(seconds=age))
         made["status"] = {}
-        absent = "the Job controller has not looked at Job train-1; does kube-controller-manager run?"
-        placed = "0 of 2 pods are placed"
+        absent = "the Job controller has not acted on Job train-1; check that kube-controller-manager is running"
+        placed = "0/2 pods scheduled"
         assert say(jobs=[made]) == ("WaitingForPods", f"{absent} ({placed})" if age >= 30 else placed)
         made["status"] = {"startTime": format_time(NOW)}
-        assert say(jobs=[made]) == ("WaitingForPods", "0 of 2 pods are placed")
+        assert say(jobs=[made]) == ("WaitingForPods", "0/2 pods scheduled")
 
     @pytest.mark.parametrize("age", [None, 29, 30])
     def test_pods_that_the_garbage_collector_leaves_are_told(self, age: float | None) -> None:
@@ -167,17 +167,17 @@ class TestWords:
         old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))
         since = None if age is None else NOW - timedelta(seconds=age)
         fact = describe_scheduling(replace(typed, status=old), replace(seen, orphaned_since=since), 1, 2, NOW)
-        words = "1 pods of the former attempt still run"
-        told = "; their Job is gone and nobody takes them away: does kube-controller-manager run?"
+        words = "waiting for 1 pods of the previous attempt to terminate"
+        told = "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"
         assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
 
     @pytest.mark.parametrize("age", [29, 30])
     def test_scheduler_that_says_nothing_is_named(self, age: float) -> None:
         """The name in spec.scheduling.schedulerName may have no scheduler."""
         pods = [child_pod(n, "Pending", age=age, spec={"schedulerName": "volcanoo"}) for n in (0, 1)]
-        words = "train-1-0-abcde (and 1 more pods): no scheduler has looked at it; does volcanoo run?"
-        ignored = ("Unschedulable", f"{words} (0 of 2 pods are placed)")
-        assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0 of 2 pods are placed"))
+        words = "train-1-0-abcde (and 1 more pods): no scheduler has acted on it; check that volcanoo is running"
+        ignored = ("Unschedulable", f"{words} (0/2 pods scheduled)")
+        assert say(*pods) == (ignored if age >= 30 else ("WaitingForPods", "0/2 pods scheduled"))
         assert event_poll_delay(*see(*pods), NOW, 1) is not None  # nothing else would call for a pass
 
     def test_a_scheduler_that_has_found_a_node_meanwhile_is_not_quoted(self) -> None:
@@ -234,7 +234,7 @@ class TestWorkload:
             ),
             (
                 workload("Inadmissible", "LocalQueue  doesn't exist", queueName=""),
-                ("Inadmissible", "the Job names no LocalQueue, and the namespace has none that is called default"),
+                ("Inadmissible", "the Job names no LocalQueue, and the namespace has none called default"),
             ),
             (
                 workload("Pending", "The workload is deactivated", active=False),
@@ -242,7 +242,7 @@ class TestWorkload:
             ),
             (
                 workload("QuotaReserved", status="True", checks=[("a", "Ready"), ("b", "Pending")]),
-                ("QuotaPending", "quota is reserved; not ready yet: admission check b"),
+                ("QuotaPending", "quota is reserved; waiting for admission check b"),
             ),
         ],
     )
@@ -255,13 +255,13 @@ class TestWorkload:
 
     def test_priority_class_without_which_there_is_no_workload(self) -> None:
         job = child_job(suspend=True, queue="gpu", written=False)
-        words = "Kueue has made no Workload for it; "
-        assert explain_workloads(job, []) == Problem("WorkloadMissing", f"{words}does Kueue run?")
+        words = "Kueue has created no Workload for it; "
+        assert explain_workloads(job, []) == Problem("WorkloadMissing", f"{words}check that Kueue is running")
         job["spec"]["template"] = {"spec": {"priorityClassName": "fast"}}
-        asks = "is there a PriorityClass fast, and does Kueue run?"
+        asks = "check that PriorityClass fast exists and that Kueue is running"
         assert explain_workloads(job, []) == Problem("WorkloadMissing", words + asks)
         job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
-        asks = "is there a WorkloadPriorityClass high, and does Kueue run?"
+        asks = "check that WorkloadPriorityClass high exists and that Kueue is running"
         assert explain_workloads(job, []) == Problem("WorkloadMissing", words + asks)
         assert explain_workloads(child_job(suspend=True, written=False), []) is None, (
             "it may have been suspended by hand"

@@ -135,8 +135,8 @@ class TestNameConflict:
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
         assert harness.condition("Accepted").message == (
-            "metadata.name: a Service named train that is not ours exists in namespace default; "
-            "rename the job or remove that object"
+            "metadata.name: a Service named train that does not belong to this job exists in namespace default; "
+            "rename the job or delete that object"
         )
         assert harness.status.phase == "Rejected"
         assert (harness.jobs(), harness.children()["ConfigMap"]) == ([], [])
@@ -166,7 +166,7 @@ class TestNameConflict:
         harness.cluster.add(self.service(labels=names.child_labels("train")))
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
-        assert "Service train is left of a job of this name" in harness.condition("Accepted").message
+        assert "Service train was left behind by a job of this name" in harness.condition("Accepted").message
         assert "-l ddp-operator.dev/job-name=train" in harness.condition("Accepted").message
 
     async def test_service_left_by_a_deleted_namesake_is_waited_for(self) -> None:
@@ -223,7 +223,7 @@ class TestRefusedSpec:
         harness.edit(template=self.BAD)
         await harness.settle()
         assert harness.state("Accepted") == ("False", "InvalidSpec")
-        assert harness.condition("Accepted").message.startswith("the running attempt goes on with the former spec: ")
+        assert harness.condition("Accepted").message.startswith("the running attempt keeps the previous spec: ")
         assert (harness.status.phase, len(harness.pods())) == ("Running", 2)
 
     async def test_failure_under_a_refused_spec_waits_for_the_mended_one(self) -> None:
@@ -383,10 +383,10 @@ class TestProgress:
         harness.clock.advance(11)
         await harness.settle()
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
-        words = "all 2 pods run; workers start again in place, restart 1 (pod 0: Rendezvous)"
+        words = "2/2 pods running; workers are restarting in place, restart 1 (pod 0: Rendezvous)"
         assert harness.condition("Rendezvoused").message == words
         assert harness.state("Progressing") == ("False", "NoStepYet")
-        assert harness.condition("Progressing").message.endswith("since restart 1 in place")
+        assert harness.condition("Progressing").message.endswith("since in-place restart 1")
         assert harness.status.progress is not None
         assert harness.status.progress.step == 7
         harness.cluster.page = page(ddp_step=8, phase="Running")

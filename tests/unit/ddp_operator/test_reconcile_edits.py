@@ -54,7 +54,7 @@ class TestEdit:
         harness.edit(nodes=3)
         await harness.settle()
         assert harness.jobs() == []
-        assert harness.condition("Scheduled").message == "2 pods of the former attempt still run"
+        assert harness.condition("Scheduled").message == "waiting for 2 pods of the previous attempt to terminate"
         for pod in harness.pods(1):
             harness.cluster.end(pod, constants.EXIT_PREEMPTED)
         await harness.settle()

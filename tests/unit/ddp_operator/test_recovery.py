@@ -394,7 +394,9 @@ class TestLostNode:
         assert state(decision, "Progressing") == found
         condition = decision.status.condition("Progressing")
         assert condition is not None
-        words = "pod 1's node node-b is NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
+        words = (
+            "pod 1's node node-b has been NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
+        )
         assert words in condition.message
         events = [event.reason for event in transition_events(status, decision.status)]
         assert ("NodeNotReady" in events) is (found[1] == "NodeNotReady")

@@ -73,7 +73,7 @@ class TestStall:
         ("ranks", "words"),
         [
             ({}, "the ranks report no steps of their own"),
-            ({n: RankSample(step=57) for n in range(4)}, "all 4 ranks whose pages answer stand at step 57"),
+            ({n: RankSample(step=57) for n in range(4)}, "all 4 ranks whose metrics pages answer are at step 57"),
             ({n: RankSample(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
         ],
     )

@@ -73,7 +73,7 @@ class TestWhatIsTold:
         ],
     )
     def test_a_queue_that_does_not_admit_it(self, reason: str, todo: str) -> None:
-        found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 waits until queue q admits it"))
+        found = why(condition(c.SCHEDULED, "False", reason, "Job x-1 waits for queue q to admit it"))
         assert todo in found.todo
         assert ("by itself" in found.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
         # A restart that waits in a queue needs the same.
@@ -88,7 +88,7 @@ class TestWhatIsTold:
     def test_a_refused_spec_hides_everything_else(self) -> None:
         found = why(
             condition(c.ACCEPTED, "False", c.INVALID_SPEC, "attempt 1 cannot start: spec.nodes: too many"),
-            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0 of 2 pods are placed"),
+            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
         )
         assert found.what == "x is not accepted (InvalidSpec): attempt 1 cannot start: spec.nodes: too many."
         assert "ddp render" in found.todo
@@ -118,7 +118,7 @@ class TestWhatIsTold:
     def test_a_restart_tells_the_failure_before_it(self) -> None:
         found = why(
             condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2 of 4"),
-            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0 of 2 pods are placed"),
+            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
             phase="Restarting",
             lastFailure=FAILURE,
         )
@@ -305,7 +305,7 @@ class TestWithoutAStatus:
 
 
 class TestEvents:
-    WAITING = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "1 of 2 pods are placed")
+    WAITING = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "1/2 pods scheduled")
 
     def test_the_newest_warning_is_added(self) -> None:
         found = why(self.WAITING, events=(event("old"), event("exceeded quota", reason="FailedCreate")))
