@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from ddp_operator.cluster import (
@@ -26,14 +27,14 @@ from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.event_reader import EventReader
 from ddp_operator.kube.event_writer import EventWriter
+from ddp_operator.kube.objects import INVALID, NotFound, call
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.kubeobjects.timestamps import format_time, utc_now
 
-FIELD_MANAGER: Final = MANAGED_BY
+_WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-INVALID: Final = frozenset({400, 413, 422})
 # A policy of the cluster may refuse with any status, and be changed at any time: the spec is not wrong as such.
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
 
@@ -71,12 +72,9 @@ class KubeCluster:
 
     async def fetch(self, key: Key) -> Snapshot | None:
         """Ask the API server for the resource and its children: five calls."""
-        try:
-            resource = await self._client.request("GET", path(KIND, key.namespace, key.name), kind=plural(KIND))
-        except ApiError as exc:
-            if exc.status == 404:
-                return None
-            raise ClusterError(str(exc)) from exc
+        resource = await self._get(KIND, key.namespace, key.name)
+        if resource is None:
+            return None
         found: dict[str, tuple[Object, ...]] = {}
         for kind in CHILD_KINDS:
             found[kind] = tuple(
@@ -96,18 +94,13 @@ class KubeCluster:
         """Return them from the store, or from the API server where there is no store."""
         if self._store is not None:
             return list(self._store.resources_on_claim(namespace, claim))
-        try:
-            answer = await self._client.request("GET", path(KIND, namespace), kind=plural(KIND))
-        except ApiError as exc:
-            raise ClusterError(str(exc)) from exc
+        answer = await call(self._client, "GET", KIND, namespace)
         return [item for item in answer.get("items") or () if claim_of(item) == claim]
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
         """POST one child; unknown fields in it are refused, not dropped in silence."""
         kind, meta = kind_of(manifest), manifest["metadata"]
-        params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
-        if dry_run:
-            params["dryRun"] = "All"
+        params = _WRITE | ({"dryRun": "All"} if dry_run else {})
         # The answer to a ConfigMap would hold the whole launcher once more.
         brief = dry_run or kind in UNWATCHED_KINDS
         try:
@@ -147,25 +140,13 @@ class KubeCluster:
             version = {key: seen["metadata"][key] for key in ("uid", "resourceVersion")}
             patch = {**patch, "metadata": {**patch.get("metadata", {}), **version}}
         try:
-            job = await self._client.request(
-                "PATCH",
-                path("Job", namespace, name),
-                params={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
-                body=patch,
-                content_type="application/merge-patch+json",
-                kind=plural("Job"),
-            )
-        except ApiError as exc:
-            if exc.status == 404:
-                self._forget("Job", namespace, name)
-                return
-            if exc.status in INVALID:
-                raise Refused(exc.message, reason="Invalid") from exc
-            if exc.status == 403:
-                raise Refused(exc.message, reason="Forbidden") from exc
-            if exc.status == 409:
-                await self._look_again("Job", namespace, name)
-            raise _retriable(exc) from exc
+            job = await self._patch("Job", namespace, name, patch, refusable=True)
+        except NotFound:
+            self._forget("Job", namespace, name)
+            return
+        except Conflict:
+            await self._look_again("Job", namespace, name)
+            raise
         self._remember("Job", job)
 
     async def delete(
@@ -177,60 +158,39 @@ class KubeCluster:
     async def discard(self, manifest: Object) -> None:
         """Look whose the object of that name is; delete it if it is ours."""
         kind, meta = kind_of(manifest), manifest["metadata"]
-        try:
-            found = await self._client.request("GET", path(kind, meta["namespace"], meta["name"]), kind=plural(kind))
-        except ApiError as exc:
-            if exc.status == 404:
-                return
-            raise ClusterError(str(exc)) from exc
+        found = await self._get(kind, meta["namespace"], meta["name"])
         if (
-            controller_of(found).get("uid") == controller_of(manifest).get("uid")
+            found is not None
+            and controller_of(found).get("uid") == controller_of(manifest).get("uid")
             and "deletionTimestamp" not in found["metadata"]
         ):
             await self._delete(kind, meta["namespace"], meta["name"], found["metadata"]["uid"])
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Read the Job by its name, and its pods by the label that is the Job controller's own."""
-        try:
-            job = await self._client.request("GET", path("Job", namespace, name), kind=plural("Job"))
-            if controller_of(job).get("uid") != owner:
+        job = await self._get("Job", namespace, name, refusable=True)
+        if job is None or controller_of(job).get("uid") != owner:
+            return False
+        uid = job["metadata"]["uid"]
+        params = {"labelSelector": f"{CONTROLLER_UID}={uid}"}
+        pods = await call(self._client, "GET", "Pod", namespace, refusable=True, params=params)
+        own = [item for item in pods.get("items") or () if controller_of(item).get("uid") == uid]
+        found = [("Job", job), *(("Pod", item) for item in own)]
+        lost = [(kind, item) for kind, item in found if not _has_labels(item, labels)]
+        for kind, item in lost:
+            meta = item["metadata"]
+            # Labels of a pod can be written with its status, which the operator may patch; it may not patch pods.
+            part = "status" if kind == "Pod" else None
+            body = {"metadata": {"uid": meta["uid"], "labels": dict(labels)}}
+            try:
+                self._remember(kind, await self._patch(kind, namespace, meta["name"], body, part, refusable=True))
+            except NotFound:
                 return False
-            params = {"labelSelector": f"{CONTROLLER_UID}={job['metadata']['uid']}"}
-            pods = await self._client.request("GET", path("Pod", namespace), params=params, kind=plural("Pod"))
-            own = [item for item in pods.get("items") or () if controller_of(item).get("uid") == job["metadata"]["uid"]]
-            found = [("Job", job), *(("Pod", item) for item in own)]
-            lost = [(kind, item) for kind, item in found if not _has_labels(item, labels)]
-            for kind, item in lost:
-                meta = item["metadata"]
-                # Labels of a pod can be written with its status, which the operator may patch; it may not patch pods.
-                part = "status" if kind == "Pod" else None
-                written = await self._client.request(
-                    "PATCH",
-                    path(kind, namespace, meta["name"], part),
-                    params={"fieldManager": FIELD_MANAGER},
-                    body={"metadata": {"uid": meta["uid"], "labels": dict(labels)}},
-                    content_type="application/merge-patch+json",
-                    kind=plural(kind),
-                )
-                self._remember(kind, written)
-        except ApiError as exc:
-            if exc.status == 404:
-                return False
-            if exc.status == 403:
-                raise Refused(exc.message, reason="Forbidden") from exc
-            raise _retriable(exc) from exc
         return bool(lost)
 
     async def node(self, name: str) -> Object | None:
         """Read a node: seldom, where a pod on it does not end."""
-        try:
-            found: Object = await self._client.request("GET", path("Node", None, name), kind=plural("Node"))
-        except ApiError as exc:
-            if exc.status == 404:
-                return None
-            if exc.status == 403:
-                raise Refused(exc.message, reason="Forbidden") from exc
-            raise ClusterError(str(exc)) from exc
+        found: Object | None = await self._get("Node", None, name, refusable=True)
         return found
 
     async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
@@ -250,19 +210,10 @@ class KubeCluster:
             "status": {"phase": "Failed", "reason": reason, "message": message, "conditions": conditions},
         }
         try:
-            failed = await self._client.request(
-                "PATCH",
-                path("Pod", meta["namespace"], meta["name"], "status"),
-                params={"fieldManager": FIELD_MANAGER},
-                body=body,
-                content_type="application/merge-patch+json",
-                kind=plural("Pod"),
-            )
-        except ApiError as exc:
-            if exc.status == 404:
-                self._bury("Pod", meta["namespace"], meta["name"], meta["uid"])
-                return
-            raise _retriable(exc) from exc
+            failed = await self._patch("Pod", meta["namespace"], meta["name"], body, "status")
+        except NotFound:
+            self._bury("Pod", meta["namespace"], meta["name"], meta["uid"])
+            return
         self._remember("Pod", failed)
         await self._delete("Pod", meta["namespace"], meta["name"], meta["uid"], grace_seconds=0)
 
@@ -284,18 +235,12 @@ class KubeCluster:
             "status": status,
         }
         try:
-            resource = await self._client.request(
-                "PUT",
-                path(KIND, key.namespace, key.name, "status"),
-                params={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},
-                body=body,
-                kind=plural(KIND),
+            resource = await call(
+                self._client, "PUT", KIND, key.namespace, key.name, "status", params=_WRITE, body=body
             )
-        except ApiError as exc:
-            if exc.status == 404:
-                self._forget(KIND, key.namespace, key.name)
-                raise Conflict(f"{key} is gone") from exc
-            raise _retriable(exc) from exc
+        except NotFound as exc:
+            self._forget(KIND, key.namespace, key.name)
+            raise Conflict(f"{key} is gone") from exc
         self._remember(KIND, resource)
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
@@ -309,15 +254,9 @@ class KubeCluster:
         params = {"labelSelector": f"{KUEUE_JOB_UID_LABEL}={meta['uid']}", "resourceVersion": "0"}
         for kind in ("Workload", "Workload.v1beta2"):
             try:
-                answer = await self._client.request(
-                    "GET", path(kind, meta["namespace"]), params=params, kind=plural(kind)
-                )
-            except ApiError as exc:
-                if exc.status == 404:
-                    continue
-                if exc.status == 403:
-                    raise Refused(exc.message, reason="Forbidden") from exc
-                raise ClusterError(str(exc)) from exc
+                answer = await call(self._client, "GET", kind, meta["namespace"], refusable=True, params=params)
+            except NotFound:
+                continue
             return tuple(answer.get("items") or ())
         raise Refused("Kueue is not installed", reason="Invalid")
 
@@ -330,15 +269,23 @@ class KubeCluster:
         address = str((pod.get("status") or {}).get("podIP") or "")
         return await self._scraper.read(address, port) if address else None
 
+    async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Any:
+        """Return an object as it is now; None: there is none."""
+        with suppress(NotFound):
+            return await call(self._client, "GET", kind, namespace, name, refusable=refusable)
+        return None
+
+    async def _patch(
+        self, kind: str, namespace: str, name: str, body: Object, part: str | None = None, *, refusable: bool = False
+    ) -> Any:
+        """Merge-patch an object. Raises: as ``call``."""
+        options = {"params": _WRITE, "body": body, "content_type": "application/merge-patch+json"}
+        return await call(self._client, "PATCH", kind, namespace, name, part, refusable=refusable, **options)
+
     async def _list(self, kind: str, key: Key) -> list[dict[str, Any]]:
         params = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
         accept = METADATA_ONLY if kind in UNWATCHED_KINDS else "application/json"
-        try:
-            answer = await self._client.request(
-                "GET", path(kind, key.namespace), params=params, accept=accept, kind=plural(kind)
-            )
-        except ApiError as exc:
-            raise ClusterError(str(exc)) from exc
+        answer = await call(self._client, "GET", kind, key.namespace, params=params, accept=accept)
         items: list[dict[str, Any]] = answer.get("items") or []
         return sorted(items, key=lambda item: str(item["metadata"]["name"]))
 
@@ -347,12 +294,9 @@ class KubeCluster:
 
         The resource that it belongs to is read, too: what was decided on an old one must not be decided again.
         """
-        try:
-            found: Object = await self._client.request("GET", path(kind, namespace, name), kind=plural(kind))
-        except ApiError as exc:
-            if exc.status == 404:
-                return None
-            raise ClusterError(str(exc)) from exc
+        found: Object | None = await self._get(kind, namespace, name)
+        if found is None:
+            return None
         owner = key_of(kind, found["metadata"])
         if kind != KIND and owner is not None:
             await self._look_again(KIND, owner.namespace, owner.name)
@@ -379,16 +323,15 @@ class KubeCluster:
             body["preconditions"]["resourceVersion"] = resource_version
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
+        answer: Any = None  # gone, or replaced by a namesake: this one does not exist any more
         try:
-            answer = await self._client.request("DELETE", path(kind, namespace, name), body=body, kind=plural(kind))
-        except ApiError as exc:
-            if exc.status == 409:
-                found = await self._look_again(kind, namespace, name)
-                if found is not None and found["metadata"].get("uid") == uid:
-                    raise Conflict(str(exc)) from exc
-            if exc.status not in (404, 409):
-                raise ClusterError(str(exc)) from exc
-            answer = None  # gone, or replaced by a namesake: this one does not exist any more
+            answer = await call(self._client, "DELETE", kind, namespace, name, body=body)
+        except NotFound:
+            pass
+        except Conflict:
+            found = await self._look_again(kind, namespace, name)
+            if found is not None and found["metadata"].get("uid") == uid:
+                raise
         if _still_there(answer):
             self._remember(kind, answer)
         else:
@@ -427,7 +370,3 @@ def _still_there(answer: object) -> bool:
     return bool(meta.get("deletionTimestamp")) and bool(
         meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
     )
-
-
-def _retriable(error: ApiError) -> ClusterError:
-    return Conflict(str(error)) if error.status == 409 else ClusterError(str(error))

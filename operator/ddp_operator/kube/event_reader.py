@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from ddp_operator.cluster import ClusterError, Object, Refused
+from ddp_operator.cluster import Object
 from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.errors import ApiError
-from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.objects import call
 
 LIMIT: Final = 50
 """Events about one object."""
@@ -62,14 +61,7 @@ class EventReader:
         params = {"fieldSelector": selector, "limit": str(limit)}
         found: list[Object] = []
         for _ in range(pages):
-            try:
-                answer: dict[str, Any] = await self._client.request(
-                    "GET", path("Event", namespace), params=params, kind=plural("Event")
-                )
-            except ApiError as exc:
-                if exc.status == 403:
-                    raise Refused(exc.message, reason="Forbidden") from exc
-                raise ClusterError(str(exc)) from exc
+            answer = await call(self._client, "GET", "Event", namespace, refusable=True, params=params)
             found += answer.get("items") or ()
             more = (answer.get("metadata") or {}).get("continue")
             if not more:

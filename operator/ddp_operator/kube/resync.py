@@ -19,8 +19,7 @@ from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAG
 from ddp_operator.kube.cache import GONE, UNWATCHED_KINDS, Store, key_of
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
-from ddp_operator.kube.errors import ApiError
-from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.objects import NotFound, call
 
 logger = logging.getLogger(__name__)
 
@@ -137,12 +136,7 @@ class Resync:
             params["labelSelector"] = CHILD_SELECTOR
         items: list[dict[str, Any]] = []
         while True:
-            try:
-                page = await self._client.request(
-                    "GET", path(kind, scope), params=params, accept=METADATA_ONLY, kind=plural(kind)
-                )
-            except ApiError as exc:
-                raise ClusterError(str(exc)) from exc
+            page = await call(self._client, "GET", kind, scope, params=params, accept=METADATA_ONLY)
             items += page.get("items") or []
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
@@ -168,10 +162,8 @@ class Resync:
 
     async def _read(self, kind: str, meta: dict[str, Any]) -> None:
         try:
-            obj = await self._client.request("GET", path(kind, meta["namespace"], meta["name"]), kind=plural(kind))
-        except ApiError as exc:
-            if exc.status != 404:
-                raise ClusterError(str(exc)) from exc
+            obj = await call(self._client, "GET", kind, meta["namespace"], meta["name"])
+        except NotFound:
             return
         key = self._store.apply(kind, obj)
         if key is not None:
