@@ -16,19 +16,8 @@ def test_a_quick_run_on_two_ranks_measures_all_contenders_and_the_link(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    flags = [
-        "--quick",
-        "--device",
-        "cpu",
-        "--systems",
-        "fashion-mnist-wideresnet",
-        "--ranks",
-        "2",
-        "--rounds",
-        "1",
-        "--seconds",
-        "0.01",
-    ]
+    sizes = ["--ranks", "2", "--rounds", "1", "--seconds", "0.01"]
+    flags = ["--quick", "--device", "cpu", "--systems", "fashion-mnist-wideresnet", *sizes]
     assert main([*flags, "--output-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "data: fashion-mnist is noise in the true format" in said

@@ -28,7 +28,7 @@ MISTAKES: dict[str, Callable[[Path], list[str]]] = {
     "precision.name: fp16 needs a GPU": lambda folder: ["--precision", "fp16", "--device", "cpu"],
     "already holds checkpoints": lambda folder: [*_occupied(folder), "--resume", "never"],
     "is of another model or optimiser": lambda folder: [*_occupied(folder), "--model-width", "8"],
-    "can't be written to": lambda folder: ["--checkpoint-dir", "/proc/nowhere"],
+    "cannot write to": lambda folder: ["--checkpoint-dir", "/proc/nowhere"],
 }
 
 

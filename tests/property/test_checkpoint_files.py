@@ -14,8 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_trainer.checkpoint.store import CheckpointConfig, Checkpointer, load_newest
-from ddp_trainer.distributed.world import RankEnv, World
+from ddp_trainer.checkpoint import CheckpointConfig
+from ddp_trainer.checkpoint.store import Checkpointer, load_newest
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
 from tests.support.fuzzing import examples, tally
 from tests.support.strategies import INTERESTING, mutate, places

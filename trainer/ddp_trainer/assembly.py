@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from ddp_trainer.data.random import derive_seed
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
-from ddp_trainer.errors import Superseded, UserError
-from ddp_trainer.files import write_atomically
+from ddp_trainer.errors import Superseded, UserError, warn
+from ddp_trainer.files import writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
@@ -59,7 +58,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
         check_graphs(config.precision, config.optim.accumulate, world.device)
         check(config.distributed, world.device)
         if world.is_main and precision.warning:
-            print(f"ddp_trainer: warning: {precision.warning}", file=sys.stderr, flush=True)
+            warn(precision.warning)
         if world.is_main and config.precision.name == "auto":
             print(f"precision: {precision.name}", flush=True)
     datasets = fetch_datasets(config.data, world)
@@ -93,7 +92,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
     if config.model.sync_batchnorm and world.is_distributed:
         model = convert(model, world.device)
     if world.is_main and (warning := graph_warning(config.precision, model, world.size, world.device)):
-        print(f"ddp_trainer: warning: {warning}", file=sys.stderr, flush=True)
+        warn(warning)
     optimizer = build_optimizer(config.optim, model.parameters())
     engine = Engine(
         model,
@@ -167,15 +166,10 @@ def _enter(checkpointer: Checkpointer | None, world: World) -> None:
     with world.agreed():
         if checkpointer is not None:
             try:
-                checkpointer.enter()
+                with writable(checkpointer.folder, "checkpoint.dir"):
+                    checkpointer.enter()
             except Superseded as error:
                 message = str(error).encode()
-            except OSError as error:
-                raise UserError(
-                    "checkpoint.dir",
-                    f"{checkpointer.folder} can't be claimed for this attempt: {error.strerror or error}",
-                    "give --checkpoint-dir a folder that can be written to",
-                ) from error
     message = world.broadcast_bytes(message)
     if message is not None:
         raise Superseded(message.decode())
@@ -183,16 +177,9 @@ def _enter(checkpointer: Checkpointer | None, world: World) -> None:
 
 def _save_config(config: RunConfig, world: World) -> None:
     folder = output_dir(config, world)
-    if folder is None:
-        return
-    try:
-        write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
-    except OSError as error:
-        raise UserError(
-            "output_dir",
-            f"{folder} can't be written to: {error.strerror or error}",
-            "give --output-dir a folder that can",
-        ) from error
+    if folder is not None:
+        with writable(folder, "output_dir"):
+            write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
 
 
 def save_model(model: nn.Module, config: RunConfig, world: World) -> str:
@@ -209,6 +196,6 @@ def save_model(model: nn.Module, config: RunConfig, world: World) -> str:
         torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, temporary)
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
-        print(f"ddp_trainer: warning: {path} can't be written: {error}", file=sys.stderr, flush=True)
+        warn(f"cannot write to {path}: {error}")
         return ""
     return f", weights in {path}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,9 +17,8 @@ from ddp_trainer import contract
 from ddp_trainer.config.options import merge, options
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import RunConfig, read_file, resolve
-from ddp_trainer.distributed.stop import ignore_sigterm
-from ddp_trainer.distributed.world import RankEnv
-from ddp_trainer.errors import Preempted, Superseded, UserError
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.errors import Preempted, Superseded, UserError, warn
 from ddp_trainer.files import write_atomically
 
 
@@ -86,11 +87,9 @@ def parse(arguments: Sequence[str]) -> RunConfig:
 
 
 def _with_environment(config: RunConfig) -> RunConfig:
-    import dataclasses
-
     folder = os.environ.get(contract.ENV_CHECKPOINT_DIR)
     if config.checkpoint.dir is None and folder:
-        config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, dir=folder))
+        config = replace(config, checkpoint=replace(config.checkpoint, dir=folder))
     return config
 
 
@@ -115,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Superseded as error:
         return _end_by_error(error, contract.EXIT_PEER_LOST, env)
     except Preempted as end:
-        ignore_sigterm()
+        _ignore_sigterm()
         if env.rank == 0:
             where = "the checkpoint is saved" if end.saved else "nothing is saved: there is no --checkpoint-dir"
             print(f"preempted: {end}; {where}", flush=True)
@@ -125,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _end_by_error(error: UserError | Superseded, code: int, env: RankEnv) -> int:
     """Say what is wrong, once on rank 0 and in every rank's record for the launcher; returns ``code``."""
-    ignore_sigterm()
+    _ignore_sigterm()
     if env.rank == 0:
         print(f"ddp_trainer: error: {error}", file=sys.stderr, flush=True)
     runtime_dir = os.environ.get(contract.ENV_RUNTIME_DIR)
@@ -145,5 +144,10 @@ def _end_by_error(error: UserError | Superseded, code: int, env: RankEnv) -> int
             path = Path(runtime_dir) / contract.RUNTIME_ERROR_FILE.format(local_rank=env.local_rank)
             write_atomically(path, json.dumps(record).encode())
         except OSError as failure:
-            print(f"ddp_trainer: warning: rank {env.rank}: {failure}", file=sys.stderr, flush=True)
+            warn(f"rank {env.rank}: {failure}")
     return code
+
+
+def _ignore_sigterm() -> None:
+    """Let no second SIGTERM disturb an orderly end; torchrun sends one to all ranks when the first has ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

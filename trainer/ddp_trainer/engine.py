@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.data.random import derive_seed
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
-from ddp_trainer.distributed.world import DistributedConfig, World
+from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.meters import ComputeClock
 from ddp_trainer.optim import OptimConfig, load_optimizer
 from ddp_trainer.optim.ema import Ema

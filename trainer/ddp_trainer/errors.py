@@ -1,6 +1,8 @@
-"""The one exception for what the user can put right: a wrong value, a missing file, an impossible combination."""
+"""How a run ends early, and warnings. What the user can put right is always a :class:`UserError`."""
 
 from __future__ import annotations
+
+import sys
 
 
 class UserError(ValueError):
@@ -34,3 +36,8 @@ def require(condition: bool, field: str, problem: str, remedy: str) -> None:
     """Raise a :class:`UserError` unless ``condition`` holds."""
     if not condition:
         raise UserError(field, problem, remedy)
+
+
+def warn(message: str) -> None:
+    """Print a warning to standard error, at once."""
+    print(f"ddp_trainer: warning: {message}", file=sys.stderr, flush=True)

@@ -23,19 +23,22 @@ import importlib.util
 import itertools
 import math
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_trainer import contract
-from ddp_trainer.distributed.world import RankEnv
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.errors import warn
 from ddp_trainer.files import write_atomically
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 from ddp_trainer.observability.page_server import PageServer
+
+if TYPE_CHECKING:
+    from ddp_trainer.observability.meters import AsyncScalars
 
 
 class Histogram:
@@ -66,7 +69,9 @@ class Exporter:
         self._server: PageServer | None = None
         self._final_page: Path | None = None
         self._last_step_end = time.perf_counter()
-        self._deferred_loss = _DeferredScalars()
+        # Losses on their way from the device, which is at most some steps behind. The page's thread takes them, too.
+        self._pending: deque[AsyncScalars] = deque(maxlen=1024)
+        self._pending_lock = threading.Lock()
         self._clock: Any = None
         # When forward began, until the step is recorded; only with a model to watch.
         self._forward_began: float | None = None
@@ -133,14 +138,14 @@ class Exporter:
     def _serve(self, port: int, runtime_dir: str | None) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
             if self.env.rank == 0:
-                _warn("no metrics: prometheus-client is not installed")
+                warn("no metrics: prometheus-client is not installed")
             return
         local_rank = self.env.local_rank
         wanted = 0 if runtime_dir or port == 0 else port + local_rank
         try:
             self._server = PageServer(wanted, self.page)
         except (OSError, OverflowError) as error:
-            _warn(f"rank {self.env.rank}: no metrics on 127.0.0.1:{wanted} ({error}); choose another --metrics-port")
+            warn(f"rank {self.env.rank}: no metrics on 127.0.0.1:{wanted} ({error}); choose another --metrics-port")
             return
         self.port = self._server.server_address[1]
         # How often the server looks whether it is to stop: this long, at most, close() takes.
@@ -151,7 +156,7 @@ class Exporter:
             try:
                 write_atomically(port_file, f"{self.port}\n".encode())
             except OSError as error:
-                _warn(f"rank {self.env.rank}: {port_file} can't be written: {error}")
+                warn(f"rank {self.env.rank}: {port_file} can't be written: {error}")
 
     def page(self) -> bytes:
         """The page in Prometheus's text format."""
@@ -248,7 +253,9 @@ class Exporter:
             # A tensor usually comes with its graph, which is not to be kept.
             loss = loss.detach() if hasattr(loss, "detach") else loss
             if getattr(loss, "is_cuda", False):
-                self._deferred_loss.offer(loss)
+                from ddp_trainer.observability.meters import AsyncScalars
+
+                self._pending.append(AsyncScalars([loss]))
                 self._take_losses()
             else:
                 self.set_loss(float(loss))
@@ -267,8 +274,9 @@ class Exporter:
             self.set(contract.METRIC_SAVING, 0)
 
     def _take_losses(self) -> None:
-        for value in self._deferred_loss.arrived():
-            self.set_loss(value)
+        with self._pending_lock:
+            while self._pending and self._pending[0].ready():
+                self.set_loss(*self._pending.popleft().read())
 
     def close(self) -> None:
         """Stop answering and, under the launcher, leave the last page behind. Twice is once."""
@@ -281,37 +289,6 @@ class Exporter:
                 write_atomically(self._final_page, self.page())
         server.shutdown()
         server.server_close()
-
-
-class _DeferredScalars:
-    """Values of device tensors, fetched without waiting: copied beside the computation, read when they are there."""
-
-    def __init__(self) -> None:
-        # Bounded, because the device is at most some steps behind.
-        self._pending: deque[tuple[Any, Any]] = deque(maxlen=1024)
-        # The page's thread reads too.
-        self._lock = threading.Lock()
-
-    def offer(self, tensor: Any) -> None:
-        """Begin to copy the one-element CUDA ``tensor``."""
-        import torch
-
-        host = tensor.to("cpu", torch.float32, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._pending.append((host, event))
-
-    def arrived(self) -> list[float]:
-        """The values that have arrived since the last call, oldest first."""
-        values = []
-        with self._lock:
-            while self._pending and self._pending[0][1].query():
-                values.append(float(self._pending.popleft()[0]))
-        return values
-
-
-def _warn(message: str) -> None:
-    print(f"ddp_trainer: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _port_from_environment() -> int:

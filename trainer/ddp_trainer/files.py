@@ -1,9 +1,13 @@
-"""Writing a file so that a reader sees the old one or the new one and never a half."""
+"""Writing a file so that a reader sees the old one or the new one and never a half, and saying where that fails."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from ddp_trainer.errors import UserError
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
@@ -34,3 +38,13 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def writable(path: Path, field: str) -> Iterator[None]:
+    """Turn an :class:`OSError` into a :class:`UserError`: the setting ``field`` names a place that is not writable."""
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot write to {path}: {error.strerror or error}"
+        raise UserError(field, problem, "make it writable, or choose another folder") from error

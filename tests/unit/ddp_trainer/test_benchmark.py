@@ -17,7 +17,8 @@ from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_ca
 from ddp_trainer.benchmark.worker import Spec, measure
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.data import DataConfig, load_datasets
-from ddp_trainer.distributed.world import RankEnv, World
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed.world import World
 from ddp_trainer.models.small_maps import SmallMapConv2d
 from ddp_trainer.optim.novograd import NovoGrad
 

@@ -10,13 +10,15 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_trainer.data.loader import Batch
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.ddp import replicate
+from ddp_trainer.distributed.rank import RankEnv
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
-from ddp_trainer.distributed.world import DistributedConfig, RankEnv, World
+from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine
 from ddp_trainer.errors import UserError
 from ddp_trainer.models import ModelConfig, build_model
-from ddp_trainer.observability.meters import LossWindow, Stopwatch, Timeline
+from ddp_trainer.observability.meters import AsyncScalars, Stopwatch, Timeline
 from ddp_trainer.observability.reporter import clock
 from ddp_trainer.optim import OptimConfig, build_optimizer
 from ddp_trainer.precision import Precision, PrecisionConfig
@@ -303,23 +305,11 @@ def test_totals_of_parts_add_up_to_the_whole() -> None:
     assert scores["loss"] == pytest.approx(float(nn.functional.cross_entropy(outputs, targets)), rel=1e-5)
 
 
-def test_losses_come_in_their_order_and_begin_anew_after_a_reading() -> None:
-    window = LossWindow()
-    for value in (1.0, 2.0, 6.0):
-        window.add(torch.tensor(value))
-    taken = window.take(torch.tensor(7.0))
-    window.add(torch.tensor(5.0))
+def test_scalars_of_any_shape_and_type_come_in_their_order() -> None:
+    taken = AsyncScalars([torch.tensor(1.0), torch.tensor([2.0]), torch.tensor(6, dtype=torch.int64)])
     assert taken.ready()
-    assert taken.read() == [1.0, 2.0, 6.0, 7.0]
-    assert window.take().read() == [5.0]
-    assert window.take().read() == []
-
-
-def test_no_more_losses_are_kept_than_the_limit() -> None:
-    window = LossWindow()
-    for value in range(window.LIMIT + 3):
-        window.add(torch.tensor(float(value)))
-    assert window.take().read() == [float(value) for value in range(3, window.LIMIT + 3)]
+    assert taken.read() == [1.0, 2.0, 6.0]
+    assert AsyncScalars([]).read() == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

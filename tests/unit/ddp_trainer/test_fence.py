@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.checkpoint.fence import Fence
-from ddp_trainer.checkpoint.store import CheckpointConfig, Checkpointer
+from ddp_trainer.checkpoint.store import Checkpointer
 from ddp_trainer.errors import Superseded, UserError
 
 

@@ -22,7 +22,7 @@ from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sources import CachedSource, Normalise
 from ddp_trainer.models import build_model
-from ddp_trainer.observability.meters import LossWindow
+from ddp_trainer.observability.meters import AsyncScalars
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.precision import Precision
@@ -106,17 +106,16 @@ def test_a_step_is_made_on_the_device(preset: str) -> None:
         totals = torch.zeros(task.num_totals, dtype=torch.float64)
     precision = Precision(resolve(preset, None, {"precision": {"name": "fp32"}}).precision, torch.device("cpu"))
     optimizer = NovoGrad(model.parameters(), weight_decay=0.1, grad_averaging=True)
-    window, ema = LossWindow(), Ema(model, 0.9)
+    ema = Ema(model, 0.9)
     for _ in range(2):
         with Crossings() as crossings:
             outputs = model(images)
             loss = task.loss(outputs, labels)
             precision.backward(loss)
             norm = precision.step(optimizer, list(model.parameters()), 1.0)
-            window.add(loss.detach())
             ema.update()
             assert norm is not None
-            window.take(norm)
+            AsyncScalars([loss, norm])
             with torch.inference_mode():
                 totals += task.totals(model(images), labels) + task.correct(outputs, labels).sum()
     assert crossings.found == []

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.ddp import check, uses_gloo
-from ddp_trainer.distributed.world import DistributedConfig
 from ddp_trainer.errors import UserError
 from ddp_trainer.precision import Precision, PrecisionConfig, check_graphs, cpu_has_bf16, graph_warning
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ddp_trainer.distributed.world import RankEnv, World
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed.world import World
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.observability.meters import OnTheWay, Timeline
+from ddp_trainer.observability.meters import AsyncScalars, Timeline
 from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.plan import Plan, Position
 from tests.support.fake_gpu import FakeGpu
@@ -77,7 +78,7 @@ def test_a_line_comes_when_its_numbers_have_arrived_and_no_step_waits_for_them(
     exporter: Exporter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived = [False]
-    monkeypatch.setattr(OnTheWay, "ready", lambda self: arrived[0])
+    monkeypatch.setattr(AsyncScalars, "ready", lambda self: arrived[0])
     run = Run(exporter, log_every=2)
     run.steps(1.0, 2.0, 3.0, 4.0)
     assert "loss" not in capsys.readouterr().out
@@ -95,7 +96,7 @@ def test_a_line_comes_when_its_numbers_have_arrived_and_no_step_waits_for_them(
 def test_the_rate_of_a_gpu_counts_what_the_device_has_still_to_do(
     exporter: Exporter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu
 ) -> None:
-    monkeypatch.setattr(OnTheWay, "ready", lambda self: gpu.host >= gpu.device)
+    monkeypatch.setattr(AsyncScalars, "ready", lambda self: gpu.host >= gpu.device)
     device = torch.device("cuda", 0)
     reporter, timeline = Reporter(World(RankEnv(), device), exporter, 5), Timeline(device)
     reporter.begin(Plan(1000, 1, False, 1, 10, Position()))

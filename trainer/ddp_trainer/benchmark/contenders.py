@@ -14,7 +14,8 @@ from ddp_trainer.assembly import assemble
 from ddp_trainer.config.options import merge
 from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.data.random import derive_seed
-from ddp_trainer.distributed.world import RankEnv, World
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import seed_generator
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.trainer import Trainer
@@ -134,7 +135,8 @@ class Ours:
 
     def save_seconds(self, folder: str) -> tuple[float, float]:
         """How long saving holds up the step loop, and how long until it is on the disk."""
-        from ddp_trainer.checkpoint.store import CheckpointConfig, Checkpointer
+        from ddp_trainer.checkpoint import CheckpointConfig
+        from ddp_trainer.checkpoint.store import Checkpointer
 
         checkpointer = Checkpointer(CheckpointConfig(dir=folder))
         checkpointer.prepare()

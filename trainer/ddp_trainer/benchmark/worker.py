@@ -27,7 +27,9 @@ from ddp_trainer.benchmark.documents import DocumentsLoop
 from ddp_trainer.benchmark.memory import PeakMemory
 from ddp_trainer.benchmark.network import probe
 from ddp_trainer.config.options import merge
-from ddp_trainer.distributed.world import DistributedConfig, RankEnv, World
+from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed.world import World
 
 
 @dataclass(frozen=True)

@@ -15,49 +15,24 @@ import hashlib
 import io
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
+import torch
+
+from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.checkpoint.fence import FOLDER as FENCE_FOLDER
 from ddp_trainer.checkpoint.fence import Fence
-from ddp_trainer.config.options import Settings, option
-from ddp_trainer.errors import Superseded, UserError
-from ddp_trainer.files import fsync_folder, write_atomically
-
-if TYPE_CHECKING:
-    from ddp_trainer.checkpoint.snapshot import Snapshot
-    from ddp_trainer.distributed.world import World
+from ddp_trainer.checkpoint.snapshot import HashingFile, Snapshot
+from ddp_trainer.distributed.world import World
+from ddp_trainer.errors import Superseded, UserError, warn
+from ddp_trainer.files import fsync_folder, writable, write_atomically
 
 MANIFEST_VERSION = 1
-
-
-@dataclass(frozen=True)
-class CheckpointConfig(Settings, group="checkpoint"):
-    """Where and how often the run is saved."""
-
-    dir: str | None = option(
-        None, "folder for checkpoints (default: DDP_CHECKPOINT_DIR; none: no checkpoints)", flag="--checkpoint-dir"
-    )
-    every_epochs: int = option(
-        1, "save after every so many epochs; 0: only at the end", flag="--checkpoint-every-epochs", at_least=0
-    )
-    every_steps: int = option(
-        0, "also save after every so many steps; 0: not", flag="--checkpoint-every-steps", at_least=0
-    )
-    keep: int = option(
-        3,
-        "how many of the newest to keep; the best by validation accuracy is kept besides",
-        flag="--checkpoint-keep",
-        at_least=1,
-    )
-    resume: str = option(
-        "auto", "auto goes on from the newest good checkpoint; never wants an empty folder", choices=("auto", "never")
-    )
 
 
 @dataclass(frozen=True)
@@ -107,15 +82,9 @@ class Checkpointer:
 
     def prepare(self) -> None:
         """Make the folder; raises :class:`UserError` where it can't be written to."""
-        try:
+        with writable(self.folder, "checkpoint.dir"):
             write_atomically(self.folder / ".writable", b"")
             (self.folder / ".writable").unlink()
-        except OSError as error:
-            raise UserError(
-                "checkpoint.dir",
-                f"{self.folder} can't be written to: {error.strerror or error}",
-                "give --checkpoint-dir a folder that can",
-            ) from error
 
     def enter(self) -> None:
         """Take the folder for this attempt and clear away what dead writers left half-written.
@@ -142,7 +111,7 @@ class Checkpointer:
             try:
                 found.append(_read_manifest(path))
             except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-                _warn(f"manifest {path} can't be read ({error}); skipped")
+                warn(f"manifest {path} can't be read ({error}); skipped")
         return sorted(found, key=lambda saved: (saved.step, saved.attempt), reverse=True)
 
     def read_newest(self) -> bytes | None:
@@ -152,14 +121,14 @@ class Checkpointer:
             try:
                 data = saved.data.read_bytes() if saved.data.stat().st_size == saved.size else b""
             except OSError as error:
-                _warn(f"checkpoint {saved.data} can't be read ({error.strerror or error}); trying an older one")
+                warn(f"checkpoint {saved.data} can't be read ({error.strerror or error}); trying an older one")
                 continue
             if len(data) != saved.size or hashlib.sha256(data).hexdigest() != saved.sha256:
-                _warn(f"checkpoint {saved.data} is damaged (its checksum is wrong); trying an older one")
+                warn(f"checkpoint {saved.data} is damaged (its checksum is wrong); trying an older one")
                 continue
             return data
         if found:
-            _warn(f"no checkpoint in {self.folder} is whole; training begins anew")
+            warn(f"no checkpoint in {self.folder} is whole; training begins anew")
         return None
 
     def save(
@@ -175,8 +144,6 @@ class Checkpointer:
         ``on_saved`` is called from the writing thread with the step and the seconds it took. A write that fails is a
         warning: what was saved before stays, and the run goes on.
         """
-        from ddp_trainer.checkpoint.snapshot import Snapshot
-
         if self.superseded is not None:
             return
         started = time.perf_counter()
@@ -187,7 +154,7 @@ class Checkpointer:
                 self._thread = threading.Thread(target=self._work, name="ddp-checkpoint")
                 self._thread.start()
         if left_out is not None:
-            _warn(f"checkpoint of step {left_out.step} is left out: the disk is slower than checkpoints are due")
+            warn(f"checkpoint of step {left_out.step} is left out: the disk is slower than checkpoints are due")
 
     def wait(self) -> None:
         """Wait until nothing is being written and nothing waits."""
@@ -214,16 +181,12 @@ class Checkpointer:
             self.on_superseded()
             return
         except Exception as error:  # a full disk, no memory, a state that can't be pickled: training goes on
-            _warn(f"checkpoint of step {step} was not saved ({error}); older ones stay")
+            warn(f"checkpoint of step {step} was not saved ({error}); older ones stay")
             return
         if job.on_saved is not None:
             job.on_saved(step, time.perf_counter() - job.started)
 
     def _write_files(self, job: _Job) -> None:
-        import torch
-
-        from ddp_trainer.checkpoint.snapshot import HashingFile
-
         attempt = 0 if self.fence is None else self.fence.attempt
         stem = _stem(job.step, attempt)
         data, temporary = self.folder / f"{stem}.pt", self.folder / f".{stem}.pt.{os.getpid()}.tmp"
@@ -275,8 +238,6 @@ class Checkpointer:
 
 def load_newest(checkpointer: Checkpointer | None, world: World) -> dict[str, Any] | None:
     """The newest good checkpoint's state on every rank, on the CPU; only rank 0's ``checkpointer`` is asked."""
-    import torch
-
     data = world.broadcast_bytes(checkpointer.read_newest() if checkpointer is not None and world.is_main else None)
     if data is None:
         return None
@@ -305,7 +266,3 @@ def _read_manifest(path: Path) -> Saved:
 
 def _stem(step: int, attempt: int) -> str:
     return f"step-{step:09d}" + (f"-attempt-{attempt}" if attempt else "")
-
-
-def _warn(message: str) -> None:
-    print(f"ddp_trainer: warning: {message}", file=sys.stderr, flush=True)

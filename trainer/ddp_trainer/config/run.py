@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.checkpoint.store import CheckpointConfig
+from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.config.options import Settings, build, merge, option
 from ddp_trainer.config.presets import get_preset
 from ddp_trainer.data import DataConfig
-from ddp_trainer.distributed.world import DistributedConfig
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.models import ModelConfig
 from ddp_trainer.optim import OptimConfig

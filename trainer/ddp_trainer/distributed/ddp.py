@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.distributed.world import DistributedConfig, World
+from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError, require
 
 # As many parameters are named in a message.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import signal
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ddp_trainer.distributed.world import World
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.distributed.world import World
 
 
 class Reason(enum.IntEnum):
@@ -41,11 +43,6 @@ class StopSignal:
         self.request(Reason.SIGNAL)
 
 
-def ignore_sigterm() -> None:
-    """Let no second SIGTERM disturb an orderly end; torchrun sends one to all ranks when the first has ended."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 class StopAgreement:
     """Every step the ranks compare notes, one step late: so the message travels while they compute.
 
@@ -61,8 +58,6 @@ class StopAgreement:
         """The greatest reason that any rank had by the step before; NONE to go on."""
         if not self._world.is_distributed:
             return self._stop.reason
-        import torch
-        import torch.distributed as dist
 
         agreed = self._collect()
         flag = torch.tensor([int(self._stop.reason)], dtype=torch.int32)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.errors import UserError
+from ddp_trainer.errors import warn
+from ddp_trainer.files import writable
 
 HEADER = ["time", "val_accuracy"]
 
@@ -34,13 +34,9 @@ class CsvLog:
         self.path = path
         rows = [["0.0", "0.0"], *self._read()[1 : epochs_done + 1]]
         self.seconds = float(rows[-1][0])
-        try:
+        with writable(path, "csv_dir"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write("w", [HEADER, *rows])
-        except OSError as error:
-            raise UserError(
-                "csv_dir", f"{path} can't be written: {error.strerror or error}", "give --csv-dir a folder that can"
-            ) from error
 
     def epoch(self, seconds: float, accuracy: float) -> None:
         """Add an epoch that took ``seconds`` to train; a failure is a warning, for the run matters more."""
@@ -48,7 +44,7 @@ class CsvLog:
         try:
             self._write("a", [[str(round(self.seconds, 1)), str(round(accuracy, 4))]])
         except OSError as error:
-            print(f"ddp_trainer: warning: {self.path} can't be written: {error}", file=sys.stderr, flush=True)
+            warn(f"cannot write to {self.path}: {error}")
 
     def _write(self, mode: str, rows: list[list[str]]) -> None:
         with open(self.path, mode, newline="") as file:

@@ -1,4 +1,4 @@
-"""Measuring a step without disturbing it: where its time goes, and losses that stay on the device until asked for."""
+"""Measuring a step without disturbing it: where its time goes, and numbers that are fetched while the device works."""
 
 from __future__ import annotations
 
@@ -11,35 +11,14 @@ import torch
 from torch import Tensor
 
 
-class LossWindow:
-    """The losses of consecutive steps since the last reading. Keeping them costs the device nothing."""
-
-    # As many are kept apart at most; each is a small allocation on the device.
-    LIMIT = 4096
-
-    def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-
-    def add(self, loss: Tensor) -> None:
-        """Add the loss of a step; does not wait for it."""
-        self._losses.append(loss)
-        if len(self._losses) > self.LIMIT:
-            del self._losses[0]
-
-    def take(self, *others: Tensor) -> OnTheWay:
-        """Begin to fetch the losses, oldest first, and ``others`` (scalars) after them; begins anew."""
-        losses, self._losses = self._losses, []
-        return OnTheWay([*losses, *others])
-
-
-class OnTheWay:
+class AsyncScalars:
     """Scalars that are being copied from the device, beside its work."""
 
     def __init__(self, scalars: list[Tensor]) -> None:
         self._event: Any = None
         self._host: Tensor | None = None
         if scalars:
-            self._host = torch.stack([scalar.detach().float() for scalar in scalars])
+            self._host = torch.stack([scalar.detach().float().reshape(()) for scalar in scalars])
             if self._host.is_cuda:
                 self._host = self._host.to("cpu", non_blocking=True)
                 self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from ddp_trainer import contract
 from ddp_trainer.distributed.world import World
+from ddp_trainer.errors import warn
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.observability.meters import Lap, LossWindow, OnTheWay, Stopwatch
+from ddp_trainer.observability.meters import AsyncScalars, Lap, Stopwatch
 from ddp_trainer.plan import Plan, Position
 
 
@@ -30,7 +30,7 @@ class _Line:
     # Losses of the steps since the line before, as far as they have been looked at already.
     seen: list[float]
     # The rest of them; after them the norm of the gradients, if there is one.
-    numbers: OnTheWay
+    numbers: AsyncScalars
     has_norm: bool
     lr: float
     # Samples of all ranks since the line before, and the time that they took.
@@ -54,7 +54,9 @@ class Reporter:
         on_bad_loss: Callable[[int, float], None] | None = None,
     ) -> None:
         self._world, self._exporter, self._log_every = world, exporter, log_every
-        self._losses, self._watch, self._samples = LossWindow(), Stopwatch(world.device), 0
+        self._watch, self._samples = Stopwatch(world.device), 0
+        # Those since the last line; bounded, because each is a small allocation on the device.
+        self._losses: deque[Tensor] = deque(maxlen=4096)
         self._seen: list[float] = []
         self._last_step = 0
         self._lines: deque[_Line] = deque()
@@ -68,7 +70,7 @@ class Reporter:
     def warn(self, message: str) -> None:
         """Print a warning on rank 0 only."""
         if self._world.is_main:
-            print(f"ddp_trainer: warning: {message}", file=sys.stderr, flush=True)
+            warn(message)
 
     def begin(self, plan: Plan) -> None:
         """Say what is about to be done and set the gauges that last for the run."""
@@ -105,7 +107,7 @@ class Reporter:
         ``seconds`` is the step's time, ``waited`` its part in the loader, ``computed`` the compute time that has become
         known. ``loss`` and ``grad_norm`` stay on the device until a line is due.
         """
-        self._losses.add(loss)
+        self._losses.append(loss)
         self._last_step = position.step
         self._samples += samples * self._world.size
         self._exporter.step(
@@ -127,7 +129,7 @@ class Reporter:
                 _Line(
                     dataclasses.replace(position),
                     self._seen,
-                    self._losses.take(*norms),
+                    self._take(*norms),
                     bool(norms),
                     lr,
                     self._samples,
@@ -147,9 +149,15 @@ class Reporter:
     def look_at_all(self) -> None:
         """Look at every loss up to now, waiting for the device."""
         self.flush()
-        losses = self._losses.take().read()
+        losses = self._take().read()
         self._look_at(losses, self._last_step)
         self._seen += losses
+
+    def _take(self, *others: Tensor) -> AsyncScalars:
+        """Begin to fetch the losses since the last time, and ``others`` after them."""
+        scalars = AsyncScalars([*self._losses, *others])
+        self._losses.clear()
+        return scalars
 
     def _log(self, line: _Line) -> None:
         position, losses = line.position, line.numbers.read()
