@@ -21,7 +21,7 @@ from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
 from ddp_trainer.errors import Superseded, UserError, warn
-from ddp_trainer.files import writable, write_atomically
+from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
@@ -191,10 +191,9 @@ def save_model(model: nn.Module, config: RunConfig, world: World) -> str:
     if folder is None:
         return ""
     path = folder / "model.pt"
-    temporary = folder / ".model.pt.tmp"
     try:
-        torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, temporary)
-        temporary.replace(path)
+        with replacing(path) as file:
+            torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, file)
     except (OSError, RuntimeError) as error:
         warn(f"cannot write to {path}: {error}")
         return ""

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from ddp_trainer.errors import UserError
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write ``data`` to ``path`` by a temporary file and a rename, making its folder where needed.
+def _go_on() -> None:
+    """Nothing stands against the rename."""
 
-    ``durable`` also waits until the disk has it. Raises :class:`OSError`, and leaves no temporary file then.
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = False, check: Callable[[], None] = _go_on) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of ``path`` at the end, unless anything raises; its folder is made where needed.
+
+    ``durable`` also waits until the disk has it. ``check`` is called last before the rename, and may raise.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        check()
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write ``data`` to ``path``; see :func:`replacing`. Raises :class:`OSError`, and leaves no temporary file then."""
+    with replacing(path, durable=durable) as file:
+        file.write(data)
 
 
 def fsync_folder(folder: Path) -> None:

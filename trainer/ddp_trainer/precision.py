@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.config.options import Settings, option
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError, require
 
 if TYPE_CHECKING:
     import torch
@@ -113,19 +113,11 @@ class Precision:
         import torch
 
         cuda = device.type == "cuda"
-        require(
-            cuda or config.name not in ("fp16", "tf32"),
-            "precision.name",
-            f"{config.name} needs a GPU",
-            "use fp32 or bf16 on the CPU",
-        )
+        if not cuda and config.name in ("fp16", "tf32"):
+            raise UserError("precision.name", f"{config.name} needs a GPU", "use fp32 or bf16 on the CPU")
         fast_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else cpu_has_bf16()
-        require(
-            not (cuda and config.name == "bf16") or fast_bf16,
-            "precision.name",
-            "this GPU has no bf16",
-            "use fp16 or fp32",
-        )
+        if cuda and config.name == "bf16" and not fast_bf16:
+            raise UserError("precision.name", "this GPU has no bf16", "use fp16 or fp32")
         self.name = config.name
         if config.name == "auto":
             self.name = "bf16" if fast_bf16 else "fp32"

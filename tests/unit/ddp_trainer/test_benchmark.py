@@ -9,7 +9,7 @@ import torch
 
 from ddp_trainer.benchmark import cli, launch, synthetic
 from ddp_trainer.benchmark.cli import main
-from ddp_trainer.benchmark.contenders import VARIANTS, Bare, Ours, build_config, quiet_exporter
+from ddp_trainer.benchmark.contenders import Bare, Ours, build_config, quiet_exporter
 from ddp_trainer.benchmark.documents import DocumentsLoop, LoopNovoGrad
 from ddp_trainer.benchmark.network import Link, parameter_server_seconds, ring_seconds
 from ddp_trainer.benchmark.report import Measured, communication, ratio, rows, table
@@ -240,12 +240,6 @@ def test_a_system_that_can_only_be_named_still_gives_a_report(
     document = json.loads((tmp_path / "benchmark.json").read_text())
     assert document["cases"][0]["notAvailable"].startswith("DataParallel")
     assert document["cases"][0]["published"] == {"4": 19.1}
-
-
-def test_the_variants_are_those_of_the_command_line() -> None:
-    from ddp_trainer.benchmark.cli import _VARIANTS
-
-    assert set(_VARIANTS) == set(VARIANTS)
 
 
 @pytest.mark.parametrize(("variant", "least"), [("compile", 600), ("fp32", 0)])

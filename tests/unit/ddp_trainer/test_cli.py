@@ -74,7 +74,7 @@ def test_the_checkpoint_folder_comes_from_the_environment(monkeypatch: pytest.Mo
         (["--preset", "digits-resnt"], "preset"),
         (["--preset", "digits-resnet", "--nonsense"], "command line"),
         (["--preset", "digits-resnet", "--epochs", "0"], "epochs"),
-        (["--preset", "digits-resnet", "--epochs", "x"], "--epochs"),
+        (["--preset", "digits-resnet", "--epochs", "x"], "epochs"),
         (["--preset", "digits-resnet", "--max-steps", "0"], "max_steps"),
         (["--preset", "digits-resnet", "--seed", "-1"], "seed"),
         (["--preset", "digits-resnet", "--log-every", "0"], "log_every"),

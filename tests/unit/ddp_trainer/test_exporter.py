@@ -21,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from ddp_trainer import contract
 from ddp_trainer.distributed.rank import RankEnv
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.observability.metrics_doc import render
 from ddp_trainer.observability.metrics_table import METRICS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -241,11 +240,6 @@ def test_it_can_be_registered_in_a_registry_of_ones_own() -> None:
     exporter = Exporter(RankEnv(rank=2, world_size=4))
     registry.register(exporter)
     assert registry.get_sample_value("ddp_world_size", {"rank": "2"}) == 4
-
-
-def test_the_document_is_the_one_the_code_writes() -> None:
-    written = (REPOSITORY / "docs" / "metrics.md").read_text()
-    assert written == render(), "run: python -m ddp_trainer.observability.metrics_doc > docs/metrics.md"
 
 
 def test_the_table_has_every_metric_of_the_contract_once() -> None:

@@ -16,16 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.benchmark import launch, synthetic
 from ddp_trainer.benchmark.report import Measured, communication, rows, table
-from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_cases
+from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, VARIANTS, Case, plan_cases
 from ddp_trainer.config.presets import PRESETS
 
 if TYPE_CHECKING:
     from ddp_trainer.benchmark.worker import Spec
-
-# Ways to run the trainer; contenders.py has what each changes in a preset.
-_VARIANTS = (
-    "preset", "fp32", "nchw", "tf32", "bf16", "fp16", "compile", "compile-graphs", "plain-ddp", "bf16-hook", "bf16-all",
-)  # fmt: skip
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,8 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
                         help=f"of {', '.join(names)}; default: all, or a few with --quick")  # fmt: skip
     parser.add_argument("--ranks", metavar="N,M", type=_rank_numbers,
                         help="numbers of ranks to try with DDP; default: 1, 2 and all")  # fmt: skip
-    parser.add_argument("--variants", metavar="A,B", type=_list_of(_VARIANTS, _VARIANTS),
-                        help=f"of {', '.join(_VARIANTS)}; default: preset and fp32, on cuda fp32, tf32, bf16 and "
+    parser.add_argument("--variants", metavar="A,B", type=_list_of(VARIANTS, tuple(VARIANTS)),
+                        help=f"of {', '.join(VARIANTS)}; default: preset and fp32, on cuda fp32, tf32, bf16 and "
                         "compile")  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender; default: 5, 2 with --quick")
     parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn; default: 3, 0.5 with --quick")

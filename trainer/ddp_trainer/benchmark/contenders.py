@@ -20,22 +20,6 @@ from ddp_trainer.engine import seed_generator
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.trainer import Trainer
 
-# Name of a variant -> what it changes in a preset.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    "preset": {},
-    "fp32": {"precision": {"name": "fp32"}},
-    "nchw": {"precision": {"name": "fp32", "channels_last": False}},
-    "tf32": {"precision": {"name": "tf32"}},
-    "bf16": {"precision": {"name": "bf16"}},
-    "fp16": {"precision": {"name": "fp16"}},
-    "compile": {"precision": {"name": "auto", "compile": True}},
-    "compile-graphs": {"precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead"}},
-    # For slow links: DDP as it comes, gradients sent as bf16, and that with bf16 arithmetic.
-    "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
-    "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},
-    "bf16-all": {"precision": {"name": "bf16"}, "distributed": {"compression": "bf16"}},
-}
-
 
 class Switches:
     """torch's global switches, of which each contender has its own positions."""

@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.machine import available_cpus
-
 if TYPE_CHECKING:
     from ddp_trainer.benchmark.worker import Spec
 
@@ -82,7 +80,6 @@ def run(
 def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "DDP_RUNTIME_DIR", "DDP_CHECKPOINT_DIR")
     env = {name: value for name, value in os.environ.items() if name not in ours}
-    env.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // ranks)))
     if ranks > 1:
         env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

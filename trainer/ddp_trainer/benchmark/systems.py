@@ -1,4 +1,4 @@
-"""The systems of the four documents that the presets come from, with the figures that these report."""
+"""The systems of the four documents that the presets come from, their figures, and ways to run the trainer on them."""
 
 from __future__ import annotations
 
@@ -72,6 +72,23 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
         "model": {"name": "deeplabv3_resnet50"},
     },
     "cifar10-resnet18": {"data": {"batch_size": 32}},
+}
+
+
+# Name of a variant -> what it changes in a preset.
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "preset": {},
+    "fp32": {"precision": {"name": "fp32"}},
+    "nchw": {"precision": {"name": "fp32", "channels_last": False}},
+    "tf32": {"precision": {"name": "tf32"}},
+    "bf16": {"precision": {"name": "bf16"}},
+    "fp16": {"precision": {"name": "fp16"}},
+    "compile": {"precision": {"name": "auto", "compile": True}},
+    "compile-graphs": {"precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead"}},
+    # For slow links: DDP as it comes, gradients sent as bf16, and that with bf16 arithmetic.
+    "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
+    "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},
+    "bf16-all": {"precision": {"name": "bf16"}, "distributed": {"compression": "bf16"}},
 }
 
 

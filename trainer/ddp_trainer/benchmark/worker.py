@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ddp_trainer.benchmark.contenders import (
-    VARIANTS,
     Bare,
     Ours,
     Switches,
@@ -26,6 +25,7 @@ from ddp_trainer.benchmark.contenders import (
 from ddp_trainer.benchmark.documents import DocumentsLoop
 from ddp_trainer.benchmark.memory import PeakMemory
 from ddp_trainer.benchmark.network import probe
+from ddp_trainer.benchmark.systems import VARIANTS
 from ddp_trainer.config.options import merge
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.rank import RankEnv

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 
 class Snapshot:
@@ -29,10 +28,10 @@ class Snapshot:
             return tensor.detach().clone()
 
         try:
-            self._state = _map(state, clone)
+            self._state = tree_map_only(Tensor, clone, state)
         except torch.OutOfMemoryError:
             devices.clear()
-            self._state = _map(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+            self._state = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
         self._copied = []
         for device in devices:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -46,7 +45,7 @@ class Snapshot:
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             with torch.cuda.stream(stream):
                 event.wait(stream)
-                self._state = _map(self._state, partial(_fetch, device))
+                self._state = tree_map_only(Tensor, partial(_fetch, device), self._state)
             stream.synchronize()
         self._copied = []
         state: dict[str, Any] = self._state
@@ -57,21 +56,10 @@ def _fetch(device: torch.device, tensor: Tensor) -> Tensor:
     return tensor.to("cpu") if tensor.device == device else tensor
 
 
-def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Nested containers with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _map(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_map(item, change) for item in value)
-    return value
-
-
 class HashingFile:
     """A file to write to that takes the checksum on the way, so that the data is not read again."""
 
-    def __init__(self, file: io.BufferedWriter) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.digest = hashlib.sha256()
         self.size = 0

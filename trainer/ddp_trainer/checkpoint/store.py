@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.snapshot import HashingFile, Snapshot
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import Superseded, UserError, warn
-from ddp_trainer.files import fsync_folder, writable, write_atomically
+from ddp_trainer.files import fsync_folder, replacing, writable, write_atomically
 
 MANIFEST_VERSION = 1
 
@@ -189,36 +188,28 @@ class Checkpointer:
     def _write_files(self, job: _Job) -> None:
         attempt = 0 if self.fence is None else self.fence.attempt
         stem = _stem(job.step, attempt)
-        data, temporary = self.folder / f"{stem}.pt", self.folder / f".{stem}.pt.{os.getpid()}.tmp"
+        data = self.folder / f"{stem}.pt"
         manifest_path = data.with_suffix(".json")
         try:
-            with open(temporary, "wb") as file:
+            with replacing(data, durable=True, check=self.check_fence) as file:
                 hashing = HashingFile(file)
                 try:
                     torch.save(job.snapshot.to_cpu(), cast("IO[bytes]", hashing))
                 except RuntimeError as error:
                     raise hashing.failure or error from None
-                file.flush()
-                os.fsync(file.fileno())
-            self.check_fence()
-            os.replace(temporary, data)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        manifest = {
-            "version": MANIFEST_VERSION,
-            "step": job.step,
-            "accuracy": job.accuracy,
-            "attempt": attempt,
-            "file": data.name,
-            "sha256": hashing.digest.hexdigest(),
-            "bytes": hashing.size,
-            "time": time.time(),
-            "run": job.run,
-        }
-        try:
+            manifest = {
+                "version": MANIFEST_VERSION,
+                "step": job.step,
+                "accuracy": job.accuracy,
+                "attempt": attempt,
+                "file": data.name,
+                "sha256": hashing.digest.hexdigest(),
+                "bytes": hashing.size,
+                "time": time.time(),
+                "run": job.run,
+            }
             write_atomically(manifest_path, json.dumps(manifest, indent=2).encode(), durable=True)
-        except OSError:
+        except BaseException:
             if not manifest_path.exists():
                 data.unlink(missing_ok=True)  # It would never count, and take the place of one that does.
             raise

@@ -83,29 +83,23 @@ class Option:
         return ".".join(self.path)
 
     def parse(self, text: str) -> Any:
-        """The value that ``text``, given on the command line, stands for.
+        """The value that ``text``, given on the command line, stands for; the text itself where it has none.
 
-        Raises :class:`UserError` where the text is not of the option's type.
+        :func:`build` refuses that.
         """
         if self.optional and text.lower() in ("none", "null", ""):
             return None
         if typing.get_origin(self.type) is tuple:
             return tuple(part.strip() for part in text.split(",") if part.strip())
         if self.type is bool:
-            lowered = text.lower()
-            if lowered in ("true", "yes", "on", "1"):
-                return True
-            if lowered in ("false", "no", "off", "0"):
-                return False
-            raise UserError(self.flag, f"{text!r} is not a truth value", "give true or false")
+            return _TRUTH.get(text.lower(), text)
         try:
             return self.type(text)
         except ValueError:
-            raise UserError(
-                self.flag, f"{text!r} is not {_TYPE_NAMES[self.type]}", f"see --help: {self.help}"
-            ) from None
+            return text
 
 
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 _TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", tuple: "a list"}
 
 

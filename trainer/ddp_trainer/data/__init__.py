@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_trainer.config.options import Settings, option
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError, require
 from ddp_trainer.plugins import check_name, load_callable
 
 if TYPE_CHECKING:
@@ -101,11 +101,8 @@ def load_datasets(config: DataConfig) -> Datasets:
     from ddp_trainer.data.arrays import Datasets
 
     datasets = load_callable(DATASETS.get(config.name, config.name), "data.name")(config)
-    require(
-        isinstance(datasets, Datasets),
-        "data.name",
-        f"{config.name} returned {type(datasets).__name__}",
-        "return ddp_trainer.data.arrays.Datasets",
-    )
-    assert isinstance(datasets, Datasets)
+    if not isinstance(datasets, Datasets):
+        raise UserError(
+            "data.name", f"{config.name} returned {type(datasets).__name__}", "return ddp_trainer.data.arrays.Datasets"
+        )
     return datasets

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
 from ddp_trainer.data.jitter import ORDERS, jitter
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError, require
 
 # Columns of an image's uniform numbers.
 # The first two place a crop.
@@ -57,12 +57,8 @@ class Augmentation:
         require(
             masks or "scale" not in chosen, "data.augment", "scale is for data with masks", "use affine, crop or flip"
         )
-        require(
-            "jitter" not in chosen or channels in (1, 3),
-            "data.augment",
-            f"jitter knows grey and colour, not {channels} channels",
-            "leave it out",
-        )
+        if "jitter" in chosen and channels not in (1, 3):
+            raise UserError("data.augment", f"jitter knows grey and colour, not {channels} channels", "leave it out")
         scaled = "affine" in chosen or "scale" in chosen
         return cls(
             padding=config.crop_padding if "crop" in chosen and not zoom else 0,

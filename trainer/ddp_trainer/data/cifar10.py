@@ -18,12 +18,22 @@ FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_b
 
 def download(config: DataConfig) -> None:
     """Fetch and unpack the archive into ``config.dir``, unless its files are there already."""
-    if all((Path(config.dir) / FOLDER / name).is_file() for name in FILES):
-        return
+    fetch("CIFAR-10", Path(config.dir), [f"{FOLDER}/{name}" for name in FILES], "CIFAR10")
+
+
+def find_reader(*, verify: bool) -> Any:
+    """torchvision's class for CIFAR-10, which refuses other files than the published ones only if ``verify``."""
     import_torchvision()
     from torchvision.datasets import CIFAR10
 
-    fetch("CIFAR-10", Path(config.dir), lambda: CIFAR10(config.dir, download=True))
+    class Unverified(CIFAR10):  # type: ignore[misc]
+        """The same without checksums."""
+
+        train_list = [(name, None) for name, _ in CIFAR10.train_list]
+        test_list = [(name, None) for name, _ in CIFAR10.test_list]
+        meta = CIFAR10.meta | {"md5": None}
+
+    return CIFAR10 if verify else Unverified
 
 
 def load(config: DataConfig) -> Datasets:
@@ -34,17 +44,7 @@ def load(config: DataConfig) -> Datasets:
     folder = Path(config.dir) / FOLDER
     unpack = "unpack cifar-10-python.tar.gz"
     require_files("CIFAR-10", folder, FILES, f"{unpack} there (it holds {FOLDER}/ with {', '.join(FILES)})")
-    import_torchvision()
-    from torchvision.datasets import CIFAR10
-
-    class Unverified(CIFAR10):  # type: ignore[misc]
-        """The same reader for files that are not the published ones."""
-
-        train_list = [(name, None) for name, _ in CIFAR10.train_list]
-        test_list = [(name, None) for name, _ in CIFAR10.test_list]
-        meta = CIFAR10.meta | {"md5": None}
-
-    reader: Any = CIFAR10 if config.verify else Unverified
+    reader = find_reader(verify=config.verify)
     parts = []
     for train in (True, False):
         with readable("CIFAR-10", folder, unpack):

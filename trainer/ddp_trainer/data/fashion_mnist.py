@@ -17,12 +17,7 @@ FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 
 def download(config: DataConfig) -> None:
     """Fetch and unpack the files into ``config.dir``, unless they are there already."""
-    if all((Path(config.dir) / FOLDER / name).is_file() for name in FILES):
-        return
-    import_torchvision()
-    from torchvision.datasets import FashionMNIST
-
-    fetch("Fashion-MNIST", Path(config.dir), lambda: FashionMNIST(config.dir, download=True))
+    fetch("Fashion-MNIST", Path(config.dir), [f"{FOLDER}/{name}" for name in FILES], "FashionMNIST")
 
 
 def load(config: DataConfig) -> Datasets:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import pickle
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
 from ddp_trainer.errors import UserError
+from ddp_trainer.torchvision_compat import import_torchvision
 
 
 def require_files(what: str, folder: Path, names: Sequence[str], remedy: str) -> None:
@@ -49,11 +50,19 @@ def readable(what: str, folder: Path, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def fetch(what: str, folder: Path, reader: Callable[[], Any]) -> None:
-    """Let torchvision's ``reader`` download into ``folder``; raises :class:`UserError` where that fails."""
+def fetch(what: str, folder: Path, names: Sequence[str], dataset: str, **arguments: Any) -> None:
+    """Let torchvision's ``dataset`` download into ``folder``, unless the files ``names`` are there already.
+
+    Raises :class:`UserError` where that fails.
+    """
+    if all((folder / name).is_file() for name in names):
+        return
+    import_torchvision()
+    from torchvision import datasets
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        reader()
+        getattr(datasets, dataset)(str(folder), download=True, **arguments)
     except (URLError, OSError, RuntimeError, EOFError) as error:
         if isinstance(error, HTTPError):
             error.close()  # it is the answer, too, and holds the connection

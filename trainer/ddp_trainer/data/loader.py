@@ -13,7 +13,7 @@ from ddp_trainer.data.placement import build_source
 from ddp_trainer.data.random import uniforms
 from ddp_trainer.data.sampling import samples_per_rank, train_order, validation_order
 from ddp_trainer.data.sources import Batch
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError, require
 
 __all__ = ["Batch", "TrainLoader", "ValidationLoader"]
 
@@ -41,12 +41,10 @@ class TrainLoader:
         self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
         self.samples_per_step = samples_per_step
         share = samples_per_rank(self.length, world_size, config.drop_last)
-        require(
-            world_size <= self.length,
-            "data.batch_size",
-            f"{world_size} ranks share {self.length} samples",
-            "start fewer processes",
-        )
+        if world_size > self.length:
+            raise UserError(
+                "data.batch_size", f"{world_size} ranks share {self.length} samples", "start fewer processes"
+            )
         require(
             share >= samples_per_step or not config.drop_last,
             "data.batch_size",

@@ -8,7 +8,7 @@ from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData, check_labels
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sources import CachedSource, Normalise, Source, StreamedSource
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_cpus, available_memory
 
 # Share of the free memory that data may take; the rest is the model's, the activations' and the other processes'.
@@ -50,14 +50,14 @@ def choose(data: ImageData | FileData, cache: str, device: torch.device, process
     gpu_room = torch.cuda.mem_get_info(device)[0] * _SHARE if device.type == "cuda" else 0.0
     in_device = in_host if device.type == "cpu" else in_host and data.nbytes <= gpu_room
     fits = {"device": in_device, "host": in_host, "auto": True}[cache]
-    require(
-        fits,
-        "data.cache",
-        f"{data.nbytes / 2**20:.0f} MiB of decoded images don't fit into {_SHARE:.0%} of the free memory, "
-        f"{host_room / 2**20:.0f} MiB a process here"
-        + (f", {gpu_room / 2**20:.0f} MiB on the GPU" if gpu_room else ""),
-        "give --data-cache auto or none",
-    )
+    if not fits:
+        raise UserError(
+            "data.cache",
+            f"{data.nbytes / 2**20:.0f} MiB of decoded images don't fit into {_SHARE:.0%} of the free memory, "
+            f"{host_room / 2**20:.0f} MiB a process here"
+            + (f", {gpu_room / 2**20:.0f} MiB on the GPU" if gpu_room else ""),
+            "give --data-cache auto or none",
+        )
     if cache != "auto":
         return cache
     return "device" if in_device else "host" if in_host else "none"

@@ -68,12 +68,7 @@ class VocReader:
 
 def download(config: DataConfig) -> None:
     """Fetch and unpack the archive into ``config.dir``, unless its lists are there already."""
-    if all((Path(config.dir) / FOLDER / name).is_file() for name in LISTS):
-        return
-    import_torchvision()
-    from torchvision.datasets import VOCSegmentation
-
-    fetch("VOC 2012", Path(config.dir), lambda: VOCSegmentation(config.dir, year="2012", download=True))
+    fetch("VOC 2012", Path(config.dir), [f"{FOLDER}/{name}" for name in LISTS], "VOCSegmentation", year="2012")
 
 
 def load(config: DataConfig) -> Datasets:

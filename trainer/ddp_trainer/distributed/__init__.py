@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddp_trainer.config.options import Settings, option
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,8 @@ class DistributedConfig(Settings, group="distributed"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            not (self.backend == "nccl" and self.device == "cpu"),
-            "distributed.backend",
-            "nccl moves GPU memory only",
-            "use backend gloo with device cpu",
-        )
+        if self.backend == "nccl" and self.device == "cpu":
+            raise UserError("distributed.backend", "nccl moves GPU memory only", "use backend gloo with device cpu")
         require(
             self.compression != "powersgd" or (self.backend != "gloo" and self.device != "cpu"),
             "distributed.compression",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddp_trainer.errors import UserError, require
+from ddp_trainer.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,8 @@ class RankEnv:
                 ) from None
 
         rank, world_size = number("RANK"), number("WORLD_SIZE")
-        require(
-            0 <= rank < world_size,
-            "RANK",
-            f"{rank} does not fit WORLD_SIZE {world_size}",
-            "start the trainer with torchrun",
-        )
+        if not (0 <= rank < world_size):
+            raise UserError("RANK", f"{rank} does not fit WORLD_SIZE {world_size}", "start the trainer with torchrun")
         return cls(
             rank,
             number("LOCAL_RANK", 0),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddp_trainer.config.options import Settings, option
-from ddp_trainer.errors import require
+from ddp_trainer.errors import UserError, require
 from ddp_trainer.plugins import check_name, load_callable
 
 if TYPE_CHECKING:
@@ -78,11 +78,6 @@ def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> torc
         num_classes = config.num_outputs
     build = load_callable(MODELS.get(config.name, config.name), "model.name")
     model = build(config, in_channels, num_classes)
-    require(
-        isinstance(model, torch.nn.Module),
-        "model.name",
-        f"{config.name} returned {type(model).__name__}",
-        "return a torch.nn.Module",
-    )
-    assert isinstance(model, torch.nn.Module)
+    if not isinstance(model, torch.nn.Module):
+        raise UserError("model.name", f"{config.name} returned {type(model).__name__}", "return a torch.nn.Module")
     return model
