@@ -98,22 +98,6 @@ RESERVED_ENV_PREFIXES: Final = ("PET_",)
 # failure ends the attempt, because an agent that leaves takes its peers' rendezvous with it.
 REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143)
 
-# lastFailure.category, beside those that the launcher itself can tell
-CATEGORY_NODE_LOST: Final = "NodeLost"
-CATEGORY_IMAGE_PULL: Final = "ImagePull"
-CATEGORIES: Final = (
-    CATEGORY_USER_ERROR,
-    CATEGORY_OOM,
-    CATEGORY_CUDA,
-    CATEGORY_NCCL,
-    CATEGORY_NETWORK,
-    CATEGORY_HANG,
-    CATEGORY_PREEMPTED,
-    CATEGORY_NODE_LOST,
-    CATEGORY_IMAGE_PULL,
-    CATEGORY_UNKNOWN,
-)
-
 DEFAULT_METRICS_PORT: Final = 9400
 PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the training container
 LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"

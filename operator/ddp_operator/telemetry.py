@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from ddp_operator.api.status import Phase
 from ddp_operator.cluster import ClusterError, Conflict
-from ddp_operator.constants import CATEGORIES
+from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (
     RESTART_CATEGORIES,

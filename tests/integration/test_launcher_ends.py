@@ -231,7 +231,7 @@ def test_a_master_that_never_resolves_ends_the_wait(pods: PodsFactory) -> None:
     job.start(1)
     ended = job.wait(1)
     assert ended.code == 86
-    assert ended.message["victim"] is True
+    assert ended.message["secondary"] is True
     assert ended.message["message"].startswith(
         "DNS has not resolved the name of pod 0, job-1-0.job.invalid, within 1 s"
     )
@@ -320,7 +320,7 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     job.start()
     ended = job.wait(1)
     assert ended.code == 82
-    assert (ended.message["category"], ended.message["victim"], ended.message["restarts"]) == ("UserError", False, 0)
+    assert (ended.message["category"], ended.message["secondary"], ended.message["restarts"]) == ("UserError", False, 0)
     assert ended.message["message"].startswith("1 other pod had already ended, with exit code 0,")
     assert "none may leave the loop before the others" in ended.message["hint"]
 

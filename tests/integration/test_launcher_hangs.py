@@ -181,9 +181,9 @@ def test_a_rank_that_sleeps_is_named_and_ended_where_only_the_log_shows_steps(po
     assert (first.code, second.code) == (83, 83), first.log + second.log
     assert "ending the workers" in second.log
     assert second.message["rank"] == 1
-    assert second.message["victim"] is False
+    assert second.message["secondary"] is False
     assert re.search(r"used no CPU for \d+ s: rank 1 is in train_step \(train.py:\d+\)$", second.message["message"])
-    assert first.message["victim"] is True  # it has waited for longer than pod 1 needs; an API server would end it
+    assert first.message["secondary"] is True  # it has waited for longer than pod 1 needs; an API server would end it
     assert "; in another pod, rank 1 is in train_step (train.py:" in first.message["message"]
 
 
@@ -194,7 +194,7 @@ def test_ranks_in_different_collectives_are_ended_and_both_places_are_said(pods:
     assert "rank 0 waits for other ranks in all_reduce (train.py:" in first.message["message"]
     assert "rank 1 waits for other ranks in broadcast (train.py:" in second.message["message"]
     assert "do they call the same collectives" in first.message["message"]
-    assert (first.message["victim"], second.message["victim"]) == (False, False)  # no other pod explains it
+    assert (first.message["secondary"], second.message["secondary"]) == (False, False)  # no other pod explains it
 
 
 def test_a_long_validation_by_rank_0_is_reported_and_not_ended(pods: PodsFactory, tmp_path: Path) -> None:

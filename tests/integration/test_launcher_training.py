@@ -85,20 +85,20 @@ def test_script_that_never_meets_the_other_ranks_says_so_at_its_end(pods: PodsFa
         assert (end.code, end.message["worldSize"], end.message["groupSize"]) == (0, 2, 0), end.log
 
 
-def test_the_pod_that_fails_says_why_and_the_other_is_a_victim(pods: PodsFactory) -> None:
-    victim, culprit = pods("train.py", "raise").run()
-    assert culprit.code == 82
-    assert culprit.message["message"] == "ValueError: the data is ä mess"
-    assert culprit.message["category"] == "UserError"
-    assert culprit.message["rank"] == 1
-    assert (culprit.message["node"], culprit.message["localRank"], culprit.message["exitCode"]) == (1, 0, 1)
-    assert "train.py" in culprit.message["traceback"]
-    assert "ddp-launcher-" not in culprit.message["traceback"]
-    assert culprit.message["victim"] is False
-    assert "ValueError: the data is ä mess" in culprit.log.rpartition("---- UserError")[2]
-    assert victim.code == 86
-    assert victim.message["victim"] is True
-    assert victim.message["category"] == "Network"
+def test_the_pod_that_fails_says_why_and_the_other_fails_secondarily(pods: PodsFactory) -> None:
+    secondary, root = pods("train.py", "raise").run()
+    assert root.code == 82
+    assert root.message["message"] == "ValueError: the data is ä mess"
+    assert root.message["category"] == "UserError"
+    assert root.message["rank"] == 1
+    assert (root.message["node"], root.message["localRank"], root.message["exitCode"]) == (1, 0, 1)
+    assert "train.py" in root.message["traceback"]
+    assert "ddp-launcher-" not in root.message["traceback"]
+    assert root.message["secondary"] is False
+    assert "ValueError: the data is ä mess" in root.log.rpartition("---- UserError")[2]
+    assert secondary.code == 86
+    assert secondary.message["secondary"] is True
+    assert secondary.message["category"] == "Network"
 
 
 def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> None:
@@ -133,7 +133,7 @@ def test_of_two_local_ranks_the_one_that_raised_is_reported(pods: PodsFactory) -
     assert pod.code == 82
     assert (pod.message["rank"], pod.message["localRank"]) == (1, 1)
     assert pod.message["message"].startswith("ValueError")
-    assert pod.message["victim"] is False
+    assert pod.message["secondary"] is False
 
 
 def test_pods_wait_for_a_late_master_and_say_so(pods: PodsFactory) -> None:

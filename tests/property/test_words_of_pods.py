@@ -13,6 +13,7 @@ from ddp_operator import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import Status
 from ddp_operator.failures.termination import parse_termination
+from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.progress import build_checkpoint, build_progress, parse_page
 from ddp_operator.status.diagnosis import diagnose
 from ddp_operator.status.views import view_pod
@@ -95,7 +96,7 @@ words = st.one_of(
     st.fixed_dictionaries(
         {},
         optional={
-            "category": st.sampled_from(constants.CATEGORIES),
+            "category": st.sampled_from(tuple(CATEGORIES)),
             "exitCode": st.integers(),
             "rank": st.integers(),
             "message": st.text(),
@@ -115,7 +116,7 @@ def test_any_last_words_are_a_cause_that_can_be_stored(
     text: str, code: int, reason: str, finished: datetime | None
 ) -> None:
     end = parse_termination(code, reason, text, finished)
-    assert end.category in constants.CATEGORIES
+    assert end.category in CATEGORIES
     pod = child_pod(0, "Failed", code=code, reason=reason, message=text)
     diagnosis = diagnose(1, None, (view_pod(pod),), NOW)
     if diagnosis is not None and diagnosis.cause is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddp_operator import constants
+from ddp_operator.launcher.failure_table import CATEGORIES
 from tests.support.builders import Json, child_job, child_pod, last_words, resource, template, trainer
 
 scalars = st.one_of(
@@ -128,7 +128,7 @@ def mutated(draw: st.DrawFn, base: Json, *, outside: tuple[str, ...] = ()) -> Js
 
 
 CODES = (1, 81, 82, 83, 84, 85, 86, 128, 130, 137, 143)
-categories = st.sampled_from(constants.CATEGORIES)
+categories = st.sampled_from(tuple(CATEGORIES))
 
 
 @st.composite

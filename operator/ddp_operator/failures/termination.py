@@ -13,15 +13,8 @@ from datetime import datetime
 import msgspec
 
 from ddp_operator import constants
+from ddp_operator.launcher.failure_table import CATEGORIES, EXIT_CODES, OOM, USER_ERROR
 
-_CATEGORY_OF_EXIT_CODE = {
-    constants.EXIT_USER_ERROR: constants.CATEGORY_USER_ERROR,
-    constants.EXIT_HANG: constants.CATEGORY_HANG,
-    constants.EXIT_OOM: constants.CATEGORY_OOM,
-    constants.EXIT_PREEMPTED: constants.CATEGORY_PREEMPTED,
-    constants.EXIT_PEER_LOST: constants.CATEGORY_NETWORK,
-}
-_OOM_HINT = "raise resources.limits.memory, or use a smaller batch or fewer DataLoader workers"
 # The kubelet's reasons for a container that its runtime could not start, and what the runtime says of the image.
 _START_ERRORS = ("StartError", "ContainerCannotRun")
 _NO_PROGRAM = re.compile(r'exec: \\?"([^"\\]+)\\?": [^"]*(?:not found|no such file or directory|permission denied)')
@@ -89,22 +82,23 @@ def parse_termination(
         finished = None
     decoded = _decode(text)
     found = decoded or _Message(exit_code=exit_code, message=_describe(exit_code, reason, text))
-    secondary = found.secondary or found.victim or exit_code == constants.EXIT_PEER_LOST
-    category = found.category if found.category in constants.CATEGORIES else _category(exit_code)
+    by_code = EXIT_CODES.get(exit_code, EXIT_CODES[constants.EXIT_RETRYABLE])
+    category = CATEGORIES.get(found.category) or CATEGORIES[by_code.category]
+    secondary = found.secondary or found.victim or by_code.secondary
     message, hint, permanent = found.message, found.hint, exit_code == constants.EXIT_USER_ERROR
     if reason == "OOMKilled" and decoded is None:
-        category, secondary, permanent, hint = constants.CATEGORY_OOM, False, False, _OOM_HINT
+        category, secondary, permanent, hint = OOM, False, False, OOM.remedy
         message = "the container was killed because it used more memory than its limit"
     elif reason == "OOMKilled" and not secondary and exit_code != constants.EXIT_PREEMPTED:
         # The kernel has killed one of its processes, and the launcher knows which rank that has ended, and how.
-        hint = hint if category == constants.CATEGORY_OOM else _OOM_HINT
-        category = constants.CATEGORY_OOM
+        hint = hint if category is OOM else OOM.remedy
+        category = OOM
     missing = _NO_PROGRAM.search(text) if decoded is None and reason in _START_ERRORS else None
     if missing:
-        category, permanent, hint = constants.CATEGORY_USER_ERROR, True, _NO_PROGRAM_HINT.format(program=missing[1])
+        category, permanent, hint = USER_ERROR, True, _NO_PROGRAM_HINT.format(program=missing[1])
     return Termination(
         container_exit_code=exit_code,
-        category=category,
+        category=category.name,
         exit_code=_sane_int(found.exit_code),
         rank=_sane_int(found.rank),
         node=_sane_int(found.node),
@@ -131,10 +125,6 @@ def _decode(text: str) -> _Message | None:
         return msgspec.json.decode(text, type=_Message)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-
-
-def _category(exit_code: int) -> str:
-    return _CATEGORY_OF_EXIT_CODE.get(exit_code, constants.CATEGORY_UNKNOWN)
 
 
 def _describe(exit_code: int, reason: str, text: str) -> str:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from ddp_operator.api.status import Condition, LastFailure
+from ddp_operator.launcher.failure_table import format_failure, format_place
 
 
 def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
     """Return a failure in one line: its category, its place and its message's first line, or the ``whole`` message."""
     message = describe_detail(failure)
     line = " ".join(message.split()) if whole else message.partition("\n")[0]
-    place = describe_place(failure)
-    return f"{failure.category}" + (f" ({place})" if place else "") + f": {line or 'no message'}"
+    return format_failure(failure.category, _places(failure), line)
 
 
 def describe_place(failure: LastFailure) -> str:
     """Return where it happened, as far as that is known."""
-    parts = (
+    return format_place(_places(failure))
+
+
+def _places(failure: LastFailure) -> tuple[tuple[str, object], ...]:
+    return (
         ("rank", failure.rank),
         ("pod", failure.pod),
         ("init container", failure.container),
         ("node", failure.node_name),
         ("exit code", failure.exit_code),
     )
-    return ", ".join(f"{name} {value}" for name, value in parts if value not in (None, ""))
 
 
 def describe_detail(failure: LastFailure) -> str:

@@ -52,13 +52,12 @@ def split_python_line(words: Sequence[str]) -> PythonLine:
 
 def find_missing_program(line: PythonLine | None, program: Sequence[str]) -> str | None:
     """Return the complaint when what the user wants to run is not there, before torch is even imported."""
-    hint = "check command and args in spec.template"
     if line is None:
         import shutil  # only here: the common case should not pay for it
 
-        return None if shutil.which(program[0]) else f"program not found: {program[0]} (looked in PATH); {hint}"
+        return None if shutil.which(program[0]) else f"program not found: {program[0]} (looked in PATH)"
     if line.kind == "script" and not os.path.exists(line.target):
-        return f"training script not found: {line.target} (looked in {os.getcwd()}); {hint}"
+        return f"training script not found: {line.target} (looked in {os.getcwd()})"
     if line.kind == "module" and not line.flags:
         from importlib import util
 
@@ -70,5 +69,5 @@ def find_missing_program(line: PythonLine | None, program: Sequence[str]) -> str
         finally:
             sys.path.pop(0)
         if found is None:
-            return f"training module not found: {line.target} (looked in {os.getcwd()} and site-packages); {hint}"
+            return f"training module not found: {line.target} (looked in {os.getcwd()} and site-packages)"
     return None

@@ -37,16 +37,6 @@ EXIT_OOM: Final = 84  # host or device memory
 EXIT_PREEMPTED: Final = 85  # SIGTERM was obeyed: a checkpoint was saved where the script can
 EXIT_PEER_LOST: Final = 86  # this pod's workers were well; another pod or the rendezvous went away
 
-# lastFailure.category
-CATEGORY_USER_ERROR: Final = "UserError"
-CATEGORY_OOM: Final = "OOM"
-CATEGORY_CUDA: Final = "CUDAError"
-CATEGORY_NCCL: Final = "NCCL"
-CATEGORY_NETWORK: Final = "Network"  # communication without NCCL: gloo, the rendezvous, DNS
-CATEGORY_HANG: Final = "Hang"
-CATEGORY_PREEMPTED: Final = "Preempted"
-CATEGORY_UNKNOWN: Final = "Unknown"
-
 DEFAULT_RENDEZVOUS_PORT: Final = 29400
 TERMINATION_MESSAGE_LIMIT: Final = 4096  # bytes; the kubelet cuts there
 

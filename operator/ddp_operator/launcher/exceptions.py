@@ -79,7 +79,7 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
     """Return why a script ended itself with a mere number, and whose traceback shows it.
 
     Many wrappers (hydra's is one) write what went wrong to the log, and then exit: the exception they had caught is
-    the cause, and tells a victim of another rank from a culprit.
+    the cause, and tells a secondary failure from a root cause.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -8,29 +8,26 @@ import re
 import signal
 import sys
 import time
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, Iterable, Sequence
 
-from .contract import (
-    CATEGORY_CUDA,
-    CATEGORY_HANG,
-    CATEGORY_NCCL,
-    CATEGORY_NETWORK,
-    CATEGORY_OOM,
-    CATEGORY_PREEMPTED,
-    CATEGORY_UNKNOWN,
-    CATEGORY_USER_ERROR,
-    EXIT_HANG,
-    EXIT_OOM,
-    EXIT_PEER_LOST,
-    EXIT_PREEMPTED,
-    EXIT_RETRYABLE,
-    EXIT_USER_ERROR,
+from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_RETRYABLE, EXIT_USER_ERROR
+from .failure_table import (
+    CATEGORIES,
+    CUDA,
+    EXIT_CODES,
+    HANG,
+    NCCL,
+    NETWORK,
+    OOM,
+    USER_ERROR,
+    Outcome,
 )
 from .files import read_json
+from .hints import EARLY_END_REMEDY, MISMATCH, NO_DEVICES, NO_GPU, advise, find_advice
 from .output import read_last_lines
 from .pod import Pod
 from .processes import count_oom_kills, has_gpu
-from .rendezvous_store import describe_absence
+from .rendezvous_store import PortTakenError, describe_absence
 from .tracebacks import LIBRARY, PLACE, find_exceptions
 
 _OOM = re.compile(
@@ -46,30 +43,15 @@ _LOST = re.compile(
 _CUDA = re.compile(r"(?<!['\"])\bCUDA\b(?![:.]?\w|['\"])|cudnn|cublas|AcceleratorError|\bNVML\b|\bHIP error", re.I)
 # Faults of GPU and network come as one of these, or of torch's own types; what a script asserts of them is its own.
 _FAULT = re.compile(r"(SystemExit: )?(RuntimeError|OSError|TimeoutError|(\w+\.)+\w+): ")
-# The script wants a GPU in a pod without one: its backend is called nccl, but nobody's network is to blame.
-NO_GPU = re.compile(
-    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected"
-    r"|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
-    r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
-    r"|accelerator support: None|start of device string: None",
-    re.I,
-)
-NO_DEVICES = re.compile(r"No CUDA GPUs are available")
-# Ranks are in different collectives: TORCH_DISTRIBUTED_DEBUG=DETAIL says which, gloo notices no more than the sizes.
-MISMATCH = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
 _CALL = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
 )
 _AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 STORE_ERRORS = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
-EXITED_WITH_CODE = re.compile(r"worker exited with code \d+$")
-ENDED_EARLY = "had already ended, with exit code 0,"
 _HANDED_ON = re.compile(
     r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
     r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
 )
-# Whose failures are the script's own. A CUDA error may be the node's, and a lost peer or a hang is another rank's.
-_OWN_FAILURES = (CATEGORY_USER_ERROR, CATEGORY_OOM, CATEGORY_UNKNOWN)
 # Signals by which a process ends itself; the others come from outside, and SIGABRT from NCCL when a peer is lost.
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _TRACE_BEGINS = "Traceback (most recent call last):"
@@ -78,61 +60,48 @@ _SIGNATURE_LIMIT = 200
 
 def blame_early_ends(failure: dict[str, Any], ranks: list[int], pods: int) -> dict[str, Any]:
     """Return a failure, which is no network's where a rank lost peers that had ended by themselves."""
-    if not failure["verdict"].victim or not (ranks or pods):
+    if not failure["outcome"].secondary or not (ranks or pods):
         return failure
     if ranks:
         left = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     else:
         left = f"{pods} other pod{'s' if pods > 1 else ''}"
-    return {**failure, "left": left, "verdict": Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)}
+    return {**failure, "left": left, "outcome": _SCRIPTS, "remedy": EARLY_END_REMEDY}
 
 
-class Verdict(NamedTuple):
-    """A failure's category, the launcher's exit code for it, and whether another pod's failure explains it."""
-
-    category: str
-    exit_code: int
-    victim: bool = False
+_FATAL = Outcome(USER_ERROR.name, EXIT_USER_ERROR)
+_SCRIPTS = Outcome(USER_ERROR.name, EXIT_RETRYABLE)
+_OUT_OF_MEMORY = Outcome(OOM.name, EXIT_OOM)
 
 
-VERDICTS_OF_EXIT_CODES = {
-    EXIT_USER_ERROR: Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR),
-    EXIT_RETRYABLE: Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE),
-    EXIT_HANG: Verdict(CATEGORY_HANG, EXIT_HANG),
-    EXIT_OOM: Verdict(CATEGORY_OOM, EXIT_OOM),
-    EXIT_PREEMPTED: Verdict(CATEGORY_PREEMPTED, EXIT_PREEMPTED),
-    EXIT_PEER_LOST: Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True),
-}
-
-
-def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retryable: Iterable[int] = ()) -> Verdict:
-    """Judge one worker's end. ``kind`` is the exception's type, empty when none is known."""
-    if kind == CATEGORY_HANG:
-        return Verdict(CATEGORY_HANG, EXIT_HANG)
-    if code in VERDICTS_OF_EXIT_CODES:
-        return VERDICTS_OF_EXIT_CODES[code]
+def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retryable: Iterable[int] = ()) -> Outcome:
+    """Return the class of one worker's end. ``kind`` is the exception's type, empty when none is known."""
+    if kind == HANG.name:
+        return EXIT_CODES[EXIT_HANG]
+    if code in EXIT_CODES:
+        return EXIT_CODES[code]
     if code in non_retryable:
-        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
+        return _FATAL
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL) and oom_killed:
-        return Verdict(CATEGORY_OOM, EXIT_OOM)
+        return _OUT_OF_MEMORY
+    if not kind:
+        return EXIT_CODES[EXIT_RETRYABLE]
     text = f"{kind}: {message}"
-    if kind and _OOM.search(text):
-        return Verdict(CATEGORY_OOM, EXIT_OOM)
-    if kind and (NO_GPU.search(text) or (NO_DEVICES.search(text) and not has_gpu())):
-        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)  # the next pod has none either
-    if kind and MISMATCH.search(text):
-        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
-    if kind and _PEERS.search(text) and _FAULT.match(text):
-        category = CATEGORY_NCCL if "nccl" in text.lower() else CATEGORY_NETWORK
+    if _OOM.search(text):
+        return _OUT_OF_MEMORY
+    if NO_GPU.search(text) or (NO_DEVICES.search(text) and not has_gpu()):
+        return _FATAL  # the next pod has none either
+    if MISMATCH.search(text):
+        return _SCRIPTS
+    if _PEERS.search(text) and _FAULT.match(text):
+        category = NCCL if "nccl" in text.lower() else NETWORK
         lost = bool(_LOST.search(text)) and "in use" not in text and "EADDRINUSE" not in text
-        return Verdict(category, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
-    if kind and _CUDA.search(text) and _FAULT.match(text):
-        return Verdict(CATEGORY_CUDA, EXIT_RETRYABLE)
+        return Outcome(category.name, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
+    if _CUDA.search(text) and _FAULT.match(text):
+        return Outcome(CUDA.name, EXIT_RETRYABLE)
     if kind in _AT_START or (kind == "SystemExit" and "No module named" in message):
-        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR)
-    if kind:
-        return Verdict(CATEGORY_USER_ERROR, EXIT_RETRYABLE)
-    return Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE)
+        return _FATAL
+    return _SCRIPTS
 
 
 def unwrap(kind: str, message: str) -> tuple[str, str]:
@@ -158,8 +127,8 @@ def name_mismatch(message: str) -> str:
     return f"mismatch between collectives: {', '.join(named)}"
 
 
-def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
-    """Return the failure with what the rank's own error file says, and the verdict."""
+def examine(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
+    """Return the failure with what the rank's own error file says, its class, and what to do about it."""
     error = read_json(os.path.join(pod.runtime, "errors", f"{failure['localRank']}.json"))
     merged = dict(failure)
     merged.update((key, error[key]) for key in ("type", "message", "traceback") if isinstance(error.get(key), str))
@@ -176,25 +145,26 @@ def judge(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
     merged["message"] = name_mismatch(merged["message"])
     code, kind, text = merged["exitCode"], merged["type"], merged["message"]
     oom_killed = count_oom_kills() > pod.oom_kills
-    verdict = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
-    if verdict.category == CATEGORY_HANG and pod.watchdog and pod.watchdog.action == "Fail":
-        verdict = verdict._replace(exit_code=EXIT_USER_ERROR)  # which nothing follows
-    if kind == CATEGORY_HANG and error.get("victim") is True:
-        verdict = verdict._replace(victim=True)
-    merged["verdict"] = verdict
+    outcome = classify(code, kind, text, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
+    if outcome.category == HANG.name and pod.watchdog and pod.watchdog.action == "Fail":
+        outcome = outcome._replace(exit_code=EXIT_USER_ERROR)  # which nothing follows
+    if kind == HANG.name and error.get("secondary") is True:
+        outcome = outcome._replace(secondary=True)
+    merged["outcome"] = outcome
+    merged["remedy"] = advise(merged, silent=ended_silently(merged))
     return merged
 
 
-def hear_last_lines(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
-    """Return a failure that left no exception with the rank's last lines, and judged by the traceback in them: of a
+def add_last_lines(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
+    """Return a failure that left no exception with the rank's last lines, and examined by the traceback in them: of a
     shell that runs Python it is all there is."""
     last = read_last_lines(pod, failure["localRank"])
-    heard = {**failure, "traceback": last or failure["traceback"]}
+    completed = {**failure, "traceback": last or failure["traceback"]}
     found = find_exceptions(last)
     if not found or failure["type"] or failure["exitCode"] != 1:
-        return heard
-    judged = [judge(pod, {**heard, "type": kind, "message": message}) for kind, message in found]
-    return min(judged, key=lambda one: bool(one["verdict"].victim))
+        return completed
+    examined = [examine(pod, {**completed, "type": kind, "message": message}) for kind, message in found]
+    return min(examined, key=lambda one: bool(one["outcome"].secondary))
 
 
 def build_signature(failure: dict[str, Any]) -> str:
@@ -202,8 +172,8 @@ def build_signature(failure: dict[str, Any]) -> str:
 
     That is the exception and its innermost place in the script's own code, or the exit code where there is none.
     """
-    verdict, code, kind = failure["verdict"], failure["exitCode"], failure["type"]
-    if verdict.victim or verdict.category not in _OWN_FAILURES or code in VERDICTS_OF_EXIT_CODES:
+    outcome, code, kind = failure["outcome"], failure["exitCode"], failure["type"]
+    if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
         return ""  # an exit code of ours is the script's own word on what shall follow
     number = -code if code < 0 else code - 128
     if not kind and number > 0:
@@ -217,7 +187,7 @@ def build_signature(failure: dict[str, Any]) -> str:
 
 def name_exit(code: int) -> str:
     """Return an exit code in words."""
-    number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+    number = _signal_of(code)
     if number:
         try:
             return f"killed by {signal.Signals(number).name}"
@@ -226,32 +196,41 @@ def name_exit(code: int) -> str:
     return f"exited with code {code}"
 
 
-def find_root(failures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _signal_of(code: int) -> int:
+    return -code if code < 0 else code - 128 if 128 < code < 160 else 0
+
+
+def find_root_cause(failures: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the first failure that explains the others; what the agent itself ended afterwards explains nothing."""
 
     def order(failure: dict[str, Any]) -> tuple[bool, bool, float]:
         ended_by_agent = failure["exitCode"] == -signal.SIGTERM and not failure.get("type")
-        return ended_by_agent, failure["verdict"].victim, failure["time"]
+        return ended_by_agent, failure["outcome"].secondary, failure["time"]
 
     return min(failures, key=order)
 
 
-def describe_root(failure: dict[str, Any]) -> str:
+def describe_failure(failure: dict[str, Any]) -> str:
     """Return in words how a worker failed."""
-    if failure.get("left"):
-        return f"{failure['left']} {ENDED_EARLY} when this rank still needed it: {_describe_failure(failure)}"
-    return _describe_failure(failure)
+    early = f"{failure.get('left')} had already ended, with exit code 0, when this rank still needed it: "
+    return (early if failure.get("left") else "") + _describe_end(failure)
 
 
-def _describe_failure(failure: dict[str, Any]) -> str:
-    if failure["type"] == CATEGORY_HANG:
+def ended_silently(failure: dict[str, Any]) -> bool:
+    """Tell whether a worker gave no other reason for its end than an exit code."""
+    silent = failure["type"] in ("", "SystemExit") and failure["message"] in ("", str(failure["exitCode"]))
+    return silent and not _signal_of(failure["exitCode"])
+
+
+def _describe_end(failure: dict[str, Any]) -> str:
+    if failure["type"] == HANG.name:
         return str(failure["message"])
     if failure["type"] in ("", "SystemExit"):
         said = failure["message"] if failure["message"] != str(failure["exitCode"]) else ""
         return f"worker {name_exit(failure['exitCode'])}" + (f": {said}" if said else "")
     name = failure["type"].rpartition(".")[2]
     if not failure["message"]:  # as of a bare assert: the place says more than nothing
-        places = re.findall(r'File "([^"]+)", line (\d+)', failure["traceback"])
+        places = PLACE.findall(failure["traceback"])
         return f"{name} ({os.path.basename(places[-1][0])}, line {places[-1][1]})" if places else str(name)
     return f"{name}: {failure['message']}"
 
@@ -268,32 +247,34 @@ def read_errors(pod: Pod) -> list[dict[str, Any]]:
         if all(isinstance(error.get(key), int) for key in ("rank", "localRank", "exitCode")):
             about = {key: error[key] for key in ("rank", "localRank", "exitCode")}
             empty = {"type": "", "message": "", "traceback": "", "time": time.time()}
-            failures.append(judge(pod, {**about, **empty}))
+            failures.append(examine(pod, {**about, **empty}))
     return failures
 
 
-def judge_agent(pod: Pod, result: dict[str, Any], status: int) -> tuple[Verdict, str]:
-    """Judge an end that no worker caused: ``result`` is the agent's own report, ``status`` how its process ended."""
+def examine_agent(pod: Pod, result: dict[str, Any], status: int) -> tuple[Outcome, str, str]:
+    """Return class, message and remedy of an end that no worker caused.
+
+    ``result`` is the agent's own report, ``status`` how its process ended.
+    """
     kind, text = result.get("type", ""), result.get("message", "")
     whole, master = f"{kind}: {text}", f"{pod.master}:{pod.port}"
     if kind == "MasterNotFound":
-        return Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True), describe_absence(pod, text)
+        return EXIT_CODES[EXIT_PEER_LOST], *describe_absence(pod, text)
     if kind == "RendezvousTimeoutError":
-        return (
-            Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True),
-            f"not all {pod.nodes} pods joined the rendezvous at {master} within {pod.join_timeout_seconds:g} s. "
-            "Check that all pods of the job are scheduled and running",
-        )
+        message = f"not all {pod.nodes} pods joined the rendezvous at {master} within {pod.join_timeout_seconds:g} s"
+        return EXIT_CODES[EXIT_PEER_LOST], message, "check that all pods of the job are scheduled and running"
+    if kind == PortTakenError.__name__:
+        return EXIT_CODES[EXIT_RETRYABLE], text, PortTakenError.remedy
     if kind.startswith("Rendezvous") or (_PEERS.search(whole) and _LOST.search(whole)):
-        return Verdict(CATEGORY_NETWORK, EXIT_PEER_LOST, True), f"lost the rendezvous at {master}: {whole}"
+        return EXIT_CODES[EXIT_PEER_LOST], f"lost the rendezvous at {master}: {whole}", NETWORK.remedy
     if kind == "PreflightError":
-        category = CATEGORY_NCCL if "nccl" in text.lower() else CATEGORY_NETWORK
-        return Verdict(category, EXIT_RETRYABLE), f"the preflight failed: {text}"
+        category = NCCL if "nccl" in text.lower() else NETWORK
+        return Outcome(category.name, EXIT_RETRYABLE), f"the preflight failed: {text}", category.remedy
     if kind == "ModuleNotFoundError":
-        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{sys.executable} cannot run torchrun: {text}"
+        return _FATAL, f"{sys.executable} cannot run torchrun: {text}", "use an image that has PyTorch for this Python"
     if kind == "ArgumentError":
-        return Verdict(CATEGORY_USER_ERROR, EXIT_USER_ERROR), f"{text}; the log has its words"
+        return _FATAL, text, "the log has torchrun's own message: correct the flags"
     if kind:
-        return Verdict(CATEGORY_UNKNOWN, EXIT_RETRYABLE), f"torchrun failed: {whole}"
-    verdict = classify(status, "", "", oom_killed=count_oom_kills() > pod.oom_kills)
-    return verdict, f"torchrun's agent {name_exit(status)}"
+        return EXIT_CODES[EXIT_RETRYABLE], f"torchrun failed: {whole}", find_advice(whole)
+    found = classify(status, "", "", oom_killed=count_oom_kills() > pod.oom_kills)
+    return found, f"torchrun's agent {name_exit(status)}", CATEGORIES[found.category].remedy

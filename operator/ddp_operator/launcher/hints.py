@@ -6,29 +6,19 @@ import re
 import signal
 from typing import Any
 
-from .contract import (
-    CATEGORY_CUDA,
-    CATEGORY_HANG,
-    CATEGORY_NCCL,
-    CATEGORY_NETWORK,
-    CATEGORY_OOM,
-    CATEGORY_PREEMPTED,
-    CATEGORY_UNKNOWN,
-    CATEGORY_USER_ERROR,
-)
-from .failure import ENDED_EARLY, EXITED_WITH_CODE, MISMATCH, NO_DEVICES, NO_GPU, Verdict
+from .failure_table import CATEGORIES, UNKNOWN
 
-_PEER_HINT = "another rank went away first, or the network did; look for the earliest failure of the other pods"
-_HINTS = {
-    CATEGORY_USER_ERROR: "fix the line of the script that the traceback points to",
-    CATEGORY_OOM: "lower the batch size, or raise the memory limit of the trainer container",
-    CATEGORY_CUDA: "look at the node's GPU (nvidia-smi, dmesg); CUDA_LAUNCH_BLOCKING=1 shows the failing call",
-    CATEGORY_HANG: "the log has the stacks of all ranks; a phase that is long by nature needs a longer budget in "
-    "spec.watchdog, or calls of exporter.heartbeat()",
-    CATEGORY_NCCL: _PEER_HINT,
-    CATEGORY_NETWORK: _PEER_HINT,
-    CATEGORY_PREEMPTED: "",
-}
+# The script wants a GPU in a pod without one: its backend is called nccl, but nobody's network is to blame.
+NO_GPU = re.compile(
+    r"no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is detected"
+    r"|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
+    r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
+    r"|accelerator support: None|start of device string: None",
+    re.I,
+)
+NO_DEVICES = re.compile(r"No CUDA GPUs are available")
+# Ranks are in different collectives: TORCH_DISTRIBUTED_DEBUG=DETAIL says which, gloo notices no more than the sizes.
+MISMATCH = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
 # What a message says of the remedy better than its category does.
 _ADVICE = (
     (
@@ -58,14 +48,9 @@ _ADVICE = (
         "a DataLoader worker was killed, mostly for memory: raise the memory limit, or use fewer or leaner workers",
     ),
     (
-        re.compile("cannot serve the rendezvous on port"),
-        "another process of that node has the port, as with hostNetwork: delete the job and create it again with "
-        "another spec.rendezvous.port",
-    ),
-    (
         re.compile(r"No module named|cannot open shared object file"),
         "the Python that runs the script lacks it: install it in the image (under ddp run in the active environment), "
-        "or mend the name or PYTHONPATH",
+        "or correct the name or PYTHONPATH",
     ),
     (
         re.compile("EADDRINUSE|address already in use", re.I),
@@ -83,7 +68,7 @@ _ADVICE = (
         "template.spec.securityContext.fsGroup, for files of the image runAsUser to their owner",
     ),
 )
-_HINT_LEFT = (
+EARLY_END_REMEDY = (
     "ranks of one job step together: none may leave the loop before the others (as with data of unequal length), and "
     "all should end with dist.barrier() and dist.destroy_process_group()"
 )
@@ -97,17 +82,17 @@ _HINTS_OF_EXIT_CODES = {
 }
 
 
-def advise(verdict: Verdict, report: dict[str, Any]) -> str:
-    """Return what to do about a failure; empty where nothing is."""
-    if ENDED_EARLY in report["message"]:
-        return _HINT_LEFT
-    for pattern, words in _ADVICE:
-        if pattern.search(report["message"]):
-            return words
-    if verdict.category == CATEGORY_UNKNOWN and report["rank"] is not None:
-        return _HINTS_OF_EXIT_CODES.get(report["exitCode"], _SILENT)
-    if EXITED_WITH_CODE.match(report["message"]):
-        return _SILENT
-    if verdict.category == CATEGORY_USER_ERROR and not report["traceback"]:
-        return ""  # the launcher's own words, which say what to do
-    return _HINTS.get(verdict.category, "")
+def find_advice(text: str) -> str:
+    """Return what to do about an error by its message; empty where nothing is known of it."""
+    return next((words for pattern, words in _ADVICE if pattern.search(text)), "")
+
+
+def advise(failure: dict[str, Any], *, silent: bool) -> str:
+    """Return what to do about a worker's failure. ``silent``: it gave no reason but an exit code."""
+    advice = find_advice(f"{failure['type']}: {failure['message']}")
+    category, code = failure["outcome"].category, failure["exitCode"]
+    if advice:
+        return advice
+    if category == UNKNOWN.name:
+        return _HINTS_OF_EXIT_CODES.get(code if code >= 0 else 128 - code, _SILENT)
+    return _SILENT if silent else CATEGORIES[category].remedy

@@ -19,10 +19,19 @@ _UNRESOLVED = "name does not resolve yet"
 _REFUSED = "nothing listens there yet"
 
 
+class PortTakenError(OSError):
+    """The rendezvous store cannot listen on its port."""
+
+    remedy = (
+        "another process of that node has the port, as with hostNetwork: delete the job and create it again with "
+        "another spec.rendezvous.port"
+    )
+
+
 def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int:
     """Host the rendezvous store in a process of its own, so that it outlives the agent but not the launcher.
 
-    Raises: OSError if the port is taken.
+    Raises: PortTakenError.
     """
     ready, ready_end = os.pipe()
     pid = os.fork()
@@ -31,7 +40,7 @@ def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int
         problem = os.read(ready, 4096)
         os.close(ready)
         if problem != b"ok":
-            raise OSError(f"cannot serve the rendezvous on port {port}: {problem.decode(errors='replace')}")
+            raise PortTakenError(f"cannot serve the rendezvous on port {port}: {problem.decode(errors='replace')}")
         return pid
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -114,20 +123,20 @@ def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
         pause = min(pause * 1.2, 0.25)
 
 
-def describe_absence(pod: Pod, problem: str) -> str:
+def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
     """Return in words that pod 0 was not found, and what to check for this problem."""
     master, after = f"{pod.master}:{pod.port}", f"{pod.join_timeout_seconds:g} s"
     if problem == _UNRESOLVED:
         return (
-            f"DNS has not resolved the name of pod 0, {pod.master}, within {after}. Check the cluster's DNS "
-            "(kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in spec.template, that the "
-            "job's headless Service is there, and that no NetworkPolicy keeps the pods from DNS"
+            f"DNS has not resolved the name of pod 0, {pod.master}, within {after}",
+            "check the cluster's DNS (kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in "
+            "spec.template, that the job's headless Service exists, and that no NetworkPolicy keeps the pods from DNS",
         )
     if problem == _REFUSED:
-        return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}. Its log says what it does"
+        return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}", "look at the log of pod 0"
     return (
-        f"pod 0 was not reached at {master} within {after}: {problem}. Check that it runs, and that no NetworkPolicy, "
-        "firewall or service mesh closes the port"
+        f"pod 0 was not reached at {master} within {after}: {problem}",
+        "check that it runs, and that no NetworkPolicy, firewall or service mesh closes the port",
     )
 
 

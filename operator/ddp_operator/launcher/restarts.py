@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from .contract import EXIT_USER_ERROR
-from .failure import build_signature, describe_root, find_root, read_errors
+from .failure import build_signature, describe_failure, find_root_cause, read_errors
+from .failure_table import SIGNIFICANT_SECONDS
 from .metrics import Metrics
 from .pod import Pod
 
 _SECONDS_TO_SETTLE = 0.2
-_LASTED_SECONDS = 300.0  # workers that report no steps and ran so long have done something
 _PEERS_MOVE = "other pods join or leave"
 
 
@@ -27,7 +27,7 @@ class Recurrence:
 
         Progress is a step beyond the farthest one; where none is reported, workers that ran for minutes made some.
         """
-        if step > self._farthest if step else lasted >= _LASTED_SECONDS:
+        if step > self._farthest if step else lasted >= SIGNIFICANT_SECONDS:
             self._seen.clear()
         self._farthest = max(self._farthest, step or 0.0)
         repeated = signature in self._seen
@@ -61,7 +61,7 @@ class Restarts:
     def observe(self, failures: list[dict[str, Any]], *, free: bool) -> bool:
         """Take in failures of workers. Returns whether they repeat an earlier one. ``free``: by what others do."""
         self.failures, self._free = failures, free
-        root = find_root(failures)
+        root = find_root_cause(failures)
         if self._pod.log_patterns:
             time.sleep(_SECONDS_TO_SETTLE)  # what a rank wrote last is still on its way to its page
         self.failed_step = self._metrics.step(root["localRank"])
@@ -72,7 +72,7 @@ class Restarts:
         """Count a restart by torchrun; ``stalled`` is what a stalled rank did, where that is known."""
         self.count += 1
         self._spent += bool(self.failures) and not self._free
-        self.reason = describe_root(find_root(self.failures)) if self.failures else stalled or _PEERS_MOVE
+        self.reason = describe_failure(find_root_cause(self.failures)) if self.failures else stalled or _PEERS_MOVE
 
     def spend(self) -> bool:
         """Count a restart of the agent, if the budget has one left. Returns whether it had."""
@@ -99,6 +99,6 @@ class Restarts:
         last = (
             self.repeated
             or self._spent >= self._budget
-            or any(one["verdict"].exit_code == EXIT_USER_ERROR for one in failures)
+            or any(one["outcome"].exit_code == EXIT_USER_ERROR for one in failures)
         )
         return failures if last else []

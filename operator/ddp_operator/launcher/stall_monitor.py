@@ -10,7 +10,8 @@ from typing import Any, Callable
 
 from .clock import AwakeClock
 from .config import WatchdogConfig
-from .contract import CATEGORY_HANG, METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
+from .contract import METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
+from .failure_table import HANG
 from .files import log, write_json
 from .metrics import PAGE_TIMEOUT, Metrics
 from .pod import Pod, list_workers
@@ -202,12 +203,12 @@ class StallMonitor:
     def _describe_hung(self, stall: Stall, worker: dict[str, Any], about: StalledRank) -> dict[str, Any]:
         """Return a rank's error file."""
         error = {key: worker[key] for key in ("rank", "localRank", "restart", "pid")}
-        error.update(type=CATEGORY_HANG, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
+        error.update(type=HANG.name, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
         error["message"] = f"{stall.message}: {about.what}"
         blamed = any(one.behind for _, one in self._stalled)
         deadlock = not blamed and not self._remote_cause and self._end_hung_at < math.inf
-        error["victim"] = not (about.behind or deadlock) and (blamed or self._pod.nodes > 1)
-        if error["victim"] and self._remote_cause:
+        error["secondary"] = not (about.behind or deadlock) and (blamed or self._pod.nodes > 1)
+        if error["secondary"] and self._remote_cause:
             error["message"] += f"; in another pod, {self._remote_cause['what']}"
         elif deadlock:
             error["message"] += "; all ranks of the job wait: do they call the same collectives in the same order?"

@@ -21,7 +21,8 @@ from .contract import (
     METRIC_LAUNCHER_RESTARTS,
     STOPPING_FILE,
 )
-from .failure import STORE_ERRORS, Verdict, find_root, judge_agent
+from .failure import STORE_ERRORS, examine_agent, find_root_cause
+from .failure_table import Outcome
 from .files import log, write_json
 from .metrics import Metrics
 from .output import OutputReader
@@ -124,7 +125,7 @@ class Supervisor:
             return False
         # Forking beside threads is safe here: ours hold no lock that the agent needs.
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
-        reason = judge_agent(self.pod, self._result, self._agent.status or 0)[1]
+        reason = examine_agent(self.pod, self._result, self._agent.status or 0)[1]
         self._restarts.begin_anew(reason)
         log(f"starting torchrun's agent again, restart {self._restarts.count}: {reason}")
         self._end_processes(keep={self._store, self._reader.pid})
@@ -248,7 +249,7 @@ class Supervisor:
         if "board" in event:
             self._stalls.board = read_board(event["board"])
         if "failures" in event:
-            failures = [{**one, "verdict": Verdict(*one["verdict"])} for one in event["failures"]]
+            failures = [{**one, "outcome": Outcome(*one["outcome"])} for one in event["failures"]]
             repeated = self._restarts.observe(failures, free=bool(event.get("free")))
             self._agent.send(REPEATED if repeated else NEW)
         if event.get("restart"):
@@ -256,9 +257,9 @@ class Supervisor:
             self._restarts.count_in_place(self._stalls.root_cause)
             log(f"restarting the workers in place, restart {self._restarts.count}: {self._restarts.reason}")
             if failures:
-                root = find_root(failures)
+                root = find_root_cause(failures)
                 report = report_worker(self.pod, root, self._restarts, self.metrics, progress={})
-                self.metrics.last_failure = fit_termination_message(build_message(root["verdict"], report))
+                self.metrics.last_failure = fit_termination_message(build_message(root["outcome"], report))
             self._restarts.forget()
         if "result" in event and not self._result:
             self._result = event

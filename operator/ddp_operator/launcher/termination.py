@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from .contract import (
-    ENV_LOCAL_POD,
     ENV_TERMINATION_LOG,
     EXIT_OK,
     EXIT_PREEMPTED,
@@ -16,21 +15,21 @@ from .contract import (
     TERMINATION_MESSAGE_LIMIT,
 )
 from .failure import (
-    EXITED_WITH_CODE,
-    VERDICTS_OF_EXIT_CODES,
-    Verdict,
+    add_last_lines,
     build_signature,
-    describe_root,
-    find_root,
-    hear_last_lines,
-    judge_agent,
+    describe_failure,
+    ended_silently,
+    examine_agent,
+    find_root_cause,
     read_errors,
 )
+from .failure_table import EXIT_CODES, Outcome, format_failure
 from .files import log
-from .hints import advise
 from .metrics import Metrics
 from .pod import Pod, measure_groups
 from .restarts import Restarts
+
+_PLACES = (("rank", "rank"), ("local rank", "localRank"), ("pod", "node"), ("exit code", "exitCode"))
 
 
 def fit_termination_message(message: dict[str, Any], limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
@@ -52,17 +51,14 @@ def fit_termination_message(message: dict[str, Any], limit: int = TERMINATION_ME
     return json.dumps({"version": 1, "category": message["category"]}).encode()
 
 
-def build_message(verdict: Verdict, report: dict[str, Any]) -> dict[str, Any]:
+def build_message(outcome: Outcome, report: dict[str, Any]) -> dict[str, Any]:
     """Return a failure as a termination message has it."""
-    hint = advise(verdict, report)
-    if ENV_LOCAL_POD in os.environ:
-        hint = hint.partition("; `ddp run`")[0]  # that is where we are
-    return {"version": 1, "category": verdict.category, **report, "hint": hint, "victim": verdict.victim}
+    return {"version": 1, "category": outcome.category, **report, "secondary": outcome.secondary}
 
 
-def finish(verdict: Verdict, report: dict[str, Any]) -> int:
+def finish(outcome: Outcome, report: dict[str, Any]) -> int:
     """Write the termination message and the last lines of the log. Returns the launcher's exit code."""
-    message = build_message(verdict, report)
+    message = build_message(outcome, report)
     path = os.environ.get(ENV_TERMINATION_LOG)
     if path:
         try:
@@ -70,29 +66,36 @@ def finish(verdict: Verdict, report: dict[str, Any]) -> int:
                 file.write(fit_termination_message(message))
         except OSError as error:
             log(f"cannot write {path}: {error.strerror}")
-    if verdict.exit_code != EXIT_OK:
-        who = "" if report["rank"] is None else f"rank {report['rank']} (local rank {report['localRank']}): "
-        words = [f"---- {verdict.category}{' (victim of another pod)' if verdict.victim else ''} ----"]
-        words.append(f"pod {report['node']}, {who}{report['message']}")
-        words.append(
-            f"its exit code {report['exitCode']}, this pod's {verdict.exit_code}; restarts: {report['restarts']}"
-        )
+    if outcome.exit_code != EXIT_OK:
+        place = [(name, report[key]) for name, key in _PLACES]
+        lines = [f"---- {format_failure(outcome.category, place, report['message'])}"]
+        lines.append(f"this pod's exit code {outcome.exit_code}; restarts in place: {report['restarts']}")
+        if outcome.secondary:
+            lines.append("a secondary failure: another rank's explains it")
         if report["repeated"]:
-            words.append(f"the same {report['signature']} twice without progress in between: not tried again")
-        log("\n".join([*words, *([f"hint: {message['hint']}"] if message["hint"] else [])]))
-    return verdict.exit_code
+            lines.append(f"the same {report['signature']} twice without progress in between: not tried again")
+        log("\n".join([*lines, *([f"what to do: {report['hint']}"] if report["hint"] else [])]))
+    return outcome.exit_code
 
 
 def build_report(
-    pod: Pod, failure: dict[str, Any], message: str, *, exit_code: int, restarts: int, progress: dict[str, float]
+    pod: Pod,
+    failure: dict[str, Any],
+    message: str,
+    hint: str,
+    *,
+    exit_code: int,
+    restarts: int,
+    progress: dict[str, float],
 ) -> dict[str, Any]:
-    """Return what a termination message says beside the verdict."""
+    """Return what a termination message says beside the outcome."""
     return {
         "exitCode": exit_code if exit_code >= 0 else 128 - exit_code,
         "rank": failure["rank"],
         "localRank": failure["localRank"],
         "node": pod.node,
         "message": message,
+        "hint": hint,
         "traceback": failure["traceback"],
         "time": failure["time"],
         "restarts": restarts,
@@ -110,7 +113,8 @@ def report_worker(
     report = build_report(
         pod,
         failure,
-        describe_root(failure),
+        describe_failure(failure),
+        failure["remedy"],
         exit_code=failure["exitCode"],
         restarts=restarts.count,
         progress=progress,
@@ -137,33 +141,35 @@ def conclude(
     failure: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time()}
     progress = metrics.progress()
 
-    def report(message: str, exit_code: int) -> dict[str, Any]:
-        return build_report(pod, failure, message, exit_code=exit_code, restarts=restarts.count, progress=progress)
+    def report(message: str, exit_code: int, hint: str = "") -> dict[str, Any]:
+        return build_report(
+            pod, failure, message, hint, exit_code=exit_code, restarts=restarts.count, progress=progress
+        )
 
     ended = result.get("result")
     if pod.elastic and result.get("type") == "RendezvousClosedError":
         log("training has ended without this pod")
         ended = "ok"
     if ended == "ok":
-        return finish(Verdict("", EXIT_OK), {**report("", 0), **measure_groups(pod)})
+        return finish(Outcome("", EXIT_OK), {**report("", 0), **measure_groups(pod)})
     if stopped and not final:
-        return finish(VERDICTS_OF_EXIT_CODES[EXIT_PREEMPTED], report("asked to stop by a signal", EXIT_PREEMPTED))
+        return finish(EXIT_CODES[EXIT_PREEMPTED], report("asked to stop by a signal", EXIT_PREEMPTED))
     # Without a word of the agent about its workers, it lost its store before it saw how they ended.
     failures = final or restarts.failures or read_errors(pod)
     if failures:
-        failure = find_root(failures)
-        if not failure["traceback"] or EXITED_WITH_CODE.match(describe_root(failure)):
-            failure = hear_last_lines(pod, failure)
-        verdict = failure["verdict"]
+        failure = find_root_cause(failures)
+        if not failure["traceback"] or ended_silently(failure):
+            failure = add_last_lines(pod, failure)
+        outcome = failure["outcome"]
         of_worker = report_worker(pod, failure, restarts, metrics, progress)
         if restarts.repeated and of_worker["signature"]:
             of_worker["repeated"] = True
-            verdict = verdict._replace(exit_code=EXIT_USER_ERROR)
-        return finish(verdict, of_worker)
+            outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
+        return finish(outcome, of_worker)
     failure["traceback"] = result.get("traceback", "")
-    verdict, message = judge_agent(pod, result, status)
+    outcome, message, hint = examine_agent(pod, result, status)
     if restarts.reason:
         message += f"; the last restart was because of: {restarts.reason}"
     # An agent that the launcher itself has ended says nothing by how it ended.
-    code = verdict.exit_code if result.get("type") == "MasterNotFound" else status or 1
-    return finish(verdict, report(message, code))
+    code = outcome.exit_code if result.get("type") == "MasterNotFound" else status or 1
+    return finish(outcome, report(message, code, hint))

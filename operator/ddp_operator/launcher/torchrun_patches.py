@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable
 
 from .clock import AwakeClock
 from .contract import EXIT_PREEMPTED, EXIT_USER_ERROR, STALL_REPORT_FILE, STOPPING_FILE
-from .failure import blame_early_ends, judge
+from .failure import blame_early_ends, examine
 from .files import log
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
@@ -97,20 +97,20 @@ def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]],
         stalls = board.exchange(self, time.monotonic()) if pod.meets_others else None
         if stalls is not None:
             tell({"board": stalls})
-        failures = [judge(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
+        failures = [examine(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
         if failures and not pod.elastic:
             ranks, pods = find_early_ends(self)
             failures = [blame_early_ends(failure, ranks, pods) for failure in failures]
             if pods:
                 self._remaining_restarts = 0  # they do not come to another rendezvous: it would only time out
         stopping = os.path.exists(os.path.join(pod.runtime, STOPPING_FILE))
-        verdicts = [failure["verdict"] for failure in failures]
-        blameless = all(verdict.victim or verdict.exit_code == EXIT_PREEMPTED for verdict in verdicts)
+        outcomes = [failure["outcome"] for failure in failures]
+        blameless = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
         free = bool(failures) and pod.elastic and blameless and not stopping and gathering.spend()
         repeated = bool(failures) and is_repeated({"failures": failures, "free": free})
         if free:
             self._remaining_restarts += 1
-        elif repeated or any(failure["verdict"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
+        elif repeated or any(failure["outcome"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
             self._remaining_restarts = 0
         return result
 

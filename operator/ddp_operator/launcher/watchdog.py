@@ -17,7 +17,7 @@ _IDLE_SHARE = 0.01  # of a CPU for each worker: below it nothing is computed
 
 
 class _Pulse:
-    """What was last heard of a rank's process."""
+    """What was last seen of a rank's process."""
 
     def __init__(self, pid: int, now: float) -> None:
         self.pid, self.since, self.counts = pid, now, (0.0, 0.0)

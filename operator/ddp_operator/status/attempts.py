@@ -11,11 +11,12 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from ddp_operator import constants, names
+from ddp_operator import names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
 from ddp_operator.failures.text import describe_failure
 from ddp_operator.kubeobjects.timestamps import truncate
+from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.conditions import Fact
@@ -101,7 +102,7 @@ def restart_free(
     before = replace(job.status.restarts, free=job.status.restarts.free + 1)
     cause = _first_report(job.status.last_failure, cause)
     status = _next_attempt(job, before, observation, now, failure=cause)
-    if cause is not None and cause.category == constants.CATEGORY_NODE_LOST:
+    if cause is not None and cause.category == NODE_LOST.name:
         status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
     after = f", not counted, after: {describe_failure(cause)}" if cause else ""
     words = f"attempt {status.attempt}{after}"
@@ -205,7 +206,7 @@ def fail(
 
 def _first_report(before: LastFailure | None, cause: LastFailure | None) -> LastFailure | None:
     """Return a failure as it was reported first: of a lost node, what is seen of its pods later says less."""
-    if before is None or cause is None or cause.category != constants.CATEGORY_NODE_LOST:
+    if before is None or cause is None or cause.category != NODE_LOST.name:
         return cause
     same = (before.attempt, before.category, before.node_name) == (cause.attempt, cause.category, cause.node_name)
     return before if same else cause

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, Restarts
+from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c
 from ddp_operator.status.describe import take_final_progress
 from ddp_operator.status.diagnosis import Diagnosis
@@ -16,8 +17,6 @@ from ddp_operator.status.observation import Pods
 
 CRASH_LOOP: Final = 3
 """So many failures in a row without a step beyond what was reached before end a job: more would be a waste."""
-_LASTED = timedelta(minutes=5)
-"""An attempt that ran so long has done something, also where its script reports no steps."""
 
 Limit = tuple[str, str]
 """Why there is no further attempt: the reason of the condition Failed, and the conclusion in words."""
@@ -84,4 +83,4 @@ def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods) -> bool:
 
 def _lasted(pods: Pods) -> bool:
     ends = [(pod.started, pod.termination.time) for pod in pods if pod.termination]
-    return any(start and end and end - start.timestamp() >= _LASTED.total_seconds() for start, end in ends)
+    return any(start and end and end - start.timestamp() >= SIGNIFICANT_SECONDS for start, end in ends)

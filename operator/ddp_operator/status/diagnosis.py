@@ -10,8 +10,9 @@ from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
 from ddp_operator.failures.termination import Termination, parse_termination
 from ddp_operator.kubeobjects.timestamps import EPOCH, format_time, truncate
+from ddp_operator.launcher.failure_table import CATEGORIES, IMAGE_PULL, NODE_LOST, OOM, PREEMPTED, UNKNOWN
 from ddp_operator.progress import Page
-from ddp_operator.status.conditions import IMAGE_PULL
+from ddp_operator.status import conditions as c
 from ddp_operator.status.lost_nodes import find_node_problem
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.views import JobView, NodeView, PodView
@@ -23,10 +24,7 @@ _REPORT_WAIT = timedelta(seconds=15)
 _NODE_WAIT = timedelta(seconds=60)
 # A pod that was killed longer before the first secondary failure has long been replaced: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
-# What a rank reports that has lost its peer: true, but not the cause.
-_SYMPTOMS = (constants.CATEGORY_NCCL, constants.CATEGORY_NETWORK, constants.CATEGORY_HANG)
-_LOST_NODE = "look at the node; status.failedNodes lists the nodes that the next attempts avoid"
-_NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", constants.CATEGORY_NODE_LOST)
+_NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", NODE_LOST.name)
 
 
 MOST_FAILURES = 128
@@ -77,7 +75,7 @@ def diagnose(
     if not times and job is not None and job.failed_at is not None:
         times = [job.failed_at.timestamp()]
     first = datetime.fromtimestamp(min(times), UTC) if times else None
-    if all(end.category in _SYMPTOMS for _, end in roots):
+    if all(CATEGORIES[end.category].symptom for _, end in roots):
         taken = [pod for pod in pods if _was_taken_before(pod, first, job)]
         if taken:
             return _disruption(attempt, min(taken, key=_taken_order))
@@ -98,8 +96,7 @@ def diagnose(
         permanent = any(one.permanent for _, one in fatal)
         return Diagnosis(_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
     message = (job.failed_message if job else "") or "the Job failed"
-    unknown = constants.CATEGORY_UNKNOWN
-    failure = LastFailure(attempt=attempt, category=unknown, message=message, time=truncate(first or now))
+    failure = LastFailure(attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or now))
     return Diagnosis(failure, secondary_only=True)
 
 
@@ -129,16 +126,16 @@ def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFai
         node=pod.index,
         pod=pod.name,
         node_name=pod.node_name,
-        category=constants.CATEGORY_NODE_LOST,
+        category=NODE_LOST.name,
         message=f"the pod was lost with its node: {words}",
-        hint=_LOST_NODE,
+        hint=NODE_LOST.remedy,
         time=truncate(now),
     )
 
 
 def blame_image(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
     """Return the failure of an attempt whose image never came, or None where it waited for something else."""
-    pod = next((pod for pod in pods.newest.values() if pod.alive and pod.waiting_reason == IMAGE_PULL), None)
+    pod = next((pod for pod in pods.newest.values() if pod.alive and pod.waiting_reason == c.IMAGE_PULL), None)
     if pod is None:
         return None
     return LastFailure(
@@ -146,17 +143,17 @@ def blame_image(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
         node=pod.index,
         pod=pod.name,
         node_name=pod.node_name,
-        category=constants.CATEGORY_IMAGE_PULL,
+        category=IMAGE_PULL.name,
         message=pod.waiting_message[:1024],
-        hint="look at the image's name and tag, and at imagePullSecrets",
+        hint=IMAGE_PULL.remedy,
         time=truncate(now),
     )
 
 
 def is_guess(failure: LastFailure) -> bool:
     """Tell whether a failure is what survivors made of it, so that a lost node explains it better."""
-    known = (constants.CATEGORY_UNKNOWN, constants.CATEGORY_PREEMPTED, *_SYMPTOMS)
-    return failure.category in known or (failure.category == constants.CATEGORY_NODE_LOST and failure.rank is not None)
+    category = CATEGORIES.get(failure.category, UNKNOWN)
+    return category.vague or (category is NODE_LOST and failure.rank is not None)
 
 
 def _diagnose_taken(
@@ -197,7 +194,7 @@ def _was_taken_before(pod: PodView, first: datetime | None, job: JobView | None)
 
 
 def _disruption(attempt: int, pod: PodView) -> Diagnosis:
-    category = constants.CATEGORY_NODE_LOST if pod.disruption in _NODE_REASONS else constants.CATEGORY_PREEMPTED
+    category = NODE_LOST if pod.disruption in _NODE_REASONS else PREEMPTED
     how = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
     moment = pod.termination.time if pod.termination else None
     time = datetime.fromtimestamp(moment, UTC) if moment is not None else pod.deleted_at
@@ -208,9 +205,9 @@ def _disruption(attempt: int, pod: PodView) -> Diagnosis:
             pod=pod.name,
             node_name=pod.node_name,
             exit_code=pod.termination.exit_code if pod.termination else None,
-            category=category,
+            category=category.name,
             message=f"the pod was taken away: {how}".rstrip(": "),
-            hint=_LOST_NODE if category == constants.CATEGORY_NODE_LOST else "",
+            hint=category.remedy,
             time=None if time is None else truncate(time),
         ),
         disruption=True,
@@ -222,7 +219,7 @@ def _taken_order(pod: PodView) -> tuple[bool, datetime, int, str]:
 
 
 def _ends_attempt(pod: PodView, end: Termination) -> bool:
-    if end.category == constants.CATEGORY_OOM:
+    if end.category == OOM.name:
         # The kubelet reports SIGKILL for it, and a new pod would meet the same limit.
         return True
     return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
-from ddp_operator.constants import CATEGORIES, CATEGORY_UNKNOWN
+from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
 from ddp_operator.status import conditions as c
 
 RUNGS: Final = ("process", "pod", "group")
@@ -66,11 +66,11 @@ def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition
         yield Failed(category)
     again = new.restarts.in_place - old.restarts.in_place
     if again > 0:
-        yield Restarted("process", category if failed else CATEGORY_UNKNOWN, again)
+        yield Restarted("process", category if failed else UNKNOWN.name, again)
     if new.attempt > max(1, old.attempt):
         yield Restarted("group", category, new.attempt - max(1, old.attempt))
     elif new.attempt == old.attempt and _replaces(new) and not _replaces(old):
-        yield Restarted("pod", category if failed else CATEGORY_UNKNOWN)
+        yield Restarted("pod", category if failed else UNKNOWN.name)
     if new.attempt == 1:
         yield from _reached(old, new, now)
     for result in (c.SUCCEEDED, c.FAILED):
@@ -98,7 +98,7 @@ def _replaces(status: Status) -> bool:
 
 
 def _known(category: str) -> str:
-    return category if category in CATEGORIES else CATEGORY_UNKNOWN
+    return category if category in CATEGORIES else UNKNOWN.name
 
 
 def is_minor_change(old: Status, new: Status) -> bool:

@@ -14,6 +14,7 @@ from ddp_operator import constants
 from ddp_operator.failures.termination import Termination, parse_termination
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import EPOCH, parse_time
+from ddp_operator.launcher.failure_table import UNKNOWN
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # The kubelet says the same about a try and about the pause before the next one, but for this beginning.
@@ -298,7 +299,7 @@ def _evicted(raw: Mapping[str, Any], end: Termination) -> Termination:
     if status.get("reason") != _EVICTED or disrupted or end.container_exit_code == constants.EXIT_OK:
         return end
     words = f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_WORDS]
-    return msgspec.structs.replace(end, category=constants.CATEGORY_UNKNOWN, message=words, hint=_hint(words))
+    return msgspec.structs.replace(end, category=UNKNOWN.name, message=words, hint=_hint(words))
 
 
 def _hint(words: str) -> str:

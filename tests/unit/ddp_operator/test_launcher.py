@@ -1,4 +1,4 @@
-"""The launcher's pure parts: command lines, verdicts, the termination message, merged metrics."""
+"""The launcher's pure parts: command lines, classes, the termination message, merged metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from ddp_operator.launcher.command_line import PythonLine, split_python_line
 from ddp_operator.launcher.config import PreflightConfig, WatchdogConfig, decode_config, encode_config
 from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
-from ddp_operator.launcher.failure import Verdict, judge
+from ddp_operator.launcher.failure import examine
+from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.main import run_main
 from ddp_operator.launcher.metrics import Metrics, fetch_page
@@ -133,7 +134,7 @@ def test_an_environment_variable_that_is_no_number_is_named() -> None:
         pod_of(DDP_GRACE_SECONDS="soon")
 
 
-# ---- verdicts
+# ---- classes
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,8 @@ def test_a_garbage_error_file_changes_nothing(tmp_path: Path, content: bytes) ->
     (tmp_path / "errors" / "0.json").write_bytes(content)
     pod = launcher_pod(tmp_path)
     seen = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    assert judge(pod, seen) == {**seen, "verdict": Verdict("Unknown", 82)}
+    found = examine(pod, seen)
+    assert {**found, "remedy": ""} == {**seen, "outcome": Outcome("Unknown", 82), "remedy": ""}
 
 
 def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
@@ -158,8 +160,8 @@ def test_a_script_under_record_is_understood(tmp_path: Path) -> None:
         "message": "KeyError: 'x'",
         "traceback": "",
     }
-    judged = judge(pod, seen)
-    assert (judged["type"], judged["message"]) == ("KeyError", "'x'")
+    examined = examine(pod, seen)
+    assert (examined["type"], examined["message"]) == ("KeyError", "'x'")
 
 
 # ---- the termination message

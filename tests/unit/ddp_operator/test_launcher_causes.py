@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.launcher.exceptions import record_exception
-from ddp_operator.launcher.failure import Verdict, classify, name_mismatch
+from ddp_operator.launcher.failure import classify, name_mismatch
+from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.hints import advise
 from ddp_operator.launcher.rendezvous_store import describe_absence
 from tests.support.launcher_config import launcher_pod
@@ -28,10 +29,10 @@ MISMATCH = (
 
 @pytest.mark.parametrize("message", [PREAMBLE, MISMATCH], ids=["gloo", "torch"])
 def test_ranks_in_different_collectives_are_the_scripts_error_with_a_remedy(message: str) -> None:
-    verdict = classify(1, "RuntimeError", message, oom_killed=False)
-    assert verdict == Verdict("UserError", 82)
-    report = {"rank": 1, "message": f"RuntimeError: {message}", "exitCode": 1, "traceback": "Traceback"}
-    assert "the same collectives" in advise(verdict, report)
+    outcome = classify(1, "RuntimeError", message, oom_killed=False)
+    assert outcome == Outcome("UserError", 82)
+    failure = {"type": "RuntimeError", "message": message, "exitCode": 1, "outcome": outcome}
+    assert "the same collectives" in advise(failure, silent=False)
 
 
 def test_ranks_in_different_collectives_are_named_with_them() -> None:
@@ -51,20 +52,20 @@ def test_a_denied_permission_names_the_path_its_owner_and_the_process(tmp_path: 
     own = f"process of uid {os.geteuid()}, groups "
     assert message.startswith(f"[Errno 13] Permission denied: '{folder}/new/step-1.pt' ({own}")
     assert message.endswith(f"; {folder} is owned by uid {os.geteuid()}, group {folder.stat().st_gid}, mode 0750)")
-    report = {"rank": 0, "message": f"PermissionError: {message}", "exitCode": 1, "traceback": "Traceback"}
-    assert "securityContext.fsGroup" in advise(Verdict("UserError", 82), report)
+    failure = {"type": "PermissionError", "message": message, "exitCode": 1, "outcome": Outcome("UserError", 82)}
+    assert "securityContext.fsGroup" in advise(failure, silent=False)
 
 
 @pytest.mark.parametrize(
     ("problem", "remedy"),
     [
         ("name does not resolve yet", "the cluster's DNS"),
-        ("nothing listens there yet", "Its log"),
+        ("nothing listens there yet", "the log of pod 0"),
         ("", "NetworkPolicy"),
     ],
 )
 def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remedy: str, tmp_path: Path) -> None:
     pod = launcher_pod(tmp_path, master="train-1-0.train")
-    words = describe_absence(pod, problem)
-    assert remedy in words
-    assert "train-1-0.train" in words
+    message, hint = describe_absence(pod, problem)
+    assert remedy in hint
+    assert "train-1-0.train" in message

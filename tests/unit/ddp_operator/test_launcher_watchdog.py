@@ -16,7 +16,8 @@ from ddp_operator.launcher import worker
 from ddp_operator.launcher.clock import AwakeClock
 from ddp_operator.launcher.config import WatchdogConfig
 from ddp_operator.launcher.contract import METRIC_STALLED
-from ddp_operator.launcher.failure import Verdict, describe_root, judge
+from ddp_operator.launcher.failure import describe_failure, examine
+from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import PAGE_TIMEOUT, Metrics
 from ddp_operator.launcher.pod import Pod
@@ -385,12 +386,12 @@ def test_a_deep_stack_counts_and_that_of_another_thread_does_not() -> None:
 
 @pytest.mark.parametrize("look", [0.25, 1.0, 5.0])
 def test_the_pod_that_waits_bears_a_stall_longer_than_the_pod_to_blame_needs(look: float) -> None:
-    culprit, victim = (bear_stall(2, look, blames=blames) for blames in (True, False))
+    blamed, waiting = (bear_stall(2, look, blames=blames) for blames in (True, False))
     # Found a look and a second of waiting for a page later at worst, and again as late on a machine that is busy.
     page, stacks = PAGE_TIMEOUT * 2, SECONDS_FOR_STACKS
-    assert victim >= 2 * (look + page + stacks) + culprit
-    assert culprit == 2 * look
-    assert victim <= 40  # in which time nobody learns of a hang that has no culprit
+    assert waiting >= 2 * (look + page + stacks) + blamed
+    assert blamed == 2 * look
+    assert waiting <= 40  # in which time nobody learns of a hang without a root cause
     assert bear_stall(1, look, blames=False) == 0
 
 
@@ -401,28 +402,33 @@ def pod(folder: Path, action: str) -> Pod:
 
 
 @pytest.mark.parametrize(
-    ("action", "victim", "expected"),
+    ("action", "secondary", "expected"),
     [
-        ("Restart", False, Verdict("Hang", 83)),
-        ("Restart", True, Verdict("Hang", 83, victim=True)),
-        ("Fail", False, Verdict("Hang", 81)),
-        ("Fail", True, Verdict("Hang", 81, victim=True)),
+        ("Restart", False, Outcome("Hang", 83)),
+        ("Restart", True, Outcome("Hang", 83, secondary=True)),
+        ("Fail", False, Outcome("Hang", 81)),
+        ("Fail", True, Outcome("Hang", 81, secondary=True)),
     ],
 )
-def test_what_the_watchdog_ended_is_a_hang(tmp_path: Path, action: str, victim: bool, expected: Verdict) -> None:
+def test_what_the_watchdog_ended_is_a_hang(tmp_path: Path, action: str, secondary: bool, expected: Outcome) -> None:
     one = pod(tmp_path, action)
-    error = {"type": "Hang", "message": "no step for 10 s: rank 3 is in load", "traceback": "Stack", "victim": victim}
+    error = {
+        "type": "Hang",
+        "message": "no step for 10 s: rank 3 is in load",
+        "traceback": "Stack",
+        "secondary": secondary,
+    }
     write_json(os.path.join(one.runtime, "errors", "1.json"), error)
     failure: dict[str, Any] = {"localRank": 1, "exitCode": -9, "type": "", "message": "", "traceback": "", "time": 1.0}
-    judged = judge(one, failure)
-    assert judged["verdict"] == expected
-    assert describe_root(judged) == "no step for 10 s: rank 3 is in load"
+    examined = examine(one, failure)
+    assert examined["outcome"] == expected
+    assert describe_failure(examined) == "no step for 10 s: rank 3 is in load"
 
 
 def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tmp_path: Path) -> None:
     failure: dict[str, Any] = {"localRank": 0, "exitCode": 83, "type": "", "message": "", "traceback": "", "time": 1.0}
-    assert judge(pod(tmp_path, "Restart"), failure)["verdict"].exit_code == 83
-    assert judge(pod(tmp_path, "Fail"), failure)["verdict"].exit_code == 81
+    assert examine(pod(tmp_path, "Restart"), failure)["outcome"].exit_code == 83
+    assert examine(pod(tmp_path, "Fail"), failure)["outcome"].exit_code == 81
 
 
 @pytest.mark.parametrize(("saves", "number"), [(True, signal.SIGTERM), (False, signal.SIGKILL)])

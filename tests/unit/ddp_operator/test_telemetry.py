@@ -11,7 +11,7 @@ import pytest
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
 from ddp_operator.cluster import ClusterError, Conflict
-from ddp_operator.constants import CATEGORIES
+from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import Ended, Failed, Reached, Restarted, Transition, find_transitions
 from ddp_operator.telemetry import PHASES, Metrics, render_page

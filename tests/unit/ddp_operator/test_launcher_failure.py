@@ -1,4 +1,4 @@
-"""What the launcher makes of a failed worker: its category, whether it is a victim, one line about it, and a hint."""
+"""What the launcher makes of a failed worker: its category, whether it is secondary, one line about it, and a hint."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ import pytest
 from ddp_operator.launcher.contract import EXIT_RETRYABLE
 from ddp_operator.launcher.exceptions import record_exception
 from ddp_operator.launcher.failure import (
-    Verdict,
+    add_last_lines,
     blame_early_ends,
     build_signature,
     classify,
-    describe_root,
-    find_root,
-    hear_last_lines,
-    judge,
+    describe_failure,
+    ended_silently,
+    examine,
+    examine_agent,
+    find_root_cause,
     unwrap,
 )
+from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.hints import advise
 from ddp_operator.launcher.rendezvous_store import find_early_ends, have_all_ended
 from ddp_operator.launcher.restarts import Recurrence
@@ -38,74 +40,74 @@ GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/
 @pytest.mark.parametrize(
     ("code", "kind", "message", "expected"),
     [
-        (1, "ValueError", "boom", Verdict("UserError", 82)),
-        (1, "ModuleNotFoundError", "No module named 'x'", Verdict("UserError", 81)),
-        (1, "SyntaxError", "invalid syntax", Verdict("UserError", 81)),
-        (1, "SystemExit", "python: No module named x", Verdict("UserError", 81)),
-        (2, "SystemExit", "2", Verdict("UserError", 81)),
-        (1, "RuntimeError", GLOO, Verdict("Network", 86, True)),
-        (1, "torch.distributed.DistNetworkError", "failed to recv, got 0 bytes", Verdict("Network", 86, True)),
+        (1, "ValueError", "boom", Outcome("UserError", 82)),
+        (1, "ModuleNotFoundError", "No module named 'x'", Outcome("UserError", 81)),
+        (1, "SyntaxError", "invalid syntax", Outcome("UserError", 81)),
+        (1, "SystemExit", "python: No module named x", Outcome("UserError", 81)),
+        (2, "SystemExit", "2", Outcome("UserError", 81)),
+        (1, "RuntimeError", GLOO, Outcome("Network", 86, True)),
+        (1, "torch.distributed.DistNetworkError", "failed to recv, got 0 bytes", Outcome("Network", 86, True)),
         (
             1,
             "torch.distributed.DistNetworkError",
             "port: 29500, EADDRINUSE, address already in use",
-            Verdict("Network", 82),
+            Outcome("Network", 82),
         ),
-        (1, "torch.distributed.DistBackendError", "NCCL error: remote process exited", Verdict("NCCL", 86, True)),
-        (1, "torch.distributed.DistBackendError", "NCCL: Duplicate GPU detected", Verdict("NCCL", 82)),
-        (1, "ConnectionResetError", "[Errno 104] Connection reset by peer", Verdict("UserError", 82)),
-        (1, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate", Verdict("OOM", 84)),
-        (1, "RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory", Verdict("OOM", 84)),
-        (1, "MemoryError", "", Verdict("OOM", 84)),
-        (1, "RuntimeError", "CUDA error: device-side assert triggered", Verdict("CUDAError", 82)),
-        (1, "torch.AcceleratorError", "CUDA error: an illegal memory access was encountered", Verdict("CUDAError", 82)),
-        (1, "RuntimeError", "Triton Error [CUDA]: misaligned address", Verdict("CUDAError", 82)),
-        (1, "RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", Verdict("CUDAError", 82)),
+        (1, "torch.distributed.DistBackendError", "NCCL error: remote process exited", Outcome("NCCL", 86, True)),
+        (1, "torch.distributed.DistBackendError", "NCCL: Duplicate GPU detected", Outcome("NCCL", 82)),
+        (1, "ConnectionResetError", "[Errno 104] Connection reset by peer", Outcome("UserError", 82)),
+        (1, "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate", Outcome("OOM", 84)),
+        (1, "RuntimeError", "[enforce fail] DefaultCPUAllocator: can't allocate memory", Outcome("OOM", 84)),
+        (1, "MemoryError", "", Outcome("OOM", 84)),
+        (1, "RuntimeError", "CUDA error: device-side assert triggered", Outcome("CUDAError", 82)),
+        (1, "torch.AcceleratorError", "CUDA error: an illegal memory access was encountered", Outcome("CUDAError", 82)),
+        (1, "RuntimeError", "Triton Error [CUDA]: misaligned address", Outcome("CUDAError", 82)),
+        (1, "RuntimeError", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", Outcome("CUDAError", 82)),
         (
             1,
             "RuntimeError",
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-            Verdict("OOM", 84),
+            Outcome("OOM", 84),
         ),
         (
             1,
             "RuntimeError",
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
-            Verdict("UserError", 82),
+            Outcome("UserError", 82),
         ),
         (
             1,
             "RuntimeError",
             "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same",
-            Verdict("UserError", 82),
+            Outcome("UserError", 82),
         ),
-        (1, "RuntimeError", "Expected a 'cuda' device type for generator but found 'cpu'", Verdict("UserError", 82)),
-        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Verdict("UserError", 81)),
-        (1, "AssertionError", "Torch not compiled with CUDA enabled", Verdict("UserError", 81)),
-        (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", Verdict("UserError", 81)),
+        (1, "RuntimeError", "Expected a 'cuda' device type for generator but found 'cpu'", Outcome("UserError", 82)),
+        (1, "ValueError", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!", Outcome("UserError", 81)),
+        (1, "AssertionError", "Torch not compiled with CUDA enabled", Outcome("UserError", 81)),
+        (1, "AttributeError", "module 'torch._C' has no attribute '_cuda_setDevice'", Outcome("UserError", 81)),
         (
             1,
             "RuntimeError",
             "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
-            Verdict("UserError", 81),
+            Outcome("UserError", 81),
         ),
-        (1, "torch.AcceleratorError", "CUDA error: unspecified launch failure", Verdict("CUDAError", 82)),
-        (1, "AssertionError", "for now i think we need CUDA for DDP", Verdict("UserError", 82)),
-        (1, "AssertionError", "NCCL timed out? set a longer one", Verdict("UserError", 82)),
-        (1, "SystemExit", "CUDA is not available", Verdict("UserError", 82)),
-        (1, "SystemExit", "RuntimeError: CUDA error: device-side assert triggered", Verdict("CUDAError", 82)),
-        (1, "SystemExit", f"RuntimeError: {GLOO}", Verdict("Network", 86, True)),
-        (-9, "", "", Verdict("Unknown", 82)),
-        (-11, "", "", Verdict("Unknown", 82)),
-        (1, "", "", Verdict("Unknown", 82)),
-        (81, "", "", Verdict("UserError", 81)),
-        (83, "", "", Verdict("Hang", 83)),
-        (84, "SystemExit", "84", Verdict("OOM", 84)),
-        (85, "", "", Verdict("Preempted", 85)),
-        (86, "", "", Verdict("Network", 86, True)),
+        (1, "torch.AcceleratorError", "CUDA error: unspecified launch failure", Outcome("CUDAError", 82)),
+        (1, "AssertionError", "for now i think we need CUDA for DDP", Outcome("UserError", 82)),
+        (1, "AssertionError", "NCCL timed out? set a longer one", Outcome("UserError", 82)),
+        (1, "SystemExit", "CUDA is not available", Outcome("UserError", 82)),
+        (1, "SystemExit", "RuntimeError: CUDA error: device-side assert triggered", Outcome("CUDAError", 82)),
+        (1, "SystemExit", f"RuntimeError: {GLOO}", Outcome("Network", 86, True)),
+        (-9, "", "", Outcome("Unknown", 82)),
+        (-11, "", "", Outcome("Unknown", 82)),
+        (1, "", "", Outcome("Unknown", 82)),
+        (81, "", "", Outcome("UserError", 81)),
+        (83, "", "", Outcome("Hang", 83)),
+        (84, "SystemExit", "84", Outcome("OOM", 84)),
+        (85, "", "", Outcome("Preempted", 85)),
+        (86, "", "", Outcome("Network", 86, True)),
     ],
 )
-def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None:
+def test_verdicts(code: int, kind: str, message: str, expected: Outcome) -> None:
     assert classify(code, kind, message, oom_killed=False, non_retryable=[2]) == expected
 
 
@@ -121,7 +123,6 @@ def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None
         (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", "for memory"),
         (1, "RuntimeError", "DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
         (1, "torch.distributed.DistNetworkError", "port: 29500, EADDRINUSE", "no fixed port"),
-        (1, "OSError", "cannot serve the rendezvous on port 29400: EADDRINUSE", "another spec.rendezvous.port"),
         (1, "ModuleNotFoundError", "No module named 'einops'", "install it in the image"),
         (1, "RuntimeError", GLOO, "another rank went away first"),
         (1, "RuntimeError", "Distributed package doesn't have NCCL built in", "backend gloo"),
@@ -151,13 +152,8 @@ def test_verdicts(code: int, kind: str, message: str, expected: Verdict) -> None
 )
 def test_the_hint_is_of_this_failure(code: int, kind: str, message: str, remedy: str) -> None:
     failed = {"type": kind, "message": message, "exitCode": code, "traceback": "Traceback" if kind else ""}
-    report = {
-        **failed,
-        "rank": 1,
-        "message": describe_root(failed),
-        "exitCode": code % 256 if code > 0 else 128 - code,
-    }
-    assert remedy in advise(classify(code, kind, message, oom_killed=False), report)
+    found = classify(code, kind, message, oom_killed=False)
+    assert remedy in advise({**failed, "outcome": found}, silent=ended_silently(failed))
 
 
 def test_an_exception_that_torch_hands_on_is_told_by_its_last_line() -> None:
@@ -207,7 +203,7 @@ def test_a_long_traceback_that_is_handed_on_keeps_its_last_line(tmp_path: Path) 
 )
 def test_a_failed_worker_is_told_in_a_line(kind: str, message: str, traceback: str, words: str) -> None:
     failed = {"type": kind, "exitCode": 3, "message": message, "traceback": traceback}
-    assert describe_root(failed) == words
+    assert describe_failure(failed) == words
 
 
 def leave(code: str) -> BaseException:
@@ -241,51 +237,70 @@ def test_what_a_rank_had_said_counts_more_than_how_torchrun_ended_it(tmp_path: P
     error = {"type": "OSError", "message": "truncated", "traceback": "T", "exitCode": 1}
     (tmp_path / "errors" / "0.json").write_text(json.dumps(error))
     ended = {"rank": 0, "localRank": 0, "exitCode": -15, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    assert judge(pod, ended)["exitCode"] == 1
-    assert judge(pod, {**ended, "exitCode": -9})["exitCode"] == -9
-    assert judge(pod, {**ended, "localRank": 1})["exitCode"] == -15
+    assert examine(pod, ended)["exitCode"] == 1
+    assert examine(pod, {**ended, "exitCode": -9})["exitCode"] == -9
+    assert examine(pod, {**ended, "localRank": 1})["exitCode"] == -15
 
 
-def test_a_rank_that_lost_peers_which_had_ended_well_is_no_victim_of_the_network() -> None:
+def test_a_rank_that_lost_peers_which_had_ended_well_is_not_called_a_network_failure() -> None:
     lost = {"rank": 1, "exitCode": 1, "type": "RuntimeError", "message": "Connection closed", "traceback": "T"}
-    victim = {**lost, "verdict": Verdict("NCCL", 86, True)}
+    secondary = {**lost, "outcome": Outcome("NCCL", 86, True)}
     for ranks, pods, who in (([0], 0, "rank 0"), ([0, 2], 1, "ranks 0, 2"), ([], 1, "1 other pod"), ([], 2, "2 other")):
-        blamed = blame_early_ends(victim, ranks, pods)
-        assert blamed["verdict"] == Verdict("UserError", 82)
-        words = describe_root(blamed)
+        blamed = blame_early_ends(secondary, ranks, pods)
+        assert blamed["outcome"] == Outcome("UserError", 82)
+        words = describe_failure(blamed)
         assert words.startswith(who)
         assert "had already ended, with exit code 0, when this rank" in words
-        assert "none may leave the loop before the others" in advise(blamed["verdict"], {"message": words})
-    assert blame_early_ends(victim, [], 0) is victim
-    own = {**lost, "verdict": Verdict("UserError", 82)}
+        assert "none may leave the loop before the others" in blamed["remedy"]
+    assert blame_early_ends(secondary, [], 0) is secondary
+    own = {**lost, "outcome": Outcome("UserError", 82)}
     assert blame_early_ends(own, [0], 1) is own
 
 
-def test_the_launchers_own_words_need_no_hint() -> None:
-    report = {"rank": None, "message": "training script not found: x; check command", "traceback": "", "exitCode": 81}
-    assert advise(Verdict("UserError", 81), report) == ""
-
-
-def test_without_a_rank_there_is_no_log_of_it_to_look_at() -> None:
-    report = {"rank": None, "message": "torchrun failed", "traceback": "", "exitCode": 1}
-    assert advise(Verdict("Unknown", 82), report) == ""
+@pytest.mark.parametrize(
+    ("kind", "text", "outcome", "remedy"),
+    [
+        ("RendezvousTimeoutError", "", Outcome("Network", 86, True), "check that all pods of the job are scheduled"),
+        ("PortTakenError", "cannot serve the rendezvous on port 1", Outcome("Unknown", 82), "spec.rendezvous.port"),
+        ("PreflightError", "allreduce: NCCL error", Outcome("NCCL", 82), "another rank went away first"),
+        ("ArgumentError", "torchrun refused its arguments", Outcome("UserError", 81), "torchrun's own message"),
+        ("OSError", "EADDRINUSE", Outcome("Unknown", 82), "no fixed port"),
+        ("ValueError", "torchrun failed", Outcome("Unknown", 82), ""),
+    ],
+)
+def test_an_end_that_no_worker_caused_has_its_remedy(
+    kind: str, text: str, outcome: Outcome, remedy: str, tmp_path: Path
+) -> None:
+    result = {"type": kind, "message": text}
+    found = examine_agent(launcher_pod(tmp_path), result, 1)
+    assert found[0] == outcome
+    assert found[2] == "" if not remedy else remedy in found[2]
+    assert remedy not in found[1] or not remedy
 
 
 def test_sigkill_is_out_of_memory_only_where_the_kernel_says_so() -> None:
-    assert classify(-9, "", "", oom_killed=True) == Verdict("OOM", 84)
-    assert classify(137, "", "", oom_killed=True) == Verdict("OOM", 84)
+    assert classify(-9, "", "", oom_killed=True) == Outcome("OOM", 84)
+    assert classify(137, "", "", oom_killed=True) == Outcome("OOM", 84)
     assert classify(-11, "", "", oom_killed=True).category == "Unknown"
 
 
-def failure(rank: int, when: float, *, victim: bool = False, code: int = 1, kind: str = "ValueError") -> dict[str, Any]:
-    return {"rank": rank, "time": when, "exitCode": code, "type": kind, "verdict": Verdict("x", 82, victim)}
+def failure(
+    rank: int, when: float, *, secondary: bool = False, code: int = 1, kind: str = "ValueError"
+) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "time": when,
+        "exitCode": code,
+        "type": kind,
+        "outcome": Outcome("x", 82, secondary),
+    }
 
 
 def test_the_root_is_the_earliest_failure_that_explains_the_others() -> None:
-    failures = [failure(0, 1, victim=True), failure(1, 3), failure(2, 2), failure(3, 0, code=-15, kind="")]
-    assert find_root(failures)["rank"] == 2
-    assert find_root([failures[3], failures[0]])["rank"] == 0
-    assert find_root([failures[3]])["rank"] == 3
+    failures = [failure(0, 1, secondary=True), failure(1, 3), failure(2, 2), failure(3, 0, code=-15, kind="")]
+    assert find_root_cause(failures)["rank"] == 2
+    assert find_root_cause([failures[3], failures[0]])["rank"] == 0
+    assert find_root_cause([failures[3]])["rank"] == 3
 
 
 def frame(path: str, name: str) -> str:
@@ -334,14 +349,17 @@ def test_the_exceptions_are_found_in_the_last_lines_of_a_shell(lines: str, found
     assert find_exceptions(lines) == found
 
 
-def test_of_several_ranks_in_a_shell_the_victim_is_not_the_cause(tmp_path: Path) -> None:
+def test_of_several_ranks_in_a_shell_a_secondary_failure_is_not_the_cause(tmp_path: Path) -> None:
     pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     text = f"{TRACE}[rank1]: RuntimeError: {GLOO}\n{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
     (tmp_path / "output" / "0.end").write_text(text)
     ended = {"rank": 0, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    heard = hear_last_lines(pod, judge(pod, ended))
-    assert (describe_root(heard), heard["verdict"].victim) == ("ValueError: bad label", False)
+    completed = add_last_lines(pod, examine(pod, ended))
+    assert (describe_failure(completed), completed["outcome"].secondary) == (
+        "ValueError: bad label",
+        False,
+    )
 
 
 def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> None:
@@ -349,15 +367,15 @@ def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) ->
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "0.end").write_text(f"{TRACE}[rank1]: RuntimeError: {GLOO}\n")
     ended = {"rank": 1, "localRank": 0, "exitCode": 1, "time": 1.0, "type": "", "message": "", "traceback": ""}
-    heard = hear_last_lines(pod, judge(pod, ended))
-    assert heard["verdict"] == Verdict("Network", 86, True)
-    assert describe_root(heard) == f"RuntimeError: {GLOO}"
-    assert heard["traceback"].endswith(GLOO)
+    completed = add_last_lines(pod, examine(pod, ended))
+    assert completed["outcome"] == Outcome("Network", 86, True)
+    assert describe_failure(completed) == f"RuntimeError: {GLOO}"
+    assert completed["traceback"].endswith(GLOO)
     for other in ({"exitCode": 3}, {"exitCode": -9}, {"type": "SystemExit", "message": "1"}):
-        failure = judge(pod, {**ended, **other})
-        heard = hear_last_lines(pod, failure)
-        assert {**heard, "traceback": ""} == failure
-        assert heard["traceback"].endswith(GLOO)
+        failure = examine(pod, {**ended, **other})
+        completed = add_last_lines(pod, failure)
+        assert {**completed, "traceback": ""} == failure
+        assert completed["traceback"].endswith(GLOO)
 
 
 class Agent:
@@ -412,9 +430,9 @@ CHAINED = f"{KEY_ERROR}\nDuring handling of the above exception, another excepti
 )
 
 
-def failed(code: int = 1, kind: str = "", traceback: str = "", verdict: Verdict | None = None) -> dict[str, Any]:
-    found = verdict or classify(code, kind, "words", oom_killed=False)
-    return {"type": kind, "message": "words", "exitCode": code, "traceback": traceback, "verdict": found}
+def failed(code: int = 1, kind: str = "", traceback: str = "", outcome: Outcome | None = None) -> dict[str, Any]:
+    found = outcome or classify(code, kind, "words", oom_killed=False)
+    return {"type": kind, "message": "words", "exitCode": code, "traceback": traceback, "outcome": found}
 
 
 @pytest.mark.parametrize(
@@ -432,9 +450,9 @@ def failed(code: int = 1, kind: str = "", traceback: str = "", verdict: Verdict 
         (failed(-6), ""),
         (failed(-15), ""),
         (failed(EXIT_RETRYABLE), ""),
-        (failed(1, "RuntimeError", KEY_ERROR, Verdict("CUDAError", 82)), ""),
-        (failed(1, "torch.distributed.DistBackendError", KEY_ERROR, Verdict("NCCL", 86, True)), ""),
-        (failed(137, "Hang", KEY_ERROR, Verdict("Hang", 83)), ""),
+        (failed(1, "RuntimeError", KEY_ERROR, Outcome("CUDAError", 82)), ""),
+        (failed(1, "torch.distributed.DistBackendError", KEY_ERROR, Outcome("NCCL", 86, True)), ""),
+        (failed(137, "Hang", KEY_ERROR, Outcome("Hang", 83)), ""),
     ],
 )
 def test_a_signature_is_what_repetitions_of_a_failure_of_the_script_share(
@@ -474,5 +492,5 @@ def test_no_gpu_is_for_good_where_the_pod_was_given_none(
     monkeypatch: pytest.MonkeyPatch, devices: list[str], code: int
 ) -> None:
     monkeypatch.setattr(os, "listdir", lambda path: devices)
-    verdict = classify(1, "RuntimeError", "No CUDA GPUs are available", oom_killed=False)
-    assert verdict.exit_code == code
+    outcome = classify(1, "RuntimeError", "No CUDA GPUs are available", oom_killed=False)
+    assert outcome.exit_code == code
