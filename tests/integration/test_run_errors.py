@@ -87,7 +87,7 @@ def test_an_error_in_every_pass_ends_the_run_in_order(
     assert (failed["status"], failed["reason"]) == ("True", "OperatorError")
     output = capsys.readouterr().out
     assert "toy: Failed after" in output
-    assert "OperatorError: an error in ddp itself ended the run, and the pods were stopped: KeyError: 'lost'" in output
+    assert "OperatorError: a bug in ddp ended the run, and the pods were stopped: KeyError: 'lost'" in output
     assert run.read("errors.log").count("KeyError: 'lost'") == 8
     assert "report" in explain_why(run.resource(), [], runner.utc_now()).todo
     assert "OperatorError" in run.read("report.html")
@@ -112,7 +112,7 @@ def test_a_run_does_without_what_only_watches(
     monkeypatch.setattr(Recorder, "sample", sample)
     run = Run(tmp_path, monkeypatch, lambda number: None)
     assert run.run("print('done')") == ExitCode.OK
-    assert "the run goes on without the samples of the metrics" in capsys.readouterr().out
+    assert "the run continues without the samples of the metrics" in capsys.readouterr().out
     assert "KeyError: 'page'" in run.read("errors.log")
 
 
@@ -125,7 +125,7 @@ def test_a_report_that_cannot_be_written_changes_no_exit_code(
     monkeypatch.setattr("ddp_operator.report.build_report", draw)
     run = Run(tmp_path, monkeypatch, lambda number: None)
     assert run.run("print('done')") == ExitCode.OK
-    assert "the run goes on without the report" in capsys.readouterr().out
+    assert "the run continues without the report" in capsys.readouterr().out
     assert "KeyError: 'chart'" in run.read("errors.log")
     assert "toy: Succeeded" in run.read("summary.txt")
 

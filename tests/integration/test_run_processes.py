@@ -132,7 +132,7 @@ def test_a_run_whose_output_nobody_reads_trains_on_and_ends_with_the_jobs_exit_c
         words = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 1, words
     assert (tmp_path / "trained").exists()
-    assert words.count("nothing more can be printed") == 1
+    assert words.count("cannot write to standard output") == 1
     (summary,) = tmp_path.glob("ddp-runs/toy-*/summary.txt")
     assert "toy: Failed" in summary.read_text()
 
@@ -151,7 +151,7 @@ def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
         assert run.read_status()["progress"]["step"] == 7  # and not where the last pass had seen it
         assert ">Interrupted</span>" in (run.run_folder / "report.html").read_text()
     assert (tmp_path / "saved").exists()
-    assert "stopping: pods have" in run.output
+    assert "stopping: the pods have" in run.output
     assert "toy: Interrupted" in run.output
 
 
@@ -161,11 +161,11 @@ def test_a_second_ctrl_c_kills_what_does_not_listen(tmp_path: Path) -> None:
         run.until((tmp_path / "ready-0").exists, "a worker that trains")
         marks = run.marks()
         run.process.send_signal(signal.SIGINT)
-        run.until(lambda: "stopping: pods have" in run.output, "the first signal being obeyed")
+        run.until(lambda: "stopping: the pods have" in run.output, "the first signal being obeyed")
         run.process.send_signal(signal.SIGINT)
         assert run.wait() == 130
         assert find_pods(marks) == []
-    assert "killing the pods" in run.output
+    assert "killing all pods" in run.output
 
 
 def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -> None:

@@ -35,13 +35,13 @@ def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str
     """
     full = f"{parent}.{name}" if parent else name
     close = difflib.get_close_matches(name, known, n=1)
-    remedy = belongs or (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")
+    remedy = belongs or (f"did you mean {close[0]}?" if close else f"known fields: {', '.join(known)}")
     return FieldError("", f'unknown field "{full}"; {remedy}')
 
 
 def unknown_field(path: str) -> FieldError:
     """Return the refusal of a field that Kubernetes does not know."""
-    return FieldError("", f'unknown field "{path}"; remove it or mend its name')
+    return FieldError("", f'unknown field "{path}"; remove it or correct its name')
 
 
 def explain_refusal(message: str) -> str:

@@ -42,7 +42,7 @@ def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
     """
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
-        raise InvalidManifest([FieldError("metadata", "is missing; give the job a metadata.name")])
+        raise InvalidManifest([FieldError("metadata", "Required value: add metadata.name")])
     try:
         status = msgspec.convert(raw.get("status") or {}, Status)
     except msgspec.ValidationError:
@@ -73,9 +73,13 @@ def parse_manifest(text: str) -> Manifest:
         kinds = {str(d.get("kind")) for d in documents}
         found = ", ".join(sorted(kinds)) or "nothing"
         problem = "no" if not ours else f"{len(ours)} objects of"
-        remedy = "`ddp convert` makes one of a PyTorchJob" if "PyTorchJob" in kinds and not ours else "give exactly one"
+        remedy = (
+            "convert the PyTorchJob with `ddp convert`"
+            if "PyTorchJob" in kinds and not ours
+            else "it must have exactly one"
+        )
         raise InvalidManifest(
-            [FieldError("kind", f"the file holds {problem} kind {constants.KIND} (found: {found}); {remedy}")]
+            [FieldError("kind", f"the file has {problem} kind {constants.KIND} (found: {found}); {remedy}")]
         )
     raw = ours[0]
     if raw.get("apiVersion") != constants.API_VERSION:
@@ -110,7 +114,7 @@ def _check_shape(raw: Mapping[str, Any]) -> None:
     elif name is not None and not isinstance(name, str):
         errors.append(FieldError("metadata.name", "must be a string; quote it", name))
     elif not name:
-        errors.append(FieldError("metadata.name", "Required value: every job needs a name; add it"))
+        errors.append(FieldError("metadata.name", "Required value: add a name"))
     elif isinstance(metadata, Mapping):
         errors += [unknown_member(str(name), "metadata", _METADATA) for name in metadata if name not in _METADATA]
         for part in ("labels", "annotations"):
@@ -131,7 +135,7 @@ _CONTAINER = "spec.template.spec.containers"
 _ELSEWHERE = {
     **dict.fromkeys(
         ("gpu", "gpus", "gpuPerNode", "gpusPerNode", "numGpus"),
-        f"GPUs are asked for by resources.limits of the container, as nvidia.com/gpu, in {_CONTAINER}",
+        f"request GPUs as nvidia.com/gpu in resources.limits of the container, in {_CONTAINER}",
     ),
     **dict.fromkeys(
         ("image", "command", "args", "env", "resources", "volumeMounts", "script", "entrypoint"),
@@ -155,7 +159,7 @@ _METADATA = (
 
 def _parse_spec(raw: Any) -> Spec:
     if raw is None:
-        raise InvalidManifest([FieldError("spec", "Required value: a job needs at least spec.template; add it")])
+        raise InvalidManifest([FieldError("spec", "Required value: add spec with at least spec.template")])
     try:
         return msgspec.convert(_as_stored(raw, _spec_schema()), Spec)
     except msgspec.ValidationError as error:
@@ -213,7 +217,7 @@ def _explain(text: str, raw: Any) -> FieldError:
 def _remedy(wanted: str, path: str) -> str:
     """Return how to write a value of that type."""
     if wanted == "object" and (members := _schema_at(path).get("properties")):
-        return f"write its members below it: {', '.join(members)}"
+        return f"write its fields below it: {', '.join(members)}"
     return _REMEDIES.get(wanted, "write one")
 
 
@@ -221,8 +225,8 @@ _REMEDIES = {
     "integer": "write a whole number, without quotes",
     "boolean": "write true or false, without quotes",
     "string": "quote it",
-    "array": "write a list: [a, b], or a line with '- ' for each",
-    "object": "write its members below it",
+    "array": "write a list: [a, b], or one line with '- ' for each item",
+    "object": "write its fields below it",
 }
 _JSON_TYPES = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
 
@@ -264,7 +268,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise InvalidManifest([FieldError(f"line {line}", f"the key {key!r} is not a string; quote it")])
             if key in seen and key != "<<":
                 line = key_node.start_mark.line + 1
-                raise InvalidManifest([FieldError(f"line {line}", f'key "{key}" is given twice; remove one')])
+                raise InvalidManifest([FieldError(f"line {line}", f'key "{key}" is duplicated; remove one')])
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -286,11 +290,11 @@ def load_documents(text: str) -> list[dict[str, Any]]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
         problem = getattr(error, "problem", None) or "is no YAML"
-        raise InvalidManifest([FieldError(where, f"not valid YAML: {problem}; mend the file there")]) from None
+        raise InvalidManifest([FieldError(where, f"not valid YAML: {problem}; fix the file there")]) from None
     except (ValueError, RecursionError, UnicodeError) as error:
         raise InvalidManifest([FieldError("the file", f"not valid YAML: {error}")]) from None
     for document in documents:
         if not isinstance(document, dict):
-            words = "holds something that is no Kubernetes object; remove it, or give the path of a job's YAML"
+            words = "contains something that is not a Kubernetes object; remove it, or give the path of a job's YAML"
             raise InvalidManifest([FieldError("the file", words)])
     return documents

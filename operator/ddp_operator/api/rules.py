@@ -29,11 +29,13 @@ class Rule:
 
 
 def _port(at: str) -> Rule:
-    return Rule(at, "self >= 1024 && self <= 65535", "must be a port from 1024 to 65535; leave it out for the default")
+    return Rule(
+        at, "self >= 1024 && self <= 65535", "must be a port between 1024 and 65535; leave it out to use the default"
+    )
 
 
 def _between(at: str, least: int, most: int, remedy: str) -> Rule:
-    return Rule(at, f"self >= {least} && self <= {most}", f"must be from {least} to {most}; {remedy}")
+    return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
 
 ONCE_STARTED = ("elastic", "rendezvous", "metrics", "scheduling", "networkPolicy")
@@ -107,47 +109,47 @@ RULES: tuple[Rule, ...] = (
         "",
         "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         "metadata.name must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit, "
-        "because a Service is named after it; choose such a name",
+        "because a Service is named after it; change it",
         field=".metadata.name",
     ),
-    _between("spec.nodes", 1, MAX_NODES, "to run no pod for a while, set suspend: true"),
+    _between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
     Rule(
         "spec.elastic",
         f"self.minNodes >= 1 && self.minNodes <= self.maxNodes && self.maxNodes <= {MAX_NODES}",
-        f"must be 1 <= minNodes <= maxNodes <= {MAX_NODES}; exchange or change them",
+        f"must be 1 <= minNodes <= maxNodes <= {MAX_NODES}; change them",
     ),
     Rule(
         "spec",
         "!has(self.elastic) || (self.nodes >= self.elastic.minNodes && self.nodes <= self.elastic.maxNodes)",
-        "must be from elastic.minNodes to elastic.maxNodes; choose a number between them",
+        "must be between elastic.minNodes and elastic.maxNodes; change it",
         field=".nodes",
     ),
     Rule(
         "spec",
         "!has(self.elastic) || self.rendezvous.backend != 'static'",
-        "needs the rendezvous c10d, where pods can come and go; leave rendezvous.backend out",
+        "needs the c10d rendezvous, which pods can join and leave; remove rendezvous.backend",
         field=".elastic",
     ),
     Rule(
         "spec.procPerNode",
         f"type(self) == int ? self >= 1 && self <= {_MAX_PROCESSES}"
         " : (type(self) == string && self in ['auto', 'gpu', 'cpu'])",
-        f"must be auto, gpu, cpu or a number from 1 to {_MAX_PROCESSES}; leave it out for auto",
+        f"must be auto, gpu, cpu or a number between 1 and {_MAX_PROCESSES}; leave it out to use auto",
     ),
     _port("spec.rendezvous.port"),
     _port("spec.metrics.port"),
     Rule(
         "spec.metrics.logPatterns",
         f"size(self) <= {_MAX_PATTERNS} && self.all(p, size(p) <= {_MAX_PATTERN})",
-        f"must be at most {_MAX_PATTERNS} expressions of at most {_MAX_PATTERN} characters; remove or shorten some",
+        f"must have at most {_MAX_PATTERNS} expressions of at most {_MAX_PATTERN} characters; remove or shorten some",
     ),
     Rule(
         "spec",
         "self.rendezvous.port != self.metrics.port",
-        "must differ from rendezvous.port, since both are served by pod 0; change one of them",
+        "must differ from rendezvous.port, since pod 0 listens on both; change one of them",
         field=".metrics.port",
     ),
-    _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out where the log says it"),
+    _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out if the log has it"),
     Rule(
         "spec.metrics",
         # As above, of a default without members.
@@ -155,7 +157,7 @@ RULES: tuple[Rule, ...] = (
         "has no effect without logPatterns; set those or remove it",
         field=".epochs",
     ),
-    _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need some seconds to find each other"),
+    _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need a few seconds to find each other"),
     Rule(
         "spec",
         "self.rendezvous.backend != 'static' || !has(self.recovery.inPlaceRestarts)"
@@ -165,41 +167,41 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in place off"),
     _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "0 lets the first failure end the job"),
-    _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out for 1000"),
-    _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out for 120"),
+    _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out to use 1000"),
+    _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out to use 120"),
     Rule(
         "spec.recovery.nonRetryableExitCodes",
         "self.all(c, c >= 1 && c <= 255)",
-        "must hold exit codes from 1 to 255; remove the others",
+        "must contain exit codes between 1 and 255; remove the others",
     ),
     *(
-        _between(f"spec.watchdog.{name}", 1, _YEAR, "to have hangs only reported, set action: Report")
+        _between(f"spec.watchdog.{name}", 1, _YEAR, "to only report hangs, set action: Report")
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
-    _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to take any bandwidth"),
+    _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
     Rule(
         "spec.preflight",
         # The API server tries a rule on the schema's own default, in which no member has been filled in yet.
         "!has(self.minMegabytesPerSecond) || self.minMegabytesPerSecond == 0"
         " || (has(self.checks) && self.checks.exists(c, c == 'allreduce'))",
-        "needs the check allreduce, which measures it; add it to checks or leave this out",
+        "needs the check allreduce, which measures it; add allreduce to checks or remove this",
         field=".minMegabytesPerSecond",
     ),
     Rule(
         "spec.checkpoint.path",
         "self.startsWith('/')",
-        "must be an absolute path; write it with a leading slash, such as /ckpt",
+        "must be an absolute path, such as /ckpt; add the leading slash",
     ),
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "0 kills the pods at once"),
     Rule(
         "spec.shm.sizeLimit",
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
-        "must be a quantity such as 8Gi; leave it out for half of the node's memory",
+        "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
     ),
     Rule(
         "spec.scheduling",
         "!has(self.queue) || self.gang == 'Volcano'",
-        "is Volcano's; set gang: Volcano, or remove it: Kueue goes by the label kueue.x-k8s.io/queue-name",
+        "is for Volcano; set gang: Volcano, or remove it: for Kueue, set the label kueue.x-k8s.io/queue-name",
         field=".queue",
     ),
     Rule(
@@ -211,13 +213,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "spec.scheduling.topologyKey",
         "self.matches('^([-A-Za-z0-9_.]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
-        "must be the key of a node label; write one such as topology.kubernetes.io/zone",
+        "must be the key of a node label, such as topology.kubernetes.io/zone; change it",
     ),
     *(
         Rule(
             f"spec.scheduling.{name}",
             "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
-            "must be a name of lower-case letters, digits, '-' and '.'; write it so or leave it out",
+            "must consist of lower-case letters, digits, '-' and '.'; change or remove it",
         )
         for name in ("schedulerName", "queue", "priorityClassName")
     ),
@@ -234,7 +236,7 @@ RULES: tuple[Rule, ...] = (
         field=".metricsFrom",
     ),
     _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
-    _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait for ever"),
+    _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait without limit"),
     _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),
     _immutable(),
 )

@@ -15,11 +15,11 @@ _PAGE_LIMIT = 1 << 20
 PAGE_TIMEOUT = 1.0
 
 
-def fetch_page(port: int, path: str = "/metrics") -> str:
-    """Return one rank's page, at most 1 MiB within a second. Raises: OSError or ValueError."""
-    deadline = time.monotonic() + PAGE_TIMEOUT
+def fetch_page(port: int, path: str = "/metrics", timeout: float = PAGE_TIMEOUT) -> str:
+    """Return a page of this machine, at most 1 MiB within ``timeout`` seconds. Raises: OSError or ValueError."""
+    deadline = time.monotonic() + timeout
     with socket.socket() as connection:
-        connection.settimeout(PAGE_TIMEOUT)
+        connection.settimeout(timeout)
         connection.connect(("127.0.0.1", port))
         connection.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
         chunks: list[bytes] = []

@@ -20,7 +20,7 @@ from .contract import (
     STOPPING_FILE,
 )
 from .files import read_json
-from .processes import count_oom_kills
+from .processes import count_oom_kills, read_cpu_quota
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,13 +89,9 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
 
 def default_threads(nproc: int) -> str | None:
     """Return OMP_NUM_THREADS for workers where nobody set it: the cgroup's CPUs shared out, else as torchrun does."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            return str(max(1, math.floor(int(quota) / int(period) / nproc)))
-    except (OSError, ValueError):
-        pass
+    cpus = read_cpu_quota()
+    if cpus is not None:
+        return str(max(1, math.floor(cpus / nproc)))
     return "1" if nproc > 1 else None
 
 

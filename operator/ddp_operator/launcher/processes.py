@@ -13,6 +13,16 @@ STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(
 STOPPED_STATES = ("T", "t")  # states of a process: by SIGSTOP, by a debugger
 
 
+def read_cpu_quota() -> float | None:
+    """Return how many CPUs the cgroup's quota allows, None where there is none."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
 def count_oom_kills() -> int:
     """Return how many processes of this cgroup the kernel has killed for memory."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):

@@ -1,4 +1,4 @@
-"""What `ddp run` changes in a manifest before it runs here: sizes, ports, threads. Pure but for the probes."""
+"""What `ddp run` changes in a manifest before it runs here: sizes, ports, threads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from ddp_operator import constants
 from ddp_operator.kubeobjects.containers import count_pod_gpus, find_trainer
 from ddp_operator.kubeobjects.quantities import is_gpu
+from ddp_operator.launcher.processes import read_cpu_quota
 from ddp_operator.local.fields import Finding, Support, check_job, check_template
 
 Object = Mapping[str, Any]
@@ -21,7 +22,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the command line asks to be different."""
+    """The options that change the manifest."""
 
     nodes: int | None = None
     procs: int | None = None
@@ -52,7 +53,7 @@ def adapt_resource(
 ) -> dict[str, Any]:
     """Return the resource as it will run here. ``resource`` has passed all checks and stays as it is.
 
-    ``recovery``: what the file itself says of it. Without a word of the user nothing that fails here is tried again.
+    ``recovery``: what the file itself says of it. Nothing is retried here unless the file asks for it.
     """
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     spec = adapted["spec"]
@@ -76,7 +77,7 @@ def adapt_resource(
     spec["recovery"] = {**spec.get("recovery", {}), **dict.fromkeys(unasked, 0)}
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
-    # Several runs may share this machine, and what a pod listens on is seen by all of them.
+    # Several runs may share this machine and its ports.
     spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": machine.rendezvous_port}
     return adapted
 
@@ -98,26 +99,26 @@ def share_cpus(resource: Object, procs: int, machine: Machine) -> dict[str, Any]
 
 
 def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Finding]:
-    """Return what of the manifest is not used here. ``gpu_ids``: this machine's GPUs, None where none is asked for.
+    """Return the fields that are ignored here. ``gpu_ids``: this machine's GPUs, None if none are requested.
 
     Raises: Unsuitable.
     """
     spec = resource["spec"]
     if spec.get("suspend"):
-        raise Unsuitable("spec.suspend: is true, so nothing would run; set it to false or remove it")
+        raise Unsuitable("spec.suspend: true, so nothing would run; set it to false or remove it")
     template = spec["template"]
     findings = check_template(template, find_trainer(template)["name"])
     refused = [f for f in findings if f.field.support is Support.REFUSED]
     if refused:
         raise Unsuitable(
-            "\n".join(f"spec.template.{f.path}: cannot be had on this machine: {f.field.note}" for f in refused)
+            "\n".join(f"spec.template.{f.path}: not supported on this machine: {f.field.note}" for f in refused)
         )
     wanted = count_pod_gpus(template["spec"])
     if wanted and gpu_ids is not None and wanted * spec.get("nodes", 1) > len(gpu_ids):
         nodes = spec.get("nodes", 1)
         raise Unsuitable(
-            f"spec.template.spec.containers: {nodes} pods of {wanted} GPUs need {nodes * wanted}, this machine has "
-            f"{len(gpu_ids)}; run on CPU with --cpu, or run less with --nodes and --procs"
+            f"spec.template.spec.containers: {nodes} pods of {wanted} GPUs need {nodes * wanted}, but this machine has "
+            f"{len(gpu_ids)}; use --cpu, or fewer with --nodes and --procs"
         )
     return [*check_job(spec), *(f for f in findings if f.field.support is Support.WARNED)]
 
@@ -134,21 +135,14 @@ def check_ports(base: int, nodes: int) -> None:
             words = os.strerror(error.errno or 0)
             raise Unsuitable(
                 f"--metrics-port: pod {index} cannot listen on port {port} ({words}); choose another base, or leave "
-                "the option out and each pod takes a free port"
+                "the option out to use free ports"
             ) from None
 
 
 def count_cpus() -> int:
-    """Return how many CPUs this process may use, with the cgroup's quota."""
+    """Return how many CPUs this process may use: its affinity, within the cgroup's quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as stream:
-            quota, period = stream.read().split()
-        if quota != "max":
-            cpus = min(cpus, int(quota) // int(period))
-    except (OSError, ValueError):
-        pass
-    return max(1, cpus)
+    return max(1, int(min(cpus, read_cpu_quota() or cpus)))
 
 
 def hold_port(number: int = 0) -> socket.socket:

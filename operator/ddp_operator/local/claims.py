@@ -1,4 +1,4 @@
-"""Who writes to a claim: one `ddp run` at a time, for two runs would overwrite each other's checkpoints."""
+"""A lock for each claim: two runs at a time would overwrite each other's checkpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 class ClaimInUse(Exception):
-    """Another `ddp run` writes to the claim. The text says which, as far as it is known."""
+    """Another `ddp run` writes to the claim. The text names it, if known."""
 
 
 class ClaimLock:
-    """The exclusive use of a claim, which ends with the process that has it, however that ends."""
+    """The exclusive use of a claim until the process ends, however it ends."""
 
     def __init__(self, claims: Path, claim: str) -> None:
         """Take the lock. Raises: ClaimInUse, OSError."""
@@ -32,7 +32,7 @@ class ClaimLock:
             pass  # a file system without locks
 
     def sign(self, holder: str) -> None:
-        """Leave word of who has it, for whoever is refused."""
+        """Write who holds it, for the message to others."""
         with suppress(OSError):  # a full disk
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, holder.encode(), 0)

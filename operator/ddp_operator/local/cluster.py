@@ -24,15 +24,16 @@ from ddp_operator.cluster import (
 )
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.launcher.metrics import fetch_page
 from ddp_operator.local import fields, gpus, pods
 from ddp_operator.local.environment import MissingReference, build_environment
 from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job, is_controlled_by
 from ddp_operator.local.kubelet import Kubelet
-from ddp_operator.local.scrape import fetch_page
 from ddp_operator.local.store import Store, grace_of, place_of
 
 Object = Mapping[str, Any]
 
+_SCRAPE_SECONDS: Final = 2.0
 # Kubernetes' own alphabet for generated names: no vowels and no look-alikes.
 _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 BACKOFF: Final = 10.0
@@ -202,7 +203,10 @@ class LocalCluster:
     async def scrape(self, pod: Object, port: int) -> str | None:
         """Return the pod's metrics page; ``port`` is the one inside the pod, the kubelet knows the one out here."""
         here = self.kubelet.port_of(pod)
-        return None if here is None else await fetch_page(here)
+        try:
+            return None if here is None else await asyncio.to_thread(fetch_page, here, timeout=_SCRAPE_SECONDS)
+        except (OSError, ValueError):
+            return None
 
     def stop(self) -> None:
         """Delete every Job: pods get SIGTERM and their grace time."""

@@ -71,7 +71,7 @@ def read_data(item: Object) -> dict[str, bytes]:
                 data[key] = base64.b64decode(value, validate=False) if encoded else str(value).encode()
             except (binascii.Error, ValueError, TypeError):
                 where = f"{item['kind']} {item['metadata']['name']}: {member}.{key}"
-                raise MissingReference(f"{where} is not base64; encode it or use stringData") from None
+                raise MissingReference(f"{where} is not valid base64; encode it or use stringData") from None
     data |= {key: str(value).encode() for key, value in (item.get("stringData") or {}).items()}
     return data
 
@@ -84,8 +84,7 @@ def find_reference(kind: str, reference: Object, lookup: Lookup, *, name: str = 
     item = lookup(kind, reference[name])
     if item is None and not reference.get("optional"):
         raise MissingReference(
-            f'{kind} "{reference[name]}" is not in the file; add it to the same YAML as another document, '
-            "or mark the reference optional"
+            f'{kind} "{reference[name]}" is not in the file; add it as another document, or make the reference optional'
         )
     return item
 
@@ -121,7 +120,7 @@ def _field(pod: Object, name: str, path: str) -> str:
         "status.podIPs": "127.0.0.1",
     }
     if path not in values:
-        raise MissingReference(f"variable {name}: the field {path} is not known; give one of {', '.join(values)}")
+        raise MissingReference(f"variable {name}: unknown field {path}; use one of {', '.join(values)}")
     return str(values[path])
 
 

@@ -63,17 +63,17 @@ FIELDS: Final[tuple[Field, ...]] = (
             "restartPolicy": "`Never`, as the operator sets it",
             "hostname subdomain": "the names of pods become addresses of this machine in command, args and env",
             "terminationGracePeriodSeconds": "time between SIGTERM and SIGKILL",
-            "serviceAccountName serviceAccount": "only what `fieldRef` says",
-            "hostNetwork hostIPC hostPID shareProcessNamespace": "always so: pods share this machine",
-            "enableServiceLinks automountServiceAccountToken": "there are neither service variables nor tokens",
+            "serviceAccountName serviceAccount": "only visible to `fieldRef`",
+            "hostNetwork hostIPC hostPID shareProcessNamespace": "always the case: pods share this machine",
+            "enableServiceLinks automountServiceAccountToken": "there are no service variables and no tokens",
         },
     ),
     *_rows(
         _W,
         "spec.",
         {
-            "initContainers": "not run: their commands are made for the file system of their image, and with this "
-            "machine's they could do anything; prepare what they prepare by hand",
+            "initContainers": "not run: their commands are written for the file system of their image; do by hand what "
+            "they do",
             "affinity nodeName nodeSelector preemptionPolicy priority priorityClassName schedulerName schedulingGates "
             "schedulingGroup tolerations topologySpreadConstraints workloadRef overhead": _ONE_MACHINE,
             "securityContext hostUsers runtimeClassName os": _NO_CONTAINER,
@@ -84,7 +84,7 @@ FIELDS: Final[tuple[Field, ...]] = (
             "resources": "CPU and memory are not limited",
         },
     ),
-    *_rows(_R, "spec.", {"resourceClaims": "there is no device driver of a cluster; ask for nvidia.com/gpu"}),
+    *_rows(_R, "spec.", {"resourceClaims": "there is no cluster device driver; request nvidia.com/gpu"}),
     *_rows(
         _H,
         "spec.containers[].",
@@ -109,7 +109,7 @@ FIELDS: Final[tuple[Field, ...]] = (
             "image imagePullPolicy": "the Python of `ddp run` and what is installed in it are used",
             "resources.limits resources.requests resources.claims resizePolicy": "CPU and memory are not limited",
             "livenessProbe readinessProbe startupProbe": "not run; a running pod is ready",
-            "lifecycle": "hooks are not run",
+            "lifecycle": "not run",
             "securityContext": _NO_CONTAINER,
             "stdin stdinOnce tty": "a pod has no input",
             "restartPolicy restartPolicyRules": "a pod's process is never restarted; the operator replaces the pod",
@@ -128,14 +128,14 @@ FIELDS: Final[tuple[Field, ...]] = (
     *_rows(
         _R,
         "spec.containers[].env[].valueFrom.",
-        {"resourceFieldRef fileKeyRef": "nothing limits the pod, so there is nothing to read; write the value"},
+        {"resourceFieldRef fileKeyRef": "the pod has no limits here; write the value"},
     ),
     *_rows(
         _H,
         "spec.containers[].volumeMounts[].",
         {
             "name mountPath subPath": "names the folder",
-            "readOnly recursiveReadOnly mountPropagation": "nothing is mounted, so nothing is read-only",
+            "readOnly recursiveReadOnly mountPropagation": "ignored: nothing is mounted",
         },
     ),
     *_rows(_R, "spec.containers[].volumeMounts[].", {"subPathExpr": "write the path out in subPath"}),
@@ -171,7 +171,7 @@ _BY_PATH: Final = {field.path: field for field in FIELDS}
 
 JOB_FIELDS: Final[tuple[Field, ...]] = (
     Field("spec.scheduling", Support.WARNED, _ONE_MACHINE),
-    Field("spec.networkPolicy", Support.WARNED, "processes of one machine are not kept apart"),
+    Field("spec.networkPolicy", Support.WARNED, "processes of one machine are not isolated"),
 )
 """What happens to fields of the job itself; all others are honoured."""
 _WITHOUT_EFFECT: Final = {"spec.scheduling": {"gang": "None", "placement": "Any"}, "spec.networkPolicy": {}}
@@ -199,7 +199,7 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
         for name, value in members.items():
             field = _BY_PATH.get(f"{path}{name}")
             if field is None:
-                field = Field(f"{path}{name}", Support.WARNED, "not known to `ddp run`")
+                field = Field(f"{path}{name}", Support.WARNED, "unknown to `ddp run`")
             if field.support is not Support.HONOURED and value not in (None, [], {}):
                 findings.append(Finding(f"{where}{name}", field))
 
@@ -209,7 +209,7 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
     for number, container in enumerate(containers):
         where = f"spec.containers[{number}]"
         if trainer is not None and container.get("name") != trainer:
-            note = "only the training container runs; a process beside it cannot share its file system here"
+            note = "not run: only the training container runs here"
             findings.append(Finding(where, Field("spec.containers[]", Support.WARNED, note)))
             continue
         path = "spec.containers[]."

@@ -43,28 +43,27 @@ COLUMNS: Final = {
 }
 """Columns of metrics.csv and the metric that each holds; None: it comes from elsewhere, or is derived."""
 
-_LIVING: Final = """\
-# Written by `ddp run`, process {pid} on {host}, and true only while that runs; it began at {since}.
-# Whether it does: `ddp report` says so, and writes it here once it does not. By hand: flock -n job.yaml true
-# succeeds in this folder when nobody runs the job any more.
+_WRITER: Final = """\
+# Written by `ddp run`, process {pid} on {host}, since {since}, and current only while that process runs.
+# To check: `ddp report`, which also updates this file. By hand: flock -n job.yaml true
+# succeeds in this folder once that process is gone.
 """
 
 
 class RunFolder:
     """Paths and writers of one run's folder.
 
-    Once the run is under way its records must not end it: a write that fails (a full disk) is told to ``on_problem``,
-    the first of a row, and the next one is tried again.
+    A write that fails (a full disk) does not end the run: ``on_problem`` is called once, and later writes are tried.
 
-    Who writes the folder holds a lock on its job.yaml, which ends with the process, however that ends. So everybody can
-    tell a run that is under way from one that was killed, whose last words say that it runs.
+    The writer holds a lock on job.yaml until its process ends, however that ends: without the lock, a status that says
+    Running is that of a killed run.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = path / "job.yaml"
         self.command = path / "command.txt"
-        self.on_problem: Callable[[str], None] = lambda words: None
+        self.on_problem: Callable[[str], None] = lambda problem: None
         self._failing: set[Path] = set()
         self._since = ""
         self.status = path / "status.yaml"
@@ -80,7 +79,7 @@ class RunFolder:
     def create(cls, runs: Path, name: str, now: datetime) -> RunFolder:
         """Make a new folder ``<name>-<date>-<time>``; a second run in the same second gets a number behind it.
 
-        What runs that were killed have left half-written beside it is removed. Raises: OSError.
+        Temporary files of killed runs beside it are removed. Raises: OSError.
         """
         stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
         for number in range(1, 1000):
@@ -90,7 +89,7 @@ class RunFolder:
             except FileExistsError:
                 continue
             folder = cls(path)
-            folder._since = f"{now.astimezone():%Y-%m-%dT%H:%M:%S%z}"
+            folder._since = _local_time(now)
             with folder._whole_or_gone():
                 folder.logs.mkdir()
                 folder.pages.mkdir()
@@ -102,7 +101,7 @@ class RunFolder:
     def write_manifest(
         self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any], command: str
     ) -> None:
-        """Keep the file as it was given, what was made of it, and what was typed. The folder is in use from now on.
+        """Write the file as given, the objects made from it, and the command. The folder is in use from now on.
 
         Raises: OSError.
         """
@@ -114,7 +113,7 @@ class RunFolder:
 
     @contextmanager
     def _whole_or_gone(self) -> Iterator[None]:
-        """Remove the folder where it cannot be begun: nothing has run in it."""
+        """Remove the folder if it cannot be completed: nothing has run in it."""
         try:
             yield
         except OSError:
@@ -129,7 +128,7 @@ class RunFolder:
 
     @property
     def in_use(self) -> bool:
-        """Whether a `ddp run` still writes here, as far as can be told."""
+        """Whether a `ddp run` still writes here, as far as the lock shows."""
         try:
             descriptor = os.open(self.manifest, os.O_RDONLY)
         except OSError as error:
@@ -144,7 +143,7 @@ class RunFolder:
 
     @property
     def was_written_here(self) -> bool:
-        """Whether the writer of status.yaml is of this host, alive or not: of another's lock not every disk tells."""
+        """Whether status.yaml was written on this host: network disks do not always share locks."""
         try:
             with self.status.open(encoding="utf-8", errors="replace") as stream:
                 first = stream.readline()
@@ -154,7 +153,7 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep others from closing the record meanwhile; False: somebody is at it. Raises: OSError."""
+        """Lock the folder for closing the record; False: another process has it. Raises: OSError."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,37 +165,36 @@ class RunFolder:
             os.close(descriptor)
 
     @property
-    def typed(self) -> str:
-        """The command that was typed; empty in an older folder."""
+    def command_line(self) -> str:
+        """The command line; empty in an older folder."""
         return self.command.read_text(encoding="utf-8").strip() if self.command.exists() else ""
 
     def clear(self) -> None:
-        """Remove what a run that was killed has left half-written: its own files, and those of its pods' launchers."""
-        # The summary is the last that is written: with it the run has ended in order.
+        """Remove temporary files that a killed run has left: its own, and those of its pods' launchers."""
+        # The summary is written last: with it the run has ended normally.
         if self.status.exists() and not self.summary.exists() and not self.in_use:
             clear_half_written(self.path, "*.tmp", "metrics/*.tmp", "pods/*/runtime/**/*.tmp")
 
     def write_status(self, resource: Mapping[str, Any]) -> bool:
         """Write status.yaml, so that a reader sees the old one or the new one and never half of it.
 
-        While the job has not ended it begins with who writes it: killed, we could not take it back. Returns whether
-        that succeeded.
+        While the job runs, the first line names the writer, who may be killed. Returns whether it was written.
         """
         kept = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in resource}
         ended = (resource.get("status") or {}).get("phase") in ENDED_PHASES
-        head = "" if ended else _LIVING.format(pid=os.getpid(), host=socket.gethostname(), since=self._since)
+        head = "" if ended else _WRITER.format(pid=os.getpid(), host=socket.gethostname(), since=self._since)
         return self._write(self.status, head + _dump_all([kept]))
 
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""
-        words = " ".join(message.split())
+        text = " ".join(message.split())
         with self._tolerantly(self.events), self.events.open("a", encoding="utf-8") as stream:
-            stream.write(f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z} {kind} {reason}: {words}\n")
+            stream.write(f"{_local_time(moment)} {kind} {reason}: {text}\n")
 
     def write_error(self, moment: datetime, where: str, error: BaseException) -> None:
-        """Append the traceback of an error of our own to errors.log."""
+        """Append the traceback of an unexpected error to errors.log."""
         with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8") as stream:
-            stream.write(f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z} {where}\n")
+            stream.write(f"{_local_time(moment)} {where}\n")
             stream.write("".join(traceback.format_exception(error)) + "\n")
 
     def write_page(self, pod: str, page: str) -> None:
@@ -204,7 +202,7 @@ class RunFolder:
         self._write(self.pages / f"{pod}.prom", page)
 
     def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
-        """Append a row to metrics.csv; what is not known is left empty."""
+        """Append a row to metrics.csv; unknown values are left empty."""
         rates = page.rates or Rates()
         derived = {
             "time": f"{moment.timestamp():.3f}",
@@ -241,10 +239,14 @@ class RunFolder:
             yield
         except OSError as error:
             if not self._failing:
-                self.on_problem(f"{path} cannot be written ({error.strerror or error}); the run goes on without")
+                self.on_problem(f"{path} cannot be written ({error.strerror or error}); the run continues without it")
             self._failing.add(path)
         else:
             self._failing.discard(path)
+
+
+def _local_time(moment: datetime) -> str:
+    return f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z}"
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -71,7 +71,7 @@ class Kubelet:
         wanted = count_pod_gpus(pod["spec"])
         taken = self.gpus().take(uid, wanted) if wanted else []
         if taken is None:
-            words = f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu (the pod wants {wanted})."
+            words = f"0/1 nodes are available: 1 Insufficient nvidia.com/gpu (the pod requests {wanted})."
             if pod["status"].get("conditions") is None:
                 self.store.change(pod, status=pods.pending_status("Unschedulable", words, self.clock()))
             return
@@ -194,9 +194,9 @@ class Kubelet:
 
 def _explain(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError) and error.filename:
-        return f"{error.filename}: there is no such file or folder on this machine"
+        return f"{error.filename}: no such file or folder on this machine"
     if is_out_of_space(error):
-        return f"{folder} cannot be written: the disk is full; free space there or choose another --runs-dir"
+        return f"{folder} cannot be written: the disk is full; free some space or choose another --runs-dir"
     return str(error)
 
 

@@ -1,7 +1,7 @@
-"""Closes the record of a run whose `ddp run` is gone: killed, it could not write that itself.
+"""Closes the record of a run whose `ddp run` was killed and could not do so itself.
 
-Nothing that it has started outlives it, so there is nobody to do it at once. Whoever comes by does: `ddp report` of
-that run, and the next `ddp run` beside it. Until then the first line of status.yaml says whose word it is.
+`ddp report` of that run does, or the next `ddp run` with the same `--runs-dir`. Until then the first line of its
+status.yaml names the process that wrote it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ddp_operator.status.observation import Pods
 
 
 def close_record(folder: RunFolder) -> bool:
-    """Write into the folder of a run that nobody runs any more that this is so; return whether it was done now.
+    """Mark a run whose `ddp run` is gone as interrupted; return whether this call did. Raises: OSError.
 
-    Never beside a living writer (it holds the folder's lock) nor beside another one who closes it, and not where that
-    cannot be told, as on another host than the writer's. Raises: OSError.
+    It does nothing while the writer lives (which holds the folder's lock), while another process closes the record, and
+    on another host than the writer's, where neither can be known.
     """
     if folder.in_use or not folder.was_written_here:
         return False
@@ -40,13 +40,13 @@ def close_record(folder: RunFolder) -> bool:
         ended = datetime.fromtimestamp(written.st_mtime, UTC)
         try:
             resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
-            closed = interrupt(resource, folder.typed, ended)
+            closed = interrupt(resource, folder.command_line, ended)
         except (yaml.YAMLError, InvalidManifest, AttributeError, TypeError):
-            return False  # no words of ours
+            return False  # not written by `ddp run`
         if closed is None or not folder.write_status(closed):
             return False
-        os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # no run is newer for being closed
-        folder.clear()  # before the summary, which says that there is nothing to clear
+        os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # keep the order of runs by time
+        folder.clear()  # before the summary, whose presence means that nothing is left to clear
         status = msgspec.convert(closed["status"], Status)
         began = status.start_time or ended
         name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
@@ -55,26 +55,26 @@ def close_record(folder: RunFolder) -> bool:
 
 
 def interrupt(resource: Mapping[str, Any], command: str, now: datetime) -> dict[str, Any] | None:
-    """Return the resource of a job that nobody runs any more as it is to be kept; None where the job had ended.
+    """Return the resource with the status of an interrupted job; None if the job had ended.
 
     Raises: InvalidManifest.
     """
     job = parse_resource(resource)
     if job.status.phase in ENDED_PHASES:
         return None
-    words = explain_interruption(resource, job.status, command)
-    decision = fail(job, Pods(), None, conditions.INTERRUPTED, words, now)
+    message = explain_interruption(resource, job.status, command)
+    decision = fail(job, Pods(), None, conditions.INTERRUPTED, message, now)
     return {**resource, "status": msgspec.to_builtins(decision.status)}
 
 
 def explain_interruption(resource: Mapping[str, Any], status: Status, command: str) -> str:
-    """Say that nobody runs the job any more, and how it goes on."""
+    """Return that the run was interrupted, and how to resume it."""
     failed = status.condition(conditions.FAILED)
     if failed is not None and failed.reason == conditions.INTERRUPTED:
         return failed.message
-    words = f"The `ddp run` that wrote this ended before the job did; its last status says {status.phase}. "
+    words = f"`ddp run` ended before the job did; its last status is {status.phase}. "
     claim = claim_of(resource)
     # Where the script itself saves, only the script knows.
-    begin = "No claim of the job keeps its checkpoints: from what the script keeps elsewhere, or anew, it goes on"
-    how = f"Go on from the newest checkpoint in claim {claim}" if claim else begin
+    begin = "The job keeps no checkpoints on a claim: resume from what the script saved elsewhere, or start again,"
+    how = f"Resume from the newest checkpoint on claim {claim}" if claim else begin
     return f"{words}{how} with: {command or 'ddp run FILE'}"

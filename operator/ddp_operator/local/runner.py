@@ -42,15 +42,15 @@ from ddp_operator.workqueue import backoff
 Object = Mapping[str, Any]
 
 _RETRY_SECONDS: Final = 1.0
-_MOST_ERRORS: Final = 8
-"""So many passes in a row that end in an error of our own end the run: 13 seconds, by the queue's back-off."""
+_MAX_ERRORS: Final = 8
+"""Passes in a row with an unexpected error after which the run is stopped: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
 CLAIMS: Final = "claims"
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """Everything about a run that is known before anything is started."""
+    """Everything about a run that is known before it starts."""
 
     text: str
     command: str
@@ -72,12 +72,12 @@ class RunPlan:
 
 
 class CannotStart(Exception):
-    """Nothing has run: a claim or the run folder cannot be had. The text says what to do."""
+    """The run could not start: a claim is in use, or there is no run folder. The text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: the job's phase, the first signal that was received, and whether a bug of ours ended it."""
+    """How a run ended: the job's phase, the first signal received, and whether a bug in ddp ended it."""
 
     phase: str
     signal: int | None = None
@@ -102,7 +102,7 @@ class Run:
         except OSError as error:
             room = "free space there or " if is_out_of_space(error) else ""
             raise CannotStart(
-                f"{plan.runs_dir}: no run folder can be made there ({error.strerror}); {room}choose another --runs-dir"
+                f"{plan.runs_dir}: cannot create a run folder there ({error.strerror}); {room}choose another --runs-dir"
             ) from None
         if self._claim is not None:
             self._claim.sign(f"process {os.getpid()} (run folder {self._folder.path})")
@@ -116,7 +116,7 @@ class Run:
         self._cluster = LocalCluster(
             self._folder.path, plan.runs_dir / CLAIMS, metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
         )
-        self._folder.on_problem = lambda words: self._display.line(f"warning     {words}")
+        self._folder.on_problem = lambda problem: self._display.line(f"warning     {problem}")
         self._recorder = Recorder(self._cluster, self._folder, utc_now)
         self._wake = asyncio.Event()
         self._signals: list[int] = []
@@ -129,7 +129,7 @@ class Run:
         self._showing = False
 
     async def run(self) -> Outcome:
-        """Run the job, then write what is left to write."""
+        """Run the job, then write status, report and summary."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -142,16 +142,16 @@ class Run:
         tasks: list[asyncio.Task[None]] = []
         try:
             self._add_objects()
-            self._introduce()
+            self._print_plan()
             reconciler = Reconciler(self._cluster)
             wait = await self._pass(reconciler)
             # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
             self._showing = True
             self._show()
-            tasks += [asyncio.create_task(self._aside("the samples of the metrics", self._recorder.run))]
+            tasks += [asyncio.create_task(self._optional("the samples of the metrics", self._recorder.run))]
             if self._plan.logs:
                 tail = Tail(self._current_log, lambda line: self._display.line(f"[pod 0] {line}"))
-                tasks += [asyncio.create_task(self._aside("pod 0's log on the screen", tail.run))]
+                tasks += [asyncio.create_task(self._optional("pod 0's log on the screen", tail.run))]
             await self._loop(reconciler, wait)
             await self._drain()
             if self._plan.logs:
@@ -176,7 +176,7 @@ class Run:
         self._cluster.add(self._plan.resource)
 
     async def _loop(self, reconciler: Reconciler, wait: float | None) -> None:
-        """Make a pass after every event, and when the last one wanted another, until the job is over."""
+        """Reconcile after every event, and when the last pass asked for another, until the job is over."""
         while not self._stopped.is_set() and not self._is_over():
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):  # wait_for may swallow a cancellation
@@ -184,7 +184,7 @@ class Run:
             wait = await self._pass(reconciler)
 
     async def _pass(self, reconciler: Reconciler) -> float | None:
-        """Reconcile until that wants to wait; return how many seconds, None for an event."""
+        """Reconcile until there is nothing to do; return the seconds until the next pass, None: wait for an event."""
         while True:
             self._wake.clear()
             try:
@@ -200,36 +200,36 @@ class Run:
                 return wait
 
     async def _try_again(self, error: Exception) -> float | None:
-        """After an error of our own in a pass: keep it, wait, and have the next pass at once; after many, give up."""
+        """Record an unexpected error in a pass and back off; after many in a row, give up."""
         self._errors += 1
-        if self._errors == _MOST_ERRORS:
+        if self._errors == _MAX_ERRORS:
             self._give_up(f"{self._errors} passes in a row", error)
             return None
         self._record_error("a pass", error)
         if self._errors == 1:
-            self._display.line(f"warning     {_name(error)} in ddp itself ({self._folder.errors}); trying again")
+            self._display.line(f"warning     {_name(error)} in ddp itself ({self._folder.errors}); retrying")
         with suppress(TimeoutError):
             async with asyncio.timeout(backoff(self._errors)):  # also where something changed: that may be its echo
                 await self._stopped.wait()
         return 0
 
-    async def _aside(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do what a run can do without."""
+    async def _optional(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run an optional task: its failure is a warning."""
         try:
             await work()
         except Exception as error:
             self._record_error(what, error)
-            self._display.line(f"warning     {_name(error)} in ddp itself: the run goes on without {what}")
+            self._display.line(f"warning     {_name(error)} in ddp itself: the run continues without {what}")
 
     def _give_up(self, where: str, error: BaseException) -> None:
-        """End the run in order after an error of our own: nobody knows any more what the job needs."""
+        """Stop the run after an unexpected error: the reconcile no longer knows what the job needs."""
         self._record_error(where, error)
         if self._broken is None:
             self._broken = error
             self._stop(f"{_name(error)} in ddp itself ({where}); stopping")
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Keep what a callback raised; asyncio's own are among them, and none of them ends a run."""
+        """Record what a callback raised; asyncio's own callbacks are among them, and none of them ends a run."""
         error = context.get("exception")
         if error is None:
             loop.default_exception_handler(context)
@@ -240,7 +240,7 @@ class Run:
         self._folder.write_error(utc_now(), where, error)
 
     async def _drain(self) -> None:
-        """Let pods that still run end with their grace time."""
+        """Stop the pods that still run, with their grace period."""
         self._cluster.stop()
         while self._cluster.kubelet.busy:
             self._wake.clear()
@@ -257,7 +257,7 @@ class Run:
                 self._interrupt()
             self._take_status()  # also where the last one could not be written
         self._display.update(self._view())
-        await self._aside("the report", self._write_report)
+        await self._optional("the report", self._write_report)
         self._display.close()
         seconds = time.monotonic() - self._started
         summary = describe_run(
@@ -276,17 +276,17 @@ class Run:
         self._folder.write_report(self._plan.build_report(self._folder.path))
 
     def _fail(self, error: BaseException) -> None:
-        """Say in the status why the run has ended; the reconcile cannot."""
-        words = (
-            f"an error in ddp itself ended the run, and the pods were stopped: {_name(error)}: {error}; its traceback "
-            f"is in {self._folder.errors.name}: please report it; run the job again: it goes on from its "
+        """Write to the status why the run has ended; the reconcile cannot."""
+        message = (
+            f"a bug in ddp ended the run, and the pods were stopped: {_name(error)}: {error}; its traceback "
+            f"is in {self._folder.errors.name}: please report it. Run the job again: it resumes from its "
             "checkpoint if it keeps one on a claim"
         )
-        resource = self._hear_last_words()
+        resource = self._latest_resource()
         if resource is None or self._is_over():
             return
         try:
-            decision = fail(parse_resource(resource), Pods(), None, conditions.OPERATOR_ERROR, words, utc_now())
+            decision = fail(parse_resource(resource), Pods(), None, conditions.OPERATOR_ERROR, message, utc_now())
             self._cluster.store.change(resource, status=msgspec.to_builtins(decision.status))
             self._take_status()
         except Exception as another:
@@ -294,21 +294,21 @@ class Run:
             self._status = msgspec.structs.replace(self._status, phase="Failed")
 
     def _interrupt(self) -> None:
-        """Say in the status that nobody runs the job any more, where it has not ended."""
-        resource = self._hear_last_words()
+        """Write to the status that the run was interrupted, unless the job has ended."""
+        resource = self._latest_resource()
         changed = interrupt(resource, self._plan.command, utc_now()) if resource is not None else None
         if resource is not None and changed is not None:
             self._cluster.store.change(resource, status=changed["status"])
 
-    def _hear_last_words(self) -> Object | None:
-        """Return the resource with how far the job came, which the last pass may have seen seconds before the end."""
+    def _latest_resource(self) -> Object | None:
+        """Return the resource with the latest progress: the last pass may be seconds old."""
         resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
         if resource is None:
             return None
         status = msgspec.convert(resource.get("status") or {}, Status)
         page = self._recorder.page
-        heard = take_values(status, page.values, utc_now(), page.rates)
-        return {**resource, "status": msgspec.to_builtins(heard)}
+        updated = take_values(status, page.values, utc_now(), page.rates)
+        return {**resource, "status": msgspec.to_builtins(updated)}
 
     def _take_status(self) -> None:
         """Read the status from the cluster; write it to the folder where it is new."""
@@ -343,8 +343,8 @@ class Run:
             self._display.line(f"metrics     curl http://127.0.0.1:{self._recorder.port}/metrics")
         self._display.update(view)
 
-    def _introduce(self) -> None:
-        """Say what runs where."""
+    def _print_plan(self) -> None:
+        """Print what runs where."""
         plan, nodes = self._plan, self._plan.resource["spec"]["nodes"]
         device = f"GPUs {','.join(plan.gpu_ids)}" if plan.gpu_ids else f"{plan.cpus} CPUs"
         pods = f"{nodes} pod{'s' if nodes != 1 else ''}"
@@ -353,9 +353,9 @@ class Run:
         self._display.line(f"run folder  {self._folder.path}")
         if plan.findings:
             fields = dict.fromkeys(finding.path.rpartition(".")[2] for finding in plan.findings)
-            self._display.line(f"not used    {', '.join(fields)} (docs/local.md says why)")
+            self._display.line(f"ignored     {', '.join(fields)} (see docs/local.md)")
         if ignored := [f"{o.get('kind')}" for o in plan.others if o.get("kind") not in _KEPT_KINDS]:
-            self._display.line(f"not used    other objects of the file: {', '.join(ignored)}")
+            self._display.line(f"ignored     other objects of the file: {', '.join(ignored)}")
 
     def _current_log(self) -> Path | None:
         pods = [p for p in self._cluster.store.list("Pod") if completion_index(p) == 0]
@@ -363,45 +363,48 @@ class Run:
 
     def _on_event(self, resource: Object, event: Event) -> None:
         self._folder.write_event(utc_now(), event.type, event.reason, event.message)
-        if event.type == "Warning" and not self._is_over():  # the last words are the summary's
+        if event.type == "Warning" and not self._is_over():  # the summary has the end
             self._display.line(f"{time.strftime('%H:%M:%S')} {event.reason}: {event.message.splitlines()[0]}")
 
     def _on_output_lost(self, error: OSError) -> None:
-        """Say where the run can be followed now: it goes on, and the exit code is the job's, as without `| head`."""
+        """Print where the run can be followed: it continues, and the exit code is the job's, as without `| head`."""
         with suppress(OSError):
             print(
-                f"ddp run: nothing more can be printed ({error.strerror}); the run goes on, see {self._folder.path}",
+                f"ddp run: cannot write to standard output ({error.strerror}); "
+                f"the run continues, see {self._folder.path}",
                 file=sys.stderr,
                 flush=True,
             )
 
     def _on_signal(self, number: int) -> None:
-        """Stop in order at the first signal, at once at the second."""
+        """Stop the pods at the first signal; kill them at the second."""
         self._signals.append(number)
         if not self._stopped.is_set():
             self._stop("stopping")
         else:
-            self._display.line("killing the pods")
+            self._display.line("killing all pods")
             self._cluster.kubelet.kill_all()
             self._wake.set()
 
-    def _stop(self, words: str) -> None:
+    def _stop(self, reason: str) -> None:
         grace = max((grace_of(pod) for pod in self._cluster.store.list("Pod")), default=0)
         again = " again" if self._signals else ""
-        self._display.line(f"{words}: pods have {grace} s to save and exit; press Ctrl-C{again} to kill them now")
+        self._display.line(
+            f"{reason}: the pods have {grace} s to save a checkpoint and exit; press Ctrl-C{again} to kill them now"
+        )
         self._stopped.set()
         self._wake.set()
 
 
 def _hold_claim(plan: RunPlan) -> ClaimLock | None:
-    """Take the claim that keeps the job's checkpoints. Raises: CannotStart where another run has it; OSError."""
+    """Lock the claim that keeps the job's checkpoints. Raises: CannotStart, if another run uses it; OSError."""
     claim = exclusive_claim(parse_resource(plan.resource))
     try:
         return None if claim is None else ClaimLock(plan.runs_dir / CLAIMS, claim)
     except ClaimInUse as holder:
         raise CannotStart(
-            f"spec.checkpoint.claimName: {holder} writes its checkpoints to claim {claim}; wait until it has ended, "
-            "stop it, or name another claim. Where each run writes files of its own, set spec.checkpoint.shared: true"
+            f"spec.checkpoint.claimName: {holder} writes its checkpoints to claim {claim}; wait until it ends, "
+            "stop it, or use another claim. If every run writes its own files, set spec.checkpoint.shared: true"
         ) from None
 
 

@@ -63,9 +63,9 @@ def prepare_volumes(pod: Object, container: Object, folders: Folders, lookup: Lo
         if inside == SHARED_MEMORY:
             continue
         if name not in volumes:
-            raise MissingReference(f'volumeMounts: no volume is named "{name}"; add it to volumes')
+            raise MissingReference(f'volumeMounts: there is no volume "{name}"; add it to volumes')
         if inside == "/":
-            raise MissingReference("volumeMounts: a volume over / has no meaning on this machine; mount it below")
+            raise MissingReference("volumeMounts: a volume at / is not supported on this machine; mount it below /")
         if name not in made:
             made[name] = _prepare(volumes[name], folders, lookup)
         source = made[name]
@@ -119,7 +119,7 @@ def _host_path(host: Object) -> Path:
     elif kind == "FileOrCreate":
         path.touch()
     elif not path.exists():
-        raise MissingReference(f"hostPath {path}: there is no such file or folder on this machine; make it")
+        raise MissingReference(f"hostPath {path}: no such file or folder on this machine; create it")
     return path
 
 

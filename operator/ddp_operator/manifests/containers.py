@@ -27,7 +27,7 @@ def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
             for number, mount in enumerate(container.get("volumeMounts") or ()):
                 name = mount.get("name")
                 if isinstance(name, str) and name not in volumes:
-                    words = f"there is no such volume; add it to {path}.volumes"
+                    words = f"no such volume; add it to {path}.volumes"
                     yield FieldError(f"{here}.volumeMounts[{number}].name", words, name)
 
 
@@ -37,9 +37,9 @@ def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldE
         for name, value in (resources.get(part) or {}).items():
             here = f"{path}.{part}[{name}]"
             if value is not None and not is_quantity(value):
-                yield FieldError(here, "must be a quantity; write a number or one with a suffix, such as 8Gi", value)
+                yield FieldError(here, "must be a quantity: a number, with or without a suffix, such as 8Gi", value)
             elif "/" not in name and not _STANDARD.fullmatch(name):
-                words = "is no resource; write cpu, memory, ephemeral-storage or a device's whole name"
+                words = "is not a resource; use cpu, memory, ephemeral-storage or the full name of a device"
                 yield FieldError(here, f"{words}, such as nvidia.com/gpu")
             elif part == "requests" and "/" in name and name not in limits:
-                yield FieldError(here, f"devices are asked for by a limit; write it in {path}.limits")
+                yield FieldError(here, f"devices must be requested as a limit; set it in {path}.limits")

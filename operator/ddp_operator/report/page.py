@@ -61,23 +61,23 @@ footer { margin-top: 32px; color: var(--soft); font-size: 13px; }
 
 
 def build_page(run: Run, now: datetime) -> str:
-    """Return the page of a run. It asks for nothing from elsewhere, which its own policy makes sure of."""
+    """Return the page of a run. It loads nothing from elsewhere, which its Content-Security-Policy ensures."""
     status = run.status
     phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
-    words = (
+    summary = (
         explain_interruption(run.resource, status, run.command)
         if run.interrupted
         else str(explain_why(run.resource, (), now))
     )
     sections = [
         f'<header><h1>{escape(run.name)}<span class="phase {phase}">{phase}</span></h1>',
-        f"<p>{escape(words)}</p></header>",
+        f"<p>{escape(summary)}</p></header>",
         f'<dl class="cards">{"".join(_cards(run))}</dl>',
         _failure(status.last_failure) if status.last_failure else "",
         _charts(run),
         _ranks(run.ranks),
         _events(run.events),
-        f"<footer>Written by ddp {escape(__version__)}. Dashed lines: training began anew.</footer>",
+        f"<footer>Written by ddp {escape(__version__)}. Dashed lines: training was restarted.</footer>",
     ]
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
@@ -127,7 +127,7 @@ def _charts(run: Run) -> str:
         line_chart("Validation accuracy", [Series("accuracy", run.series("validation_accuracy"))], marks),
         stacked_chart(
             "Time of a step on rank 0",
-            ("data", "compute", "wait and rest"),
+            ("data", "compute", "waiting and other"),
             [(time, *(1000 * part for part in parts)) for time, *parts in split_step_time(run.rows)],
             marks,
             unit=" ms",
@@ -135,7 +135,7 @@ def _charts(run: Run) -> str:
         line_chart("Learning rate", [Series("learning rate", run.series("learning_rate"))], marks),
     ]
     drawn = "".join(charts)
-    return f'<div class="charts">{drawn}</div>' if drawn else "<p>No figures: no step was reported.</p>"
+    return f'<div class="charts">{drawn}</div>' if drawn else "<p>No charts: the script reported no steps.</p>"
 
 
 def _failure(failure: LastFailure) -> str:
@@ -152,7 +152,7 @@ def _ranks(ranks: Sequence[RankTime]) -> str:
     """Return the mean step of each rank: in synchronous training a straggler shows in data and compute only."""
     if not ranks:
         return ""
-    heads = ("rank", "steps", "step, ms", "data, ms", "compute, ms", "wait and rest, ms")
+    heads = ("rank", "steps", "step, ms", "data, ms", "compute, ms", "waiting and other, ms")
     rows = [
         [str(r.rank), f"{r.steps:,}", *(f"{1000 * t:.1f}" for t in (r.step, r.data, r.compute, r.wait))] for r in ranks
     ]

@@ -54,7 +54,7 @@ class RankTime:
 
     @property
     def wait(self) -> float:
-        """What is neither: mostly the wait for other ranks."""
+        """The rest: mostly waiting for other ranks."""
         return max(0.0, self.step - self.data - self.compute)
 
 
@@ -62,7 +62,7 @@ class RankTime:
 class Run:
     """A run for the page. Times are seconds since the first row of figures.
 
-    ``command``: what was typed, empty in an older folder. ``under_way``: a `ddp run` still writes the folder.
+    ``command``: the command line, empty in an older folder. ``under_way``: a `ddp run` still writes the folder.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def interrupted(self) -> bool:
-        """Whether `ddp run` has ended and the job had not."""
+        """Whether `ddp run` ended before the job did."""
         failed = self.status.condition(FAILED)
         closed = failed is not None and failed.reason == INTERRUPTED
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
@@ -89,11 +89,11 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Return what a run folder holds; what is missing in it is empty. Raises: ValueError, where it is none."""
+    """Return the contents of a run folder; missing parts are empty. Raises: ValueError, if it is not a run folder."""
     folder = RunFolder(path)
     if not folder.status.exists():
-        raise ValueError(f"{path}: holds no status.yaml, so it is no folder of `ddp run`")
-    under_way = folder.in_use  # before the status is read: a run that ends meanwhile is none that was interrupted
+        raise ValueError(f"{path}: not a run folder of `ddp run`: there is no status.yaml")
+    under_way = folder.in_use  # read before the status: a run that ends meanwhile was not interrupted
     try:
         resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
         status = msgspec.convert(resource.get("status") or {}, Status)
@@ -104,7 +104,7 @@ def read_run(path: Path) -> Run:
     pages = {page.stem: page.read_text(encoding="utf-8", errors="replace") for page in folder.pages.glob("*.prom")}
     return Run(
         name=path.resolve().name,
-        command=folder.typed,
+        command=folder.command_line,
         under_way=under_way,
         resource=resource,
         status=status,
@@ -116,7 +116,7 @@ def read_run(path: Path) -> Run:
 
 
 def find_marks(rows: Sequence[Row]) -> list[Mark]:
-    """Return where training began anew: a later attempt, or a counter of the process that begins at 0 again."""
+    """Return where training restarted: a later attempt, or a counter of the process that starts at 0 again."""
     marks = []
     for before, after in pairwise(rows):
         time = after["time"] - rows[0]["time"]

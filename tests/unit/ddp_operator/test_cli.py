@@ -77,7 +77,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     [
         ({"nodes": 0}, "spec.nodes"),
         ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
-        ({"suspend": True}, "spec.suspend: is true, so nothing would run"),
+        ({"suspend": True}, "spec.suspend: true, so nothing would run"),
         ({"procPerNode": "gpu"}, "spec.procPerNode"),
     ],
 )
@@ -92,15 +92,15 @@ def test_a_bad_manifest_ends_with_2_naming_the_field_and_leaves_no_run_folder(
 def test_an_option_that_breaks_a_rule_is_refused_as_the_file_would_be(capsys: pytest.CaptureFixture[str]) -> None:
     file = write(nodes=2, elastic={"minNodes": 2, "maxNodes": 4})
     assert main(["run", file, "--nodes", "5"]) == 2
-    assert "spec.nodes: Invalid value: must be from elastic.minNodes to elastic.maxNodes" in capsys.readouterr().err
+    assert "spec.nodes: Invalid value: must be between elastic.minNodes and elastic.maxNodes" in capsys.readouterr().err
 
 
-def test_what_cannot_be_had_on_this_machine_is_refused_by_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_volume_that_this_machine_lacks_is_refused_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     template = {
         "spec": {**GOOD["spec"]["template"]["spec"], "volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]}
     }
     assert main(["run", write(template=template)]) == 2
-    assert "spec.template.spec.volumes[0].nfs: cannot be had on this machine" in capsys.readouterr().err
+    assert "spec.template.spec.volumes[0].nfs: not supported on this machine" in capsys.readouterr().err
 
 
 def test_a_secret_that_is_not_in_the_file_is_refused_before_anything_runs(

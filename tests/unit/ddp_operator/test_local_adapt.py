@@ -92,7 +92,9 @@ def test_the_users_own_thread_count_stays() -> None:
 
 
 def test_too_few_gpus_are_refused_naming_the_ways_out() -> None:
-    with pytest.raises(Unsuitable, match=r"2 pods of 4 GPUs need 8, this machine has 1; .*--cpu.*--nodes and --procs"):
+    with pytest.raises(
+        Unsuitable, match=r"2 pods of 4 GPUs need 8, but this machine has 1; .*--cpu.*--nodes and --procs"
+    ):
         check_suitable(resource(4), ["0"])
     check_suitable(resource(4), [str(number) for number in range(8)])
 
@@ -105,7 +107,7 @@ def test_a_suspended_job_is_refused_rather_than_waited_for() -> None:
 def test_a_volume_of_a_cluster_is_refused_by_its_path() -> None:
     given = resource()
     given["spec"]["template"]["spec"]["volumes"] = [{"name": "v", "nfs": {}}, {"name": "w", "csi": {"driver": "d"}}]
-    with pytest.raises(Unsuitable, match=r"spec\.template\.spec\.volumes\[1\]\.csi: cannot be had on this machine"):
+    with pytest.raises(Unsuitable, match=r"spec\.template\.spec\.volumes\[1\]\.csi: not supported on this machine"):
         check_suitable(given, None)
 
 

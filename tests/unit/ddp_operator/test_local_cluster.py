@@ -200,7 +200,7 @@ async def test_a_pod_for_which_the_disk_has_no_room_says_what_to_do(
     (state,) = terminated(cluster)
     folder, _, words = state["message"].partition(" cannot be written: ")
     assert folder.startswith(f"{tmp_path}/run/pods/j-0-")
-    assert words == "the disk is full; free space there or choose another --runs-dir"
+    assert words == "the disk is full; free some space or choose another --runs-dir"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_fields_of_the_pod_are_read() -> None:
 
 
 def test_an_unknown_field_is_refused_by_name() -> None:
-    with pytest.raises(MissingReference, match=r"variable X: the field spec\.nothing"):
+    with pytest.raises(MissingReference, match=r"variable X: unknown field spec\.nothing"):
         build(env=[{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}])
 
 
@@ -88,7 +88,7 @@ def test_env_from_takes_all_valid_names_and_env_overrides_it() -> None:
     ],
 )
 def test_a_missing_secret_is_refused_with_the_remedy(container: dict[str, Any]) -> None:
-    with pytest.raises(MissingReference, match='Secret "missing" is not in the file; add it to the same YAML'):
+    with pytest.raises(MissingReference, match='Secret "missing" is not in the file; add it as another document'):
         build(**container)
 
 
@@ -104,5 +104,5 @@ def test_an_optional_reference_may_be_missing() -> None:
 
 
 def test_a_secret_that_is_not_base64_is_refused() -> None:
-    with pytest.raises(MissingReference, match=r"data\.k is not base64"):
+    with pytest.raises(MissingReference, match=r"data\.k is not valid base64"):
         read_data({"kind": "Secret", "metadata": {"name": "s"}, "data": {"k": "a"}})

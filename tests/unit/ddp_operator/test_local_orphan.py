@@ -79,8 +79,8 @@ def test_a_living_writers_record_is_left_alone_and_says_whose_it_is(writer: subp
     before = folder.status.read_text()
     assert not close_record(folder)
     assert folder.status.read_text() == before
-    assert before.startswith(f"# Written by `ddp run`, process {writer.pid} on {socket.gethostname()}, and true only ")
-    assert before.splitlines()[0].rpartition(" ")[2].startswith("20")  # the time at which it began
+    assert before.startswith(f"# Written by `ddp run`, process {writer.pid} on {socket.gethostname()}, since ")
+    assert ", since 20" in before.splitlines()[0]  # the time at which it began
     assert status_of(folder)["phase"] == "Running"
 
 
@@ -108,7 +108,7 @@ def test_a_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: 
     (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
     assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
     assert (
-        "its last status says Running. Go on from the newest checkpoint in claim c with: ddp run job.yaml --cpu"
+        "its last status is Running. Resume from the newest checkpoint on claim c with: ddp run job.yaml --cpu"
         in (failed["message"])
     )
     assert status["progress"]["step"] == 7
@@ -159,4 +159,4 @@ def test_who_asks_for_the_report_of_a_killed_run_closes_its_record(writer: subpr
     assert main(["report", str(folder.path)]) == 0
     for page in (first, (folder.path / "report.html").read_text()):
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "its last status says Running. Go on from the newest checkpoint in claim c with: ddp run" in page
+        assert "its last status is Running. Resume from the newest checkpoint on claim c with: ddp run" in page

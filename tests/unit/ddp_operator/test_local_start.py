@@ -92,7 +92,7 @@ class TestFullDisk:
         monkeypatch.setattr(Path, call, fail_in_run_folder)
         assert ddp_run() == ExitCode.BAD_INPUT
         assert capsys.readouterr().err == (
-            "ddp run: ddp-runs: no run folder can be made there (No space left on device); free space there or choose "
+            "ddp run: ddp-runs: cannot create a run folder there (No space left on device); free space there or choose "
             "another --runs-dir\n"
         )
         assert runs() == []

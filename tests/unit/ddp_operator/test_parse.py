@@ -13,7 +13,7 @@ from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 from tests.support.builders import resource, template
 
-NO_OBJECT = "the file: holds something that is no Kubernetes object; remove it, or give the path of a job's YAML"
+NO_OBJECT = "the file: contains something that is not a Kubernetes object; remove it, or give the path of a job's YAML"
 
 
 def parse(**spec: Any) -> Spec:
@@ -66,7 +66,7 @@ class TestFile:
 
     def test_merge_keys_and_anchors_work(self) -> None:
         text = yaml.safe_dump(resource()) + "x-base: &base {a: 1}\n"
-        assert refusal(text) == ['unknown field "x-base"; known here: apiVersion, kind, metadata, spec, status']
+        assert refusal(text) == ['unknown field "x-base"; known fields: apiVersion, kind, metadata, spec, status']
 
     @pytest.mark.parametrize("number", [2**63, -(10**400), 1e22, math.nan])
     def test_a_number_beyond_64_bits_is_no_integer(self, number: float) -> None:
@@ -88,12 +88,12 @@ class TestFile:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("", "kind: the file holds no kind DDPTrainingJob (found: nothing); give exactly one"),
-            ("kind: Job\n", "kind: the file holds no kind DDPTrainingJob (found: Job); give exactly one"),
+            ("", "kind: the file has no kind DDPTrainingJob (found: nothing); it must have exactly one"),
+            ("kind: Job\n", "kind: the file has no kind DDPTrainingJob (found: Job); it must have exactly one"),
             ("- 1\n", NO_OBJECT),
             ("just words\n", NO_OBJECT),
             ("a: [1\n", "line 2, column 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
-            ("a: 1\nb: 2\na: 3\n", 'line 3: key "a" is given twice; remove one'),
+            ("a: 1\nb: 2\na: 3\n", 'line 3: key "a" is duplicated; remove one'),
             ("1: 2\n", "line 1: the key 1 is not a string; quote it"),
             ("{? [a] : 1}\n", "line 1: the key ['a'] is not a string; quote it"),
             ("a: !!python/object:os.system x\n", "not valid YAML"),
@@ -125,7 +125,7 @@ class TestWords:
             ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
             ({"recovery": {"maxRestart": 2}}, 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
             ({"nodesx": None}, 'unknown field "spec.nodesx"; did you mean nodes?'),
-            ({"shm": {"zzz": 1}}, 'unknown field "spec.shm.zzz"; known here: sizeLimit'),
+            ({"shm": {"zzz": 1}}, 'unknown field "spec.shm.zzz"; known fields: sizeLimit'),
             (
                 {"nodes": "2"},
                 'spec.nodes: Invalid value: "string": spec.nodes in body must be of type integer: "string"; '
@@ -139,7 +139,7 @@ class TestWords:
             (
                 {"template": []},
                 'spec.template: Invalid value: "array": spec.template in body must be of type object: "array"; '
-                "write its members below it: metadata, spec",
+                "write its fields below it: metadata, spec",
             ),
             ({"template": None}, "spec.template: Required value: it has no default; add it"),
             ({"checkpoint": {}}, "spec.checkpoint.path: Required value: it has no default; add it"),
@@ -161,8 +161,8 @@ class TestWords:
     @pytest.mark.parametrize(
         ("metadata", "words"),
         [
-            ({}, "metadata.name: Required value: every job needs a name; add it"),
-            (None, "metadata.name: Required value: every job needs a name; add it"),
+            ({}, "metadata.name: Required value: add a name"),
+            (None, "metadata.name: Required value: add a name"),
             ("x", "metadata: must be an object with a name"),
             ({"name": 7}, "metadata.name: Invalid value: 7: must be a string; quote it"),
             ({"name": "a", "namespace": 1}, "metadata.namespace: Invalid value: 1: must be a string"),
@@ -186,7 +186,7 @@ class TestWords:
 
     def test_missing_spec(self) -> None:
         assert refusal({k: v for k, v in resource().items() if k != "spec"}) == [
-            "spec: Required value: a job needs at least spec.template; add it"
+            "spec: Required value: add spec with at least spec.template"
         ]
 
     def test_wrong_version(self) -> None:

@@ -107,7 +107,7 @@ class TestPage:
         path = write_run(tmp_path, phase="Running")
         page = build_page(read_run(path), NOW)
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "from what the script keeps elsewhere, or anew, it goes on with: ddp run FILE" in page
+        assert "resume from what the script saved elsewhere, or start again, with: ddp run FILE" in page
         run = RunFolder(path)
         run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
         claim = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
@@ -115,7 +115,7 @@ class TestPage:
         assert ">Running</span>" in build_page(read_run(path), NOW)
         del run  # the lock goes with it
         page = build_page(read_run(path), NOW)
-        assert "its last status says Running. Go on from the newest checkpoint in claim c with: ddp run" in page
+        assert "its last status is Running. Resume from the newest checkpoint on claim c with: ddp run" in page
         assert "job.yaml --cpu -- &#x27;&lt;b&gt;&#x27;" in page
 
     def test_has_charts_failure_events_ranks_and_the_outcome(self, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ class TestPage:
 
     def test_a_run_without_figures_says_so(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path, figures=False)), NOW)
-        assert "no step was reported" in page
+        assert "reported no steps" in page
         assert "<svg" not in page
 
     def test_both_themes_have_every_color(self, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ class TestCommand:
         [
             (["nothing"], 3, "there is no run nothing"),
             ([], 3, "no runs in"),
-            (["empty"], 2, "holds no status.yaml"),
+            (["empty"], 2, "there is no status.yaml"),
         ],
     )
     def test_bad_input_is_one_sentence(

@@ -121,7 +121,7 @@ class TestShape:
 
     def test_unknown_member_beside_spec(self) -> None:
         assert refusal(template() | {"other": {}}) == [
-            'unknown field "spec.template.other"; known here: metadata, spec',
+            'unknown field "spec.template.other"; known fields: metadata, spec',
         ]
 
     @pytest.mark.parametrize(
