@@ -165,6 +165,10 @@ drills: install ## break real jobs in every way we know, and see that nothing is
 soak: install ## very many jobs, and whether memory, files, threads or processes grow with them
 	@$(PY) -m tests.drills.soak $(ARGS)
 
+.PHONY: torch-versions
+torch-versions: install ## run the launcher's process tests on the oldest and newest torch and one between (ARGS=--strict)
+	@.ci/torch-versions $(PY) $(ARGS)
+
 .PHONY: e2e
 e2e: install ## the e2e tier: on a new kind cluster, or on the cluster of DDP_E2E_KUBECONFIG
 	@if [ -n "$${DDP_E2E_KUBECONFIG:-}" ]; then $(PY) -m pytest tests/e2e $(ARGS); \

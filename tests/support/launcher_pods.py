@@ -48,6 +48,7 @@ class Pods:
     config: Mapping[str, Any] = field(default_factory=dict)
     """What is other than usual in the launcher's configuration."""
     pass_fds: Sequence[int] = ()
+    python: str = sys.executable
     warm: bool = True
     """Whether the launcher starts with torch imported already; what a fresh interpreter does needs one."""
 
@@ -104,7 +105,7 @@ class Pods:
                 continue
             with open(output, "ab") as log:
                 self.running[index] = subprocess.Popen(
-                    [sys.executable, *argv],
+                    [self.python, *argv],
                     env=env,
                     cwd=self.folder,
                     stdin=subprocess.DEVNULL,

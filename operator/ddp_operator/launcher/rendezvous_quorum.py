@@ -11,7 +11,7 @@ _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods o
 _GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
 
 
-class Gathering:
+class RendezvousQuorum:
     """When an elastic job's pods have met: whom to wait for, and for how long.
 
     torchrun knows a least and a greatest number. In between it waits a fixed time, too short for the first start and
@@ -61,7 +61,7 @@ class Heartbeats:
         self._clock = AwakeClock(patience / 3, now)
         self._seen: dict[Any, tuple[Any, float]] = {}
 
-    def spare(self, beats: dict[Any, Any], now: float) -> list[Any]:
+    def live_nodes(self, beats: dict[Any, Any], now: float) -> list[Any]:
         """Take in the last heartbeat of each pod; return those that may live. ``now`` is of a monotonic clock."""
         time_ = self._clock.tick(now)
         before, self._seen = self._seen, {}

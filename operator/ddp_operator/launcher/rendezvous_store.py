@@ -14,7 +14,6 @@ from .files import log
 from .pod import Pod
 
 _SECONDS_FOR_STORE = 2.0
-_LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
 _UNRESOLVED = "name does not resolve yet"
 _REFUSED = "nothing listens there yet"
 
@@ -73,33 +72,6 @@ def ask_store(question: Callable[[], Any]) -> list[Any]:
     asking.start()
     asking.join(_SECONDS_FOR_STORE)
     return answers
-
-
-def find_early_ends(agent: Any) -> tuple[list[int], int]:
-    """Return the ranks of this pod that have ended well while others have not, and how many pods have as a whole.
-
-    A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
-    """
-    waiting = ask_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
-    try:
-        ended = {rank for rank, one in agent._pcontext.subprocess_handlers.items() if one.proc.poll() == 0}
-        ranks = sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended)
-    except AttributeError:  # another torch
-        ranks = []
-    return ranks, sum(waiting)
-
-
-def have_all_ended(agent: Any, patience: float) -> bool:
-    """Tell whether the ranks of all other pods have ended too, or do so within ``patience`` seconds."""
-    deadline = time.monotonic() + patience
-    try:
-        while agent._store.add(_LAST_BARRIER, 0) < agent._worker_group.group_world_size - 1:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.1)
-    except Exception:
-        return False  # there is no store any more
-    return True
 
 
 def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:

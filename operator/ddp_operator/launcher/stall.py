@@ -30,12 +30,12 @@ class StallBoard:
         self._posted: dict[str, Any] = {}
         self._asking: list[bool] = []  # of a store that does not answer no second question is asked
 
-    def exchange(self, agent: Any, now: float) -> dict[str, Any] | None:
+    def exchange(self, store: Any, pods: int, now: float) -> dict[str, Any] | None:
         """Post this pod's report and return the board; None where there is nothing to post, or no answer."""
         if now - self._last < self._every:
             return None
         self._last = now
-        mine, store = read_json(self._path), getattr(agent, "_store", None)
+        mine = read_json(self._path)
         if store is not self._store:
             self._store, self._posted, self._asking = store, {}, []
         if store is None or self._asking or not (mine or self._posted):
@@ -49,7 +49,7 @@ class StallBoard:
             return board
 
         answers = ask_store(ask)
-        return {**answers[0], "pods": agent._worker_group.group_world_size} if answers else None
+        return {**answers[0], "pods": pods} if answers else None
 
     def _post(self, store: Any, mine: dict[str, Any]) -> dict[str, Any]:
         board: dict[str, Any] = {}

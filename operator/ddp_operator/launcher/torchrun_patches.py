@@ -1,4 +1,4 @@
-"""What the launcher teaches torchrun's agent. The only module that touches torchrun's private parts."""
+"""What the launcher teaches torchrun's agent. The only module that touches private parts of torch."""
 
 from __future__ import annotations
 
@@ -15,156 +15,274 @@ from .files import log
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
 from .processes import STOPPED_STATES, process_state
-from .rendezvous_quorum import Gathering, Heartbeats
-from .rendezvous_store import find_early_ends, have_all_ended
+from .rendezvous_quorum import Heartbeats, RendezvousQuorum
+from .rendezvous_store import ask_store
 from .stall import StallBoard
 
 _SECONDS_WITHOUT_STORE = 5.0
 _SECONDS_FOR_ENDS = 5.0  # that pods which have trained together may end one after another
+_LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
+_ELASTIC = "torch.distributed.elastic."
+_AGENT = f"{_ELASTIC}agent.server.local_elastic_agent:LocalElasticAgent"
+_PROCESSES = f"{_ELASTIC}multiprocessing.api"
+_RENDEZVOUS = f"{_ELASTIC}rendezvous.dynamic_rendezvous"
+# By the module and the name in it: members of a module or a class, or attributes that a class gives its objects.
+_PRIVATE_PARTS = {
+    f"{_AGENT}": ("_rendezvous", "_start_workers", "_restart_workers", "_monitor_workers", "_exit_barrier"),
+    f"{_AGENT}()": ("_store", "_worker_group", "_remaining_restarts", "_pcontext"),
+    f"{_PROCESSES}": ("_terminate_process_handler",),
+    f"{_PROCESSES}:PContext": ("close", "pids"),
+    f"{_RENDEZVOUS}": ("_delay", "_should_keep_alive", "_RendezvousExitOp"),
+    f"{_RENDEZVOUS}:_Action": ("SYNC", "KEEP_ALIVE", "MARK_RENDEZVOUS_COMPLETE"),
+    f"{_RENDEZVOUS}:_NodeDescGenerator": ("generate",),
+    f"{_RENDEZVOUS}:_RendezvousJoinOp": ("__call__",),
+    f"{_RENDEZVOUS}:_BackendRendezvousStateHolder": ("_sanitize",),
+    f"{_RENDEZVOUS}:_BackendRendezvousStateHolder()": ("_state", "_settings"),
+    f"{_RENDEZVOUS}:DynamicRendezvousHandler": ("num_nodes_waiting",),
+    f"{_RENDEZVOUS}:DynamicRendezvousHandler()": ("_state_holder", "_op_executor"),
+}
 Tell = Callable[["dict[str, Any]"], None]
 
 
-def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
-    """Teach the agent what torchrun has no flag for. Where torch has changed, the rest of the launcher still works.
-
-    It tells what it does; it does not restart what a restart cannot help, nor what fails the same way again; it gives
-    workers their grace time; it lets workers end by themselves for a while when the store is gone, so that their own
-    exit codes say why. In an elastic job it restarts for free when other pods come and go, and knows whom to wait for.
-
-    Returns a function that takes this pod out of the rendezvous, so that the others need not wait for its heartbeats
-    to end.
-    """
-    server = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
-    processes = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
-    rounds: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
-    agent, handler = server.LocalElasticAgent, rounds.DynamicRendezvousHandler
-
-    def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-        inner = getattr(owner, name, None)
-        if inner is None:
-            log(f"this torch has no {owner.__name__}.{name}: some details will not be reported")
+def find_missing_parts() -> list[str]:
+    """Return the private parts that this torch does not have."""
+    missing = []
+    for owner, names in _PRIVATE_PARTS.items():
+        module, _, name = owner.partition(":")
+        found: Any = importlib.import_module(module)
+        if name:
+            found = getattr(found, name.rstrip("()"), None)
+        if owner.endswith("()"):
+            makers = [kind.__dict__.get("__init__") for kind in getattr(found, "__mro__", ())]
+            known = {word for maker in makers if hasattr(maker, "__code__") for word in maker.__code__.co_names}
         else:
-            setattr(owner, name, lambda self, *args, **kwargs: around(inner, self, *args, **kwargs))
+            known = set(dir(found))
+        missing += [f"{owner.rpartition('.')[2]}.{name}" for name in names if name not in known]
+    return missing
 
-    gate = SignalGate(processes)
-    board = StallBoard(os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100)))
-    gathering = Gathering(pod.nodes)
-    meeting: list[Any] = []  # the rendezvous handler, once it is known
 
-    def rendezvous(inner: Any, self: Any, *args: Any) -> Any:
-        tell({"phase": "Rendezvous"})
-        if pod.elastic and args:
-            meeting[:] = [args[0].spec.rdzv_handler]
-            gathering.begin(meeting[0]._state_holder.state)
-        return inner(self, *args)
+def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
+    """Teach the agent what torchrun has no flag for, or nothing where this torch lacks a part that this needs.
 
-    def join(inner: Any, self: Any, ctx: Any, deadline: float) -> Any:
-        action, actions = inner(self, ctx, deadline), rounds._Action
-        if action not in (actions.SYNC, actions.KEEP_ALIVE, actions.MARK_RENDEZVOUS_COMPLETE):
-            return action
-        wish = gathering.decide(ctx.state, ctx.node, ctx.settings.min_nodes, time.monotonic())
-        if wish is None:
-            return action
-        if wish:
-            return actions.MARK_RENDEZVOUS_COMPLETE
-        return actions.KEEP_ALIVE if rounds._should_keep_alive(ctx) else actions.SYNC
+    ``tell`` reports an event to the launcher, ``is_repeated`` failures; that returns whether they repeat earlier ones.
+    Returns a function that takes this pod out of the rendezvous.
+    """
+    missing = find_missing_parts()
+    if not missing:
+        patches = TorchrunPatches(pod, tell, is_repeated)
+        patches.apply()
+        return patches.leave
+    log(
+        f"torch {importlib.import_module('torch').__version__} lacks {', '.join(missing)}: torchrun runs as it is. "
+        "Training works; there are no preflight, no phases and no restarts in place by the kind of a failure, workers "
+        "have torchrun's 30 s to save, and an elastic job meets by torchrun's own timeouts"
+    )
+    tell({"phase": "Running"})
+    return lambda: None
 
-    def leave() -> None:
-        for handler in meeting:
-            try:
-                handler._op_executor.run(rounds._RendezvousExitOp(), time.monotonic() + 5)
-            except Exception as error:
-                log(f"the others will notice that this pod is gone by its silence: {error}")
 
-    def start(inner: Any, self: Any, *args: Any) -> Any:
-        if pod.preflight is not None and args and is_first_round(args[0]):
+class TorchrunPatches:
+    """The agent tells what it does. It does not restart what a restart cannot help, nor what fails the same way again.
+
+    Workers get their grace time, and time to end by themselves when the store is gone, so that their own exit codes say
+    why. In an elastic job it restarts for free when other pods come and go, and knows whom to wait for.
+    """
+
+    def __init__(self, pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]], bool]) -> None:
+        self._pod, self._tell, self._is_repeated = pod, tell, is_repeated
+        self._processes: Any = importlib.import_module(_PROCESSES)
+        self._rounds: Any = importlib.import_module(_RENDEZVOUS)
+        self._gate = SignalGate(self._processes)
+        self._board = StallBoard(os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100)))
+        self._quorum = RendezvousQuorum(pod.nodes)
+        self._heartbeats: Heartbeats | None = None
+        self._handler: Any = None  # of an elastic job's rendezvous, once it is known
+        self._lost_store: tuple[AwakeClock, Exception] | None = None
+
+    def apply(self) -> None:
+        """Put this object's methods around torchrun's."""
+        module, _, name = _AGENT.partition(":")
+        agent, rounds, pod = getattr(importlib.import_module(module), name), self._rounds, self._pod
+        _wrap(rounds._NodeDescGenerator, "generate", self._identify)
+        _wrap(agent, "_rendezvous", self._meet)
+        _wrap(agent, "_start_workers", self._start)
+        _wrap(agent, "_restart_workers", self._restart)
+        _wrap(agent, "_monitor_workers", self._monitor)
+        _wrap(self._processes.PContext, "close", self._close)
+        _wrap(rounds.DynamicRendezvousHandler, "num_nodes_waiting", self._count_waiting)
+        if pod.success_policy == "RankZero" and pod.node == 0:
+            _wrap(agent, "_exit_barrier", self._wait_for_ends)  # torchrun would wait there for 300 s
+        if pod.elastic:
+            _wrap(rounds._RendezvousJoinOp, "__call__", self._join)
+            _wrap(rounds._BackendRendezvousStateHolder, "_sanitize", self._remove_dead_nodes)
+        # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
+        pause = min(1.0, pod.nodes / 100)
+        rounds._BackendRendezvousStateHolder.__init__.__defaults__ = (pause,)
+        delay = rounds._delay
+        rounds._delay = lambda seconds: delay(pause if seconds == 1 else (0, min(0.3, pause)))
+
+    def leave(self) -> None:
+        """Take this pod out of the rendezvous, so that the others need not wait for its heartbeats to end."""
+        if self._handler is None:
+            return
+        try:
+            self._handler._op_executor.run(self._rounds._RendezvousExitOp(), time.monotonic() + 5)
+        except Exception as error:
+            log(f"could not leave the rendezvous, so the others wait for missing heartbeats: {error}")
+
+    @property
+    def _is_stopping(self) -> bool:
+        return os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
+
+    # -- the agent
+
+    def _meet(self, inner: Any, agent: Any, *args: Any) -> Any:
+        self._tell({"phase": "Rendezvous"})
+        if self._pod.elastic and args:
+            self._handler = args[0].spec.rdzv_handler
+            self._quorum.begin(self._handler._state_holder.state)
+        return inner(agent, *args)
+
+    def _start(self, inner: Any, agent: Any, *args: Any) -> Any:
+        plan = self._pod.preflight
+        if plan is not None and args and _is_first_round(args[0]):
             ranks = [(one.local_rank, one.global_rank, one.world_size) for one in args[0].workers]
-            report = run_preflight(importlib.import_module("torch"), pod, pod.preflight, ranks)
-            tell({"preflight": report})
-            if report["problems"] and pod.preflight.fail:
+            report = run_preflight(importlib.import_module("torch"), self._pod, plan, ranks)
+            self._tell({"preflight": report})
+            if report["problems"] and plan.fail:
                 raise PreflightError("; ".join(f"{check}: {text}" for check, text in report["problems"].items()))
-        with gate:
-            started = inner(self, *args)
-        tell({"phase": "Running"})
+        with self._gate:
+            started = inner(agent, *args)
+        self._tell({"phase": "Running"})
         return started
 
-    def restart(inner: Any, self: Any, *args: Any) -> Any:
-        tell({"restart": True})
-        return inner(self, *args)
+    def _restart(self, inner: Any, agent: Any, *args: Any) -> Any:
+        self._tell({"restart": True})
+        return inner(agent, *args)
 
-    def monitor(inner: Any, self: Any, *args: Any) -> Any:
-        result = inner(self, *args)
-        stalls = board.exchange(self, time.monotonic()) if pod.meets_others else None
-        if stalls is not None:
-            tell({"board": stalls})
+    def _monitor(self, inner: Any, agent: Any, *args: Any) -> Any:
+        pod, result = self._pod, inner(agent, *args)
+        if pod.meets_others:
+            board = self._board.exchange(agent._store, agent._worker_group.group_world_size, time.monotonic())
+            if board is not None:
+                self._tell({"board": board})
         failures = [examine(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
         if failures and not pod.elastic:
-            ranks, pods = find_early_ends(self)
+            ranks, pods = find_early_ends(agent)
             failures = [blame_early_ends(failure, ranks, pods) for failure in failures]
             if pods:
-                self._remaining_restarts = 0  # they do not come to another rendezvous: it would only time out
-        stopping = os.path.exists(os.path.join(pod.runtime, STOPPING_FILE))
+                agent._remaining_restarts = 0  # they do not come to another rendezvous: it would only time out
         outcomes = [failure["outcome"] for failure in failures]
         blameless = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
-        free = bool(failures) and pod.elastic and blameless and not stopping and gathering.spend()
-        repeated = bool(failures) and is_repeated({"failures": failures, "free": free})
+        free = bool(failures) and pod.elastic and blameless and not self._is_stopping and self._quorum.spend()
+        repeated = bool(failures) and self._is_repeated({"failures": failures, "free": free})
         if free:
-            self._remaining_restarts += 1
-        elif repeated or any(failure["outcome"].exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for failure in failures):
-            self._remaining_restarts = 0
+            agent._remaining_restarts += 1
+        elif repeated or any(outcome.exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for outcome in outcomes):
+            agent._remaining_restarts = 0
         return result
 
-    def close(inner: Any, self: Any, death_sig: Any = None, timeout: float = 30) -> Any:
-        saves = os.path.exists(os.path.join(pod.runtime, STOPPING_FILE)) or pod.elastic
-        release_stopped(self.pids().values(), saves=saves)
-        return inner(self, death_sig, pod.grace if saves else timeout)
+    def _close(self, inner: Any, context: Any, death_sig: Any = None, timeout: float = 30) -> Any:
+        saves = self._is_stopping or self._pod.elastic
+        release_stopped(context.pids().values(), saves=saves)
+        return inner(context, death_sig, self._pod.grace if saves else timeout)
 
-    lost: list[tuple[AwakeClock, Exception]] = []
+    def _wait_for_ends(self, inner: Any, agent: Any) -> Any:
+        if have_all_ended(agent, _SECONDS_FOR_ENDS):
+            return inner(agent)
+        log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
+        return None
 
-    def count_waiting(inner: Any, self: Any) -> Any:
-        if not lost:
+    # -- the rendezvous
+
+    def _count_waiting(self, inner: Any, handler: Any) -> Any:
+        if self._lost_store is None:
             try:
-                return inner(self)
+                return inner(handler)
             except Exception as error:
-                lost.append((AwakeClock(1.0, time.monotonic()), error))
-        clock, problem = lost[0]
+                self._lost_store = AwakeClock(1.0, time.monotonic()), error
+        clock, problem = self._lost_store
         if clock.tick(time.monotonic()) > _SECONDS_WITHOUT_STORE:
             raise problem
         return 0
 
-    def wait_for_ends(inner: Any, self: Any) -> Any:
-        if have_all_ended(self, _SECONDS_FOR_ENDS):
-            return inner(self)
-        log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
-        return None
-
-    def identify(inner: Any, self: Any, local_addr: str | None = None) -> Any:
-        node = inner(self, local_addr)
+    def _identify(self, inner: Any, generator: Any, local_addr: str | None = None) -> Any:
+        node = inner(generator, local_addr)
         # An agent that takes a dead one's place is the same node: the others need not wait for its heartbeats to end.
         return type(node)(node.addr, 0, 0) if local_addr else node
 
-    wrap(rounds._NodeDescGenerator, "generate", identify)
-    wrap(agent, "_rendezvous", rendezvous)
-    wrap(agent, "_start_workers", start)
-    wrap(agent, "_restart_workers", restart)
-    wrap(agent, "_monitor_workers", monitor)
-    wrap(processes.PContext, "close", close)
-    wrap(handler, "num_nodes_waiting", count_waiting)
-    if pod.success_policy == "RankZero" and pod.node == 0:
-        wrap(agent, "_exit_barrier", wait_for_ends)  # torchrun would wait there for 300 s
-    if pod.elastic:
-        known: list[Heartbeats] = []
-        wrap(rounds._RendezvousJoinOp, "__call__", join)
-        wrap(rounds._BackendRendezvousStateHolder, "_sanitize", lambda inner, self: remove_the_dead(inner, self, known))
-    # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
-    pause = min(1.0, pod.nodes / 100)
+    def _join(self, inner: Any, operation: Any, ctx: Any, deadline: float) -> Any:
+        action, actions = inner(operation, ctx, deadline), self._rounds._Action
+        if action not in (actions.SYNC, actions.KEEP_ALIVE, actions.MARK_RENDEZVOUS_COMPLETE):
+            return action
+        complete = self._quorum.decide(ctx.state, ctx.node, ctx.settings.min_nodes, time.monotonic())
+        if complete is None:
+            return action
+        if complete:
+            return actions.MARK_RENDEZVOUS_COMPLETE
+        return actions.KEEP_ALIVE if self._rounds._should_keep_alive(ctx) else actions.SYNC
+
+    def _remove_dead_nodes(self, inner: Any, holder: Any) -> None:
+        """Let torchrun remove dead nodes from the rendezvous' state, but none that may live."""
+        if self._heartbeats is None:
+            settings = holder._settings
+            patience = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
+            self._heartbeats = Heartbeats(patience, time.monotonic())
+        beats = holder._state.last_heartbeats
+        live = {node: beats[node] for node in self._heartbeats.live_nodes(beats, time.monotonic())}
+        beats.update((node, beat.replace(year=9999, month=1, day=1)) for node, beat in live.items())
+        try:
+            inner(holder)
+        finally:
+            beats.update(live)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Replace a method by one that gets it as its first argument."""
+    inner = getattr(owner, name)
+    setattr(owner, name, lambda self, *args, **kwargs: around(inner, self, *args, **kwargs))
+
+
+def _is_first_round(worker_group: Any) -> bool:
+    """Tell whether all pods meet for the first time; in a later round some are past their preflight already."""
+    holder = getattr(worker_group.spec.rdzv_handler, "_state_holder", None)
+    return holder is None or bool(holder.state.round == 0)  # the static rendezvous has one round
+
+
+def find_early_ends(agent: Any) -> tuple[list[int], int]:
+    """Return the ranks of this pod that have ended well while others have not, and how many pods have as a whole.
+
+    A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
+    """
+    waiting = ask_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
+    running = getattr(agent._pcontext, "subprocess_handlers", {})
+    ended = {rank for rank, one in running.items() if one.proc.poll() == 0}
+    return sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended), sum(waiting)
+
+
+def have_all_ended(agent: Any, patience: float) -> bool:
+    """Tell whether the ranks of all other pods have ended too, or do so within ``patience`` seconds."""
+    deadline = time.monotonic() + patience
     try:
-        rounds._BackendRendezvousStateHolder.__init__.__defaults__ = (pause,)
-        slow = rounds._delay
-        rounds._delay = lambda seconds: slow(pause if seconds == 1 else (0, min(0.3, pause)))
-    except AttributeError:
-        pass
-    return leave
+        while agent._store.add(_LAST_BARRIER, 0) < agent._worker_group.group_world_size - 1:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+    except Exception:
+        return False  # there is no store any more
+    return True
+
+
+def read_failure(rank: int, failure: Any) -> dict[str, Any]:
+    """Return torchrun's ProcessFailure as JSON; scripts under @record have a message with a traceback in it."""
+    text, trace = failure.message, ""
+    if isinstance(text, dict):
+        trace = str(text.get("extraInfo", {}).get("py_callstack", ""))
+        text = str(text.get("message", ""))
+    elif failure.error_file_data.get("message") == "<NONE>":
+        text = ""  # torchrun's own advice to use @record
+    about = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode, "time": failure.timestamp}
+    return {**about, "type": "", "message": text, "traceback": trace}
 
 
 def release_stopped(pids: Iterable[int], *, saves: bool) -> None:
@@ -188,16 +306,15 @@ class SignalGate:
     """
 
     def __init__(self, processes: Any) -> None:
-        self._answer = getattr(processes, "_terminate_process_handler", None)
+        self._answer = processes._terminate_process_handler
         self._closed = False
         self._held: list[int] = []
-        if self._answer is not None:
-            processes._terminate_process_handler = self._on_signal
+        processes._terminate_process_handler = self._on_signal
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._closed:
             self._held.append(number)
-        elif self._answer is not None:
+        else:
             self._answer(number, frame)
 
     def __enter__(self) -> None:
@@ -205,40 +322,5 @@ class SignalGate:
 
     def __exit__(self, *about: object) -> None:
         self._closed = False
-        if self._held and self._answer is not None:
+        if self._held:
             self._answer(self._held.pop(0), None)
-
-
-def remove_the_dead(inner: Callable[[Any], None], holder: Any, known: list[Heartbeats]) -> None:
-    """Let torchrun's holder of the rendezvous' state remove dead pods from it, those that may live apart."""
-    if not known:
-        settings = holder._settings
-        patience = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
-        known.append(Heartbeats(patience, time.monotonic()))
-    beats = holder._state.last_heartbeats
-    spared = {node: beats[node] for node in known[0].spare(beats, time.monotonic())}
-    beats.update((node, beat.replace(year=9999, month=1, day=1)) for node, beat in spared.items())
-    try:
-        inner(holder)
-    finally:
-        beats.update(spared)
-
-
-def is_first_round(worker_group: Any) -> bool:
-    """Tell whether all pods meet for the first time; in a later round some are past their preflight already."""
-    try:
-        return bool(worker_group.spec.rdzv_handler._state_holder.state.round == 0)
-    except AttributeError:
-        return True  # the static rendezvous has one round
-
-
-def read_failure(rank: int, failure: Any) -> dict[str, Any]:
-    """Return torchrun's ProcessFailure as JSON; scripts under @record have a message with a traceback in it."""
-    text, trace = failure.message, ""
-    if isinstance(text, dict):
-        trace = str(text.get("extraInfo", {}).get("py_callstack", ""))
-        text = str(text.get("message", ""))
-    elif failure.error_file_data.get("message") == "<NONE>":
-        text = ""  # torchrun's own advice to use @record
-    about = {"rank": rank, "localRank": failure.local_rank, "exitCode": failure.exitcode, "time": failure.timestamp}
-    return {**about, "type": "", "message": text, "traceback": trace}

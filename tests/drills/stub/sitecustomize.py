@@ -44,10 +44,33 @@ class PContext:
     def close(self, death_sig: Any = None, timeout: float = 30) -> None:
         pass
 
+    def pids(self) -> dict[int, int]:
+        return {}
+
 
 class DynamicRendezvousHandler:
+    def __init__(self) -> None:
+        self._state_holder = self._op_executor = None
+
     def num_nodes_waiting(self) -> int:
         return 0
+
+
+class BackendRendezvousStateHolder:
+    def __init__(self, cache_duration: float = 1.0) -> None:
+        self._state = self._settings = None
+
+    def _sanitize(self) -> None:
+        pass
+
+
+class RendezvousJoinOp:
+    def __call__(self) -> None:
+        pass
+
+
+class Action:
+    SYNC = KEEP_ALIVE = MARK_RENDEZVOUS_COMPLETE = None
 
 
 class NodeDescGenerator:
@@ -57,6 +80,9 @@ class NodeDescGenerator:
 
 class LocalElasticAgent:
     """Starts one worker and waits for it."""
+
+    def __init__(self) -> None:
+        self._store = self._worker_group = self._remaining_restarts = self._pcontext = None
 
     def _rendezvous(self) -> None:
         nodes, place = _nodes(), Path(os.environ["DRILL_MEETING"], os.environ["DDP_RUN_ID"])
@@ -72,6 +98,9 @@ class LocalElasticAgent:
         pass
 
     def _monitor_workers(self) -> None:
+        pass
+
+    def _exit_barrier(self) -> None:
         pass
 
     def run(self, command: Sequence[str]) -> int:
@@ -109,10 +138,21 @@ _module("torch")
 _module("torch.distributed", TCPStore=TCPStore)
 _module("torch.distributed.run", parse_args=parse_args, run=run)
 _module("torch.distributed.elastic.multiprocessing.errors", ChildFailedError=ChildFailedError)
-_module("torch.distributed.elastic.multiprocessing.api", PContext=PContext, SignalException=SignalException)
+_module(
+    "torch.distributed.elastic.multiprocessing.api",
+    PContext=PContext,
+    SignalException=SignalException,
+    _terminate_process_handler=None,
+)
 _module("torch.distributed.elastic.agent.server.local_elastic_agent", LocalElasticAgent=LocalElasticAgent)
 _module(
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
     DynamicRendezvousHandler=DynamicRendezvousHandler,
     _NodeDescGenerator=NodeDescGenerator,
+    _BackendRendezvousStateHolder=BackendRendezvousStateHolder,
+    _RendezvousJoinOp=RendezvousJoinOp,
+    _RendezvousExitOp=None,
+    _Action=Action,
+    _delay=None,
+    _should_keep_alive=None,
 )

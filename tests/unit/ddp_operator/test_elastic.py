@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
 from ddp_operator.launcher.config import decode_config
-from ddp_operator.launcher.rendezvous_quorum import Gathering, Heartbeats
-from ddp_operator.launcher.torchrun_patches import remove_the_dead
+from ddp_operator.launcher.rendezvous_quorum import Heartbeats, RendezvousQuorum
+from ddp_operator.launcher.torchrun_patches import TorchrunPatches
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
@@ -20,6 +21,7 @@ from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, ResizeJob
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
+from tests.support.launcher_config import launcher_pod
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
 TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
@@ -168,57 +170,59 @@ class Round:
         self.last_heartbeats = dict.fromkeys(alive or here + waiting)
 
 
-class TestGathering:
+class TestRendezvousQuorum:
     def test_first_waits_for_the_pods_that_were_asked_for_but_not_for_ever(self) -> None:
-        gathering = Gathering(3)
-        gathering.begin(Round(0, ""))
-        assert gathering.decide(Round(0, ""), "a", 1, 0) is None
-        assert gathering.decide(Round(0, "ab"), "a", 1, 1) is False
-        assert gathering.decide(Round(0, "ab"), "a", 1, 32) is None  # torchrun's own last call has long passed
-        assert gathering.decide(Round(0, "abc"), "a", 1, 2) is True
+        quorum = RendezvousQuorum(3)
+        quorum.begin(Round(0, ""))
+        assert quorum.decide(Round(0, ""), "a", 1, 0) is None
+        assert quorum.decide(Round(0, "ab"), "a", 1, 1) is False
+        assert quorum.decide(Round(0, "ab"), "a", 1, 32) is None  # torchrun's own last call has long passed
+        assert quorum.decide(Round(0, "abc"), "a", 1, 2) is True
 
     def test_later_waits_for_those_who_were_there_and_those_who_knocked(self) -> None:
-        gathering = Gathering(2)
-        gathering.begin(Round(0, "ab", "c", complete=True))
-        assert gathering.decide(Round(1, "ab", "c"), "a", 1, 0) is None
-        assert gathering.decide(Round(1, "ab", "c"), "a", 1, 2) is None  # c is alive
-        assert gathering.decide(Round(1, "abc"), "a", 1, 2) is True
+        quorum = RendezvousQuorum(2)
+        quorum.begin(Round(0, "ab", "c", complete=True))
+        assert quorum.decide(Round(1, "ab", "c"), "a", 1, 0) is None
+        assert quorum.decide(Round(1, "ab", "c"), "a", 1, 2) is None  # c is alive
+        assert quorum.decide(Round(1, "abc"), "a", 1, 2) is True
 
     def test_does_not_wait_for_who_has_left(self) -> None:
-        gathering = Gathering(3)
-        gathering.begin(Round(4, "abc", complete=True))
-        assert gathering.decide(Round(5, "ab"), "a", 1, 10.0) is None  # it may be between two rounds
-        assert gathering.decide(Round(5, "ab"), "a", 1, 11.1) is True
-        assert gathering.decide(Round(5, "a"), "a", 2, 20.0) is None
+        quorum = RendezvousQuorum(3)
+        quorum.begin(Round(4, "abc", complete=True))
+        assert quorum.decide(Round(5, "ab"), "a", 1, 10.0) is None  # it may be between two rounds
+        assert quorum.decide(Round(5, "ab"), "a", 1, 11.1) is True
+        assert quorum.decide(Round(5, "a"), "a", 2, 20.0) is None
 
     def test_newcomer_leaves_it_to_the_others(self) -> None:
-        gathering = Gathering(2)
-        gathering.begin(Round(3, "ab"))
-        assert gathering.decide(Round(3, "abc"), "c", 1, 9) is None
+        quorum = RendezvousQuorum(2)
+        quorum.begin(Round(3, "ab"))
+        assert quorum.decide(Round(3, "abc"), "c", 1, 9) is None
 
     def test_free_restarts_have_an_end(self) -> None:
-        gathering = Gathering(2)
-        assert [gathering.spend() for _ in range(101)].count(False) == 1
+        quorum = RendezvousQuorum(2)
+        assert [quorum.spend() for _ in range(101)].count(False) == 1
 
 
 class TestHeartbeats:
     def test_a_newcomer_takes_nobody_for_dead_whom_it_has_not_watched(self) -> None:
         beats = Heartbeats(10.0, 100.0)
-        assert beats.spare({"a": 1, "b": 1}, 100.0) == ["a", "b"]
+        assert beats.live_nodes({"a": 1, "b": 1}, 100.0) == ["a", "b"]
         for now in (103.0, 106.0, 109.0):
-            assert beats.spare({"a": 1, "b": now}, now) == ["a", "b"]
-        assert beats.spare({"a": 1, "b": 109.0}, 110.1) == ["b"]
-        assert beats.spare({"a": 2, "b": 109.0}, 111.0) == ["a", "b"]
+            assert beats.live_nodes({"a": 1, "b": now}, now) == ["a", "b"]
+        assert beats.live_nodes({"a": 1, "b": 109.0}, 110.1) == ["b"]
+        assert beats.live_nodes({"a": 2, "b": 109.0}, 111.0) == ["a", "b"]
 
     def test_nor_one_that_was_frozen_itself(self) -> None:
         beats = Heartbeats(10.0, 100.0)
-        beats.spare({"a": 1}, 100.0)
-        assert beats.spare({"a": 1}, 500.0) == ["a"]
-        assert beats.spare({"a": 1}, 503.0) == ["a"]
-        assert beats.spare({"a": 1}, 506.0) == ["a"]
-        assert beats.spare({"a": 1}, 510.0) == []
+        beats.live_nodes({"a": 1}, 100.0)
+        assert beats.live_nodes({"a": 1}, 500.0) == ["a"]
+        assert beats.live_nodes({"a": 1}, 503.0) == ["a"]
+        assert beats.live_nodes({"a": 1}, 506.0) == ["a"]
+        assert beats.live_nodes({"a": 1}, 510.0) == []
 
-    def test_torchrun_keeps_who_may_live_and_removes_the_dead(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_torchrun_keeps_live_nodes_and_removes_dead_ones(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         rounds: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
         clock = [100.0]
         monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -226,7 +230,8 @@ class TestHeartbeats:
         settings = rounds.RendezvousSettings("run", 1, 4, timeout, timedelta(seconds=2), 5)
         holder = rounds._BackendRendezvousStateHolder(None, settings)
         long_ago = datetime(2024, 2, 29, tzinfo=UTC)
-        state, known = holder.state, list[Heartbeats]()
+        state = holder.state
+        patches = TorchrunPatches(launcher_pod(tmp_path, elastic=True), print, lambda event: False)
         state.complete, state.round = True, 3
         for name in ("a", "b"):  # as a newcomer finds them when the store has been held up
             node = rounds._NodeDesc(name, 0, 0)
@@ -234,11 +239,11 @@ class TestHeartbeats:
         inner = rounds._BackendRendezvousStateHolder._sanitize
         for second in (0, 3, 6, 9):
             clock[0] = 100.0 + second
-            remove_the_dead(inner, holder, known)
+            patches._remove_dead_nodes(inner, holder)
             assert (len(state.participants), state.complete, state.round) == (2, True, 3)
             assert set(state.last_heartbeats.values()) == {long_ago}
         clock[0] = 111.0
-        remove_the_dead(inner, holder, known)
+        patches._remove_dead_nodes(inner, holder)
         assert (len(state.participants), state.complete, state.round) == (0, False, 4)
 
 

@@ -31,7 +31,6 @@ from ddp_operator.launcher.process_groups import _OTHER_WAYS, GroupRecorder
 from ddp_operator.launcher.prometheus import merge_pages, read_progress
 from ddp_operator.launcher.supervisor import Supervisor
 from ddp_operator.launcher.termination import fit_termination_message
-from ddp_operator.launcher.torchrun_patches import SignalGate
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
@@ -370,29 +369,6 @@ def test_no_signal_is_lost_in_an_agent_that_has_the_launchers_handlers_yet(
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert pod._agent.channel is not None
     pod._agent.channel.close()
-
-
-def test_a_signal_to_the_agent_waits_until_the_workers_that_it_starts_are_known() -> None:
-    class Torchrun:
-        @staticmethod
-        def _terminate_process_handler(number: int, frame: object) -> None:
-            raise KeyboardInterrupt(number)
-
-    known: list[str] = []
-
-    def stop_amid() -> None:
-        with gate:
-            Torchrun._terminate_process_handler(15, None)
-            known.append("worker")
-
-    gate = SignalGate(Torchrun)
-    with pytest.raises(KeyboardInterrupt, match="15"):
-        stop_amid()
-    assert known == ["worker"]
-    with pytest.raises(KeyboardInterrupt, match="2"):
-        Torchrun._terminate_process_handler(2, None)
-    with SignalGate(object()):  # another torch
-        pass
 
 
 def test_a_stop_reaches_the_workers_also_where_nothing_can_be_written(

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +25,6 @@ from ddp_operator.launcher.failure import (
 )
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.hints import advise
-from ddp_operator.launcher.rendezvous_store import find_early_ends, have_all_ended
 from ddp_operator.launcher.restarts import Recurrence
 from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries
 from tests.support.launcher_config import launcher_pod
@@ -376,46 +371,6 @@ def test_a_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) ->
         completed = add_last_lines(pod, failure)
         assert {**completed, "traceback": ""} == failure
         assert completed["traceback"].endswith(GLOO)
-
-
-class Agent:
-    """What of torchrun's agent is looked at: two ranks, of which the first has ended well, and a store."""
-
-    def __init__(self, add: Callable[[str, int], int]) -> None:
-        codes = {0: 0, 1: 1}
-        ended = {rank: SimpleNamespace(proc=SimpleNamespace(poll=partial(codes.get, rank))) for rank in codes}
-        workers = [SimpleNamespace(local_rank=rank, global_rank=rank + 4) for rank in codes]
-        self._pcontext = SimpleNamespace(subprocess_handlers=ended)
-        self._worker_group = SimpleNamespace(workers=workers)
-        self._store = SimpleNamespace(add=add)
-
-
-def test_who_has_ended_well_is_known_from_the_processes_and_the_store() -> None:
-    def lost(key: str, amount: int) -> int:
-        raise ConnectionError
-
-    assert find_early_ends(Agent(lambda key, amount: 2)) == ([4], 2)
-    assert find_early_ends(Agent(lost)) == ([4], 0)
-    assert find_early_ends(SimpleNamespace()) == ([], 0)
-
-
-def test_pod_0_waits_a_moment_for_the_others_where_its_success_is_enough() -> None:
-    ended = iter([0, 1, 2])
-    agent = Agent(lambda key, amount: next(ended))
-    agent._worker_group.group_world_size = 3
-    assert have_all_ended(agent, 60.0)
-    assert list(ended) == []
-    alone = Agent(lambda key, amount: 1)
-    alone._worker_group.group_world_size = 3
-    assert not have_all_ended(alone, 0.0)
-    assert not have_all_ended(SimpleNamespace(), 60.0)  # another torch, or no store any more
-
-
-def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = threading.Event()
-    monkeypatch.setattr("ddp_operator.launcher.rendezvous_store._SECONDS_FOR_STORE", 0.05)
-    assert find_early_ends(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
-    answered.set()
 
 
 KEY_ERROR = (

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,38 +255,36 @@ class Store(dict[str, bytes]):
 
 
 class TestStallBoard:
-    def pods(self, folder: Path, store: Store) -> list[tuple[Path, StallBoard, SimpleNamespace]]:
-        agent = SimpleNamespace(_store=store, _worker_group=SimpleNamespace(group_world_size=2))
-        return [(folder / name, StallBoard(str(folder / name), 0.5), agent) for name in ("pod-0", "pod-1")]
+    def pods(self, folder: Path) -> list[tuple[Path, StallBoard]]:
+        return [(folder / name, StallBoard(str(folder / name), 0.5)) for name in ("pod-0", "pod-1")]
 
     def test_pods_learn_who_is_behind_and_take_it_back(self, tmp_path: Path) -> None:
-        (mine, first, agent), (theirs, second, _) = self.pods(tmp_path, Store())
-        assert first.exchange(agent, 0) is None, "nothing is to be said"
+        store = Store()
+        (mine, first), (theirs, second) = self.pods(tmp_path)
+        assert first.exchange(store, 2, 0) is None, "nothing to report"
         write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
-        assert first.exchange(agent, 1) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
-        assert first.exchange(agent, 1.1) is None, "not so soon again"
+        assert first.exchange(store, 2, 1) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
+        assert first.exchange(store, 2, 1.1) is None, "not so soon again"
         write_json(str(theirs), report_stall(TestPodsAgree.IDLE, [TestPodsAgree.SLEEPS])._asdict())
         cause = TestPodsAgree.SLEEPS._asdict()
-        second.exchange(agent, 1)
-        assert first.exchange(agent, 2) == {"known": 1, "stuck": 2, "idle": 2, "cause": cause, "pods": 2}
+        second.exchange(store, 2, 1)
+        assert first.exchange(store, 2, 2) == {"known": 1, "stuck": 2, "idle": 2, "cause": cause, "pods": 2}
         theirs.unlink()
-        second.exchange(agent, 2)
-        assert first.exchange(agent, 3) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
+        second.exchange(store, 2, 2)
+        assert first.exchange(store, 2, 3) == {"known": 1, "stuck": 1, "idle": 1, "cause": None, "pods": 2}
 
     def test_a_new_round_begins_with_an_empty_board(self, tmp_path: Path) -> None:
-        (mine, first, agent), _ = self.pods(tmp_path, Store())
+        (mine, first), _ = self.pods(tmp_path)
         write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
-        first.exchange(agent, 1)
-        agent._store = Store()
-        board = first.exchange(agent, 2)
+        first.exchange(Store(), 2, 1)
+        board = first.exchange(Store(), 2, 2)
         assert board is not None
         assert board["known"] == 1
 
-    def test_a_store_that_fails_says_nothing(self, tmp_path: Path) -> None:
-        (mine, first, agent), _ = self.pods(tmp_path, Store())
+    def test_a_store_that_fails_reports_nothing(self, tmp_path: Path) -> None:
+        (mine, first), _ = self.pods(tmp_path)
         write_json(str(mine), report_stall(TestPodsAgree.SILENT, [TestPodsAgree.WAITS])._asdict())
-        agent._store = object()
-        assert first.exchange(agent, 1) is None
+        assert first.exchange(object(), 2, 1) is None
 
     @pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**TestPodsAgree.SLEEPS._asdict(), "state": "Odd"}])
     def test_a_cause_that_a_script_has_written_is_left_out(self, cause: Any) -> None:

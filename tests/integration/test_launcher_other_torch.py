@@ -1,0 +1,114 @@
+"""Pods with another torch than this environment's: one whose private parts have changed, and the oldest supported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher_pods import Pods
+
+pytestmark = pytest.mark.process
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+if "fail" in sys.argv and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] in sys.argv:
+    raise KeyError("a cause")
+dist.barrier()
+dist.destroy_process_group()
+print("sum", int(one), sys.version_info[:2], torch.__version__, flush=True)
+"""
+# The agent is made as ever, and nobody can see any more which attributes it has.
+HIDES_ATTRIBUTES = """
+from torch.distributed.elastic.agent.server import local_elastic_agent
+class Agent(local_elastic_agent.LocalElasticAgent):
+    pass
+inner = local_elastic_agent.LocalElasticAgent.__init__
+local_elastic_agent.LocalElasticAgent.__init__ = lambda self, *args, **kwargs: inner(self, *args, **kwargs)
+"""
+
+
+@pytest.fixture
+def oldest() -> str:
+    python = os.environ.get("DDP_OLDEST_PYTHON", "")
+    if not python:
+        pytest.skip("DDP_OLDEST_PYTHON names no Python 3.9 with torch 2.2; `make torch-versions` makes one")
+    return python
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def run(job: Pods) -> tuple[int, ...]:
+    try:
+        ended = job.run()
+    finally:
+        job.stop()
+    print(*(one.log for one in ended), sep="\n")
+    return tuple(one.code for one in ended)
+
+
+def test_a_job_trains_where_torch_has_other_private_parts(folder: Path) -> None:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
+    job = Pods(folder, ["train.py"], env={"PYTHONPATH": str(folder / "site")}, warm=False)
+    assert run(job) == (0, 0)
+    log = job.log(0)
+    assert log.count("torchrun runs as it is") == 1
+    assert "sum 2 " in log
+    assert "AttributeError" not in log
+
+
+def test_a_failure_has_its_cause_where_torch_has_other_private_parts(folder: Path) -> None:
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
+    job = Pods(folder, ["train.py", "fail", "0"], env={"PYTHONPATH": str(folder / "site")}, warm=False)
+    try:
+        job.start()
+        ended = job.wait(1)
+    finally:
+        job.stop()
+    assert (ended.code, ended.message["category"]) == (82, "UserError"), ended.log
+    assert ended.message["message"] == "KeyError: 'a cause'"
+
+
+class TestOldest:
+    """Python 3.9 and torch 2.2, in pods passed by hand."""
+
+    def job(self, python: str, folder: Path, *arguments: str, **options: object) -> Pods:
+        about = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+        print("torch", about.stdout, about.stderr)
+        return Pods(folder, ["train.py", *arguments], python=python, warm=False, **options)  # type: ignore[arg-type]
+
+    def test_trains(self, oldest: str, folder: Path) -> None:
+        job = self.job(oldest, folder, nproc=2)
+        assert run(job) == (0, 0)
+        assert "sum 4 (3, 9) 2.2." in job.log(0)
+        assert "torchrun runs as it is" not in job.log(0)
+
+    def test_restarts_in_place_after_a_failure(self, oldest: str, folder: Path) -> None:
+        job = self.job(oldest, folder, "fail", "0", max_restarts=1)
+        assert run(job) == (0, 0)
+        assert "restarting the workers in place, restart 1: KeyError: 'a cause'" in job.log(1)
+
+    def test_ends_with_the_cause(self, oldest: str, folder: Path) -> None:
+        job = self.job(oldest, folder, "fail", "0", "1")
+        try:
+            job.start()
+            ended = job.wait(1)
+        finally:
+            job.stop()
+        assert (ended.code, ended.message["message"]) == (82, "KeyError: 'a cause'"), ended.log
+
+    def test_is_elastic(self, oldest: str, folder: Path) -> None:
+        job = self.job(oldest, folder, elastic=(1, 2))
+        assert run(job) == (0, 0)
+        assert "sum 2 (3, 9) 2.2." in job.log(0)
