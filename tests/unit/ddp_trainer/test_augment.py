@@ -16,12 +16,10 @@ from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
 from ddp_trainer.data.jitter import ORDERS, jitter
 from ddp_trainer.data.random import uniforms
 from ddp_trainer.errors import UserError
-from ddp_trainer.torchvision_compat import import_torchvision
+from tests.support.lazy import Lazy
 
-import_torchvision()
-from torchvision import transforms  # noqa: E402
-from torchvision.transforms import functional as vision  # noqa: E402
-from torchvision.transforms import v2  # noqa: E402
+transforms, vision = Lazy("torchvision.transforms"), Lazy("torchvision.transforms.functional")
+v2 = Lazy("torchvision.transforms.v2")
 
 # CIFAR-10's preset, and the document's transforms.
 FULL = Augmentation(flip=True, rotation=10.0, shear=10.0, scale=(0.8, 1.2), jitter=0.2)
@@ -232,21 +230,24 @@ def test_every_change_has_numbers_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (FULL, [transforms.RandomHorizontalFlip(), transforms.RandomRotation(10),
+        (FULL, lambda: [transforms.RandomHorizontalFlip(), transforms.RandomRotation(10),
                 transforms.RandomAffine(0, shear=10, scale=(0.8, 1.2)),
                 transforms.ColorJitter(brightness=0.2, contrast=0.2, saturation=0.2)]),
-        (Augmentation(padding=4, flip=True), [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]),
+        (Augmentation(padding=4, flip=True),
+         lambda: [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]),
     ],
     ids=["full", "crop-flip"],
 )  # fmt: skip
-def test_augmented_images_are_distributed_like_the_documents(ours: Augmentation, theirs: list[object]) -> None:
+def test_augmented_images_are_distributed_like_the_documents(
+    ours: Augmentation, theirs: Callable[[], list[object]]
+) -> None:
     """One image augmented very often: mean and spread of every pixel, and the whole distribution of a few features."""
     count = 2000
     image = noise(1)
     draws = torch.from_numpy(uniforms(np.arange(count), ours.draws, 3))
     mine, _ = ours.batch(ours.prepare(image), torch.zeros(1, dtype=torch.int64), torch.zeros(count, dtype=int), draws)
     torch.manual_seed(3)
-    one_by_one = transforms.Compose(theirs)
+    one_by_one = transforms.Compose(theirs())
     other = torch.stack([pixels(one_by_one(pil(image[0]))) for _ in range(count)])
     mine, other = mine.double(), other.double()
     error = ((mine.var(0) + other.var(0)) / count).sqrt().clamp(min=0.05)

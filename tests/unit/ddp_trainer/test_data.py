@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch.utils.data import DistributedSampler
 
 from ddp_trainer.data import DataConfig, load_datasets
@@ -38,6 +37,8 @@ def loader(count: int, batch: int, *, rank: int = 0, world: int = 1, drop_last: 
 
 def test_digits_are_those_of_scikit_learn() -> None:
     images, labels = load_arrays()
+    from sklearn.datasets import load_digits  # slow to import
+
     expected = load_digits()
     assert np.array_equal(images[:, 0].numpy(), expected.images)
     assert np.array_equal(labels.numpy(), expected.target)

@@ -16,11 +16,10 @@ from PIL import Image
 from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
 from ddp_trainer.errors import UserError
-from ddp_trainer.torchvision_compat import import_torchvision
+from tests.support.lazy import Lazy
 from tests.support.tiny_datasets import VOC_SIZES, pack_cifar10, write_cifar10, write_fashion_mnist, write_voc2012
 
-import_torchvision()
-from torchvision.datasets import CIFAR10, FashionMNIST, VOCSegmentation  # noqa: E402
+reference = Lazy("torchvision.datasets")
 
 
 def read(name: str, root: Path, **settings: object) -> Datasets:
@@ -41,7 +40,7 @@ def arrays(data: ImageData | FileData) -> ImageData:
 
 def test_fashion_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
     datasets = read("fashion-mnist", write_fashion_mnist(tmp_path))
-    reader = FashionMNIST(str(tmp_path), train=True)
+    reader = reference.FashionMNIST(str(tmp_path), train=True)
     train = arrays(datasets.train)
     assert train.image_shape == (1, 28, 28)
     assert torch.equal(train.images[:, 0], reader.data)
@@ -83,7 +82,7 @@ def test_voc_is_fitted_into_squares_with_void_around(tmp_path: Path) -> None:
     # The mask is the file's own where nothing is resized.
     largest = read("voc2012", tmp_path, image_size=60).train
     assert isinstance(largest, FileData)
-    reader = VOCSegmentation(str(tmp_path), year="2012", image_set="train")
+    reader = reference.VOCSegmentation(str(tmp_path), year="2012", image_set="train")
     assert torch.equal(
         largest.reader[2][1], torch.frombuffer(bytearray(reader[2][1].tobytes()), dtype=torch.uint8).view(60, 60)
     )
@@ -180,25 +179,25 @@ def site(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_download_unpacks_the_published_archive(tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = tmp_path / CIFAR10.filename
-    monkeypatch.setattr(CIFAR10, "tgz_md5", pack_cifar10(write_cifar10(tmp_path / "origin"), archive))
-    monkeypatch.setattr(CIFAR10, "url", f"{site}/{archive.name}")
+    archive = tmp_path / reference.CIFAR10.filename
+    monkeypatch.setattr(reference.CIFAR10, "tgz_md5", pack_cifar10(write_cifar10(tmp_path / "origin"), archive))
+    monkeypatch.setattr(reference.CIFAR10, "url", f"{site}/{archive.name}")
     for name in ("train_list", "test_list"):
-        monkeypatch.setattr(CIFAR10, name, [(file, None) for file, _ in getattr(CIFAR10, name)])
-    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": None})
+        monkeypatch.setattr(reference.CIFAR10, name, [(file, None) for file, _ in getattr(reference.CIFAR10, name)])
+    monkeypatch.setattr(reference.CIFAR10, "meta", reference.CIFAR10.meta | {"md5": None})
     config = DataConfig(name="cifar10", dir=str(tmp_path / "new"))
     download(config)
     assert len(load_datasets(config).train) == 100
     # What is there is not fetched again.
     archive.unlink()
-    (tmp_path / "new" / CIFAR10.filename).unlink()
+    (tmp_path / "new" / reference.CIFAR10.filename).unlink()
     download(config)
 
 
 def test_a_download_that_fails_names_the_folder_and_another_way(
     tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CIFAR10, "url", f"{site}/nowhere.tar.gz")
+    monkeypatch.setattr(reference.CIFAR10, "url", f"{site}/nowhere.tar.gz")
     with pytest.raises(UserError) as caught:
         download(DataConfig(name="cifar10", dir=str(tmp_path / "new")))
     assert caught.value.field == "data.download"

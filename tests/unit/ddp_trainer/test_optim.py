@@ -15,10 +15,9 @@ from ddp_trainer.optim import OptimConfig, build_optimizer, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.optim.schedule import Schedule, ScheduleConfig
-from ddp_trainer.torchvision_compat import import_torchvision
+from tests.support.lazy import Lazy
 
-import_torchvision()
-from timm.optim import NvNovoGrad  # noqa: E402
+timm = Lazy("timm.optim")
 
 
 def tensors() -> list[Tensor]:
@@ -38,7 +37,7 @@ def give_gradients(weights: list[Tensor], step: int) -> None:
 def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, float]) -> None:
     ours, theirs = tensors(), tensors()
     settings = {"lr": 0.05, "betas": betas, "weight_decay": decay, "grad_averaging": averaging}
-    mine, reference = NovoGrad(ours, **settings), NvNovoGrad(theirs, **settings)
+    mine, reference = NovoGrad(ours, **settings), timm.NvNovoGrad(theirs, **settings)
     for step in range(20):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -50,7 +49,7 @@ def test_novograd_is_timms(averaging: bool, decay: float, betas: tuple[float, fl
 
 def test_novograd_begins_where_the_first_gradients_were_zero() -> None:
     ours, theirs = tensors(), tensors()
-    mine, reference = NovoGrad(ours, lr=0.1), NvNovoGrad(theirs, lr=0.1)
+    mine, reference = NovoGrad(ours, lr=0.1), timm.NvNovoGrad(theirs, lr=0.1)
     for weights, optimizer in ((ours, mine), (theirs, reference)):
         for weight in weights:
             weight.grad = torch.zeros_like(weight)

@@ -9,10 +9,9 @@ from torch import Tensor
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.errors import UserError
 from ddp_trainer.tasks import Classification, Segmentation, build_task
-from ddp_trainer.torchvision_compat import import_torchvision
+from tests.support.lazy import Lazy
 
-import_torchvision()
-from torchmetrics.classification import MulticlassJaccardIndex  # noqa: E402
+torchmetrics = Lazy("torchmetrics.classification")
 
 CLASSES = 5
 
@@ -30,7 +29,7 @@ def test_mean_iou_is_that_of_torchmetrics() -> None:
     outputs, targets = scene()
     task = Segmentation(CLASSES)
     scores = task.scores(task.totals(outputs, targets).tolist())
-    reference = MulticlassJaccardIndex(num_classes=CLASSES, ignore_index=255, average="macro")
+    reference = torchmetrics.MulticlassJaccardIndex(num_classes=CLASSES, ignore_index=255, average="macro")
     assert scores["mean_iou"] == pytest.approx(float(reference(outputs.argmax(1), targets)), abs=1e-6)
     known = targets != 255
     assert scores["accuracy"] == pytest.approx(float((outputs.argmax(1) == targets)[known].float().mean()))

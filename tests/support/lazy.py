@@ -1,0 +1,21 @@
+"""Modules that few tests use and that are slow to import: at collection each of the workers would pay for them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ddp_trainer.torchvision_compat import import_torchvision
+
+
+class Lazy:
+    """A module that is imported when something of it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest looks for its own marks
+            raise AttributeError(name)
+        import_torchvision()  # what imports torchvision must be able to
+        return getattr(importlib.import_module(self._name), name)
