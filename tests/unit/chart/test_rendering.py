@@ -15,8 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from charts.tooling.readme import render_readme
-from charts.tooling.schema import build_schema, render_schema
+from charts.tooling.schema import build_schema
 from charts.tooling.values import Value
 from charts.tooling.values import read_values as read_documented
 from ddp_operator import __version__
@@ -235,11 +234,7 @@ class TestOlderValues:
         assert {"Deployment", "ClusterRole", "CustomResourceDefinition", "ServiceAccount"} <= kinds
 
 
-class TestGenerated:
-    def test_schema_and_readme_follow_from_the_values(self) -> None:
-        assert (CHART / "values.schema.json").read_text() == render_schema(), "run `make generate`"
-        assert (CHART / "README.md").read_text() == render_readme(), "run `make generate`"
-
+class TestReadme:
     def test_readme_has_a_row_for_every_value(self) -> None:
         rows = re.findall(r"^\| `([\w.]+)` \|", (CHART / "README.md").read_text(), flags=re.MULTILINE)
         assert rows == [".".join(value.path) for value in read_documented() if not value.is_group]
