@@ -1,0 +1,115 @@
+"""The mutations that can be made in a module."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+NAMES = {"all": "any", "any": "all", "min": "max", "max": "min"}
+# What a program does not do differently for: a mutation there says nothing of the tests.
+NO_EFFECT = {"encoding", "strict", "daemon", "flush", "slots", "frozen", "kw_only", "name", "help", "description"}
+NOT_CODE = {"annotation", "returns", "decorator_list", "type_params"}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of a parsed module, which ``apply`` makes in place."""
+
+    line: int
+    what: str
+    apply: Callable[[], None]
+
+
+def mutations(tree: ast.AST) -> Iterator[Mutation]:
+    """Yield what can be changed in a parsed module, in the order of its lines; the same for the same source."""
+    yield from sorted(_below(tree), key=lambda mutation: mutation.line)
+
+
+def mutate(source: str, number: int) -> tuple[ast.Module, Mutation]:
+    """Return a module parsed anew with its mutation of this number made."""
+    tree = ast.parse(source)
+    mutation = list(mutations(tree))[number]
+    mutation.apply()
+    return ast.fix_missing_locations(tree), mutation
+
+
+def _below(node: ast.AST) -> Iterator[Mutation]:
+    for name, value in ast.iter_fields(node):
+        if name in NOT_CODE:
+            continue
+        children = [child for child in (value if isinstance(value, list) else [value]) if isinstance(child, ast.AST)]
+        for index, child in enumerate(children):
+            if (
+                isinstance(child, ast.Assert)
+                or _is_log(child)
+                or (isinstance(child, ast.If) and _is_about_types(child))
+            ):
+                continue
+            if isinstance(child, ast.stmt):
+                yield from _dropped(value, index, child)
+            yield from _of(child)
+            yield from _below(child)
+
+
+def _of(node: ast.AST) -> Iterator[Mutation]:
+    def change(what: str, target: object, name: str, value: object) -> Mutation:
+        return Mutation(getattr(node, "lineno", 0), what, lambda: setattr(target, name, value))
+
+    match node:
+        case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS:
+            other = COMPARISONS[type(operator)]()
+            yield change(f"{type(operator).__name__} → {type(other).__name__}", node, "ops", [other])
+        case ast.BoolOp(op=ast.And()):
+            yield change("and → or", node, "op", ast.Or())
+        case ast.BoolOp(op=ast.Or()):
+            yield change("or → and", node, "op", ast.And())
+        case ast.UnaryOp(op=ast.Not()):
+            yield change("not dropped", node, "operand", ast.UnaryOp(ast.Not(), node.operand))
+        case ast.BinOp(op=ast.Add() | ast.Sub()) if not _has_text(node):
+            other_op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+            yield change(f"{type(node.op).__name__} → {type(other_op).__name__}", node, "op", other_op)
+        case ast.Constant(value=bool() as flag):
+            yield change(f"{flag} → {not flag}", node, "value", not flag)
+        case ast.Constant(value=int() | float() as number):
+            yield change(f"{number} → {number + 1}", node, "value", number + 1)
+        case ast.Call(func=ast.Name(id=name)) if name in NAMES:
+            yield change(f"{name} → {NAMES[name]}", node.func, "id", NAMES[name])
+    if isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg is not None and keyword.arg not in NO_EFFECT:
+                left = [other for other in node.keywords if other is not keyword]
+                yield change(f"{keyword.arg}= dropped", node, "keywords", left)
+
+
+def _dropped(statements: list[ast.stmt], index: int, node: ast.stmt) -> Iterator[Mutation]:
+    match node:
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Raise() | ast.Delete() | ast.Continue():
+            pass
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            pass
+        case _:
+            return
+    what = ast.unparse(node).splitlines()[0][:60]
+    yield Mutation(node.lineno, f"dropped: {what}", lambda: statements.__setitem__(index, ast.Pass()))
+
+
+def _has_text(node: ast.BinOp) -> bool:
+    return any(
+        isinstance(side, ast.JoinedStr | ast.List | ast.Tuple)
+        or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
+        for side in (node.left, node.right)
+    )
+
+
+def _is_about_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _is_log(node: ast.AST) -> bool:
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and ast.unparse(call.func).startswith(("logger.", "logging.", "log."))
