@@ -84,6 +84,22 @@ fuzz: install ## try thousands of new manifests, lives of a job, lost calls, pag
 	@HYPOTHESIS_PROFILE=thorough $(PY) -m pytest tests/property tests/integration/test_apiserver_{manifests,updates}.py \
 		--numprocesses $(JOBS) --dist worksteal --verbose --timeout 3600 --durations=10 --durations-min=3 $(ARGS)
 
+.PHONY: nightly
+nightly: install ## what is too long for every run: the tests marked so, fuzz, mutate, torch-versions, drills, soak
+	@$(MAKE) --keep-going pytest-nightly fuzz mutate torch-versions drills soak
+
+.PHONY: pytest-nightly
+pytest-nightly: install ## the tests marked nightly
+	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest -m nightly --numprocesses $(JOBS) --dist worksteal --durations=10 $(ARGS)
+
+.PHONY: mutate
+mutate: install ## change single lines, and see that the nearest tests notice (ARGS='--sample 50 --only status/')
+	@$(PY) -m tests.mutation $(ARGS)
+
+.PHONY: gpu
+gpu: install ## what only a GPU can show
+	@$(PY) -m pytest tests/gpu $(ARGS)
+
 .PHONY: cov
 cov: install ## all test tiers, with coverage
 	@$(PY) -m pytest --cov=ddp_operator --cov=ddp_trainer --cov-report=term-missing:skip-covered $(ARGS)

@@ -1,4 +1,4 @@
-"""The part of the drills and of the soak that every test run makes; `make drills` and `make soak` make the whole."""
+"""The program of the drills, and each night the fast ones; `make drills` and `make soak` make the whole."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from tests.support import ROOT
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 
+@pytest.mark.nightly
 def test_the_fast_drills_survive(capsys: pytest.CaptureFixture[str]) -> None:
     assert drills.main(["--fast", "--no-floors"]) == 0, "".join(capsys.readouterr())
     assert "DRILLS 2/2" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 async def test_a_small_soak_ends_and_leaves_nothing(tmp_path: Path) -> None:
     sequence, at_once = await soak_local(tmp_path, in_sequence=2, at_once=4, real=False)
     assert (sequence.jobs, at_once.jobs) == ([1, 2], [4, 8, 12, 16])

@@ -132,6 +132,7 @@ def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], 
         buildah("rmi", "--force", tag)
 
 
+@pytest.mark.nightly
 @pytest.mark.buildah
 def test_operator_image_runs_without_torch_and_as_nobody(base: str, tmp_path: Path) -> None:
     with built("operator", base, download(tmp_path, *requirements("operator"))) as (config, run):
@@ -155,6 +156,7 @@ def test_operator_image_runs_without_torch_and_as_nobody(base: str, tmp_path: Pa
         assert int(run("du", "-sm", "/opt/venv").split()[0]) < 75, "with slim Python: below 200 MB"
 
 
+@pytest.mark.nightly
 @pytest.mark.buildah
 @pytest.mark.timeout(1200)
 def test_trainer_image_trains_as_nobody(base: str, tmp_path: Path) -> None:

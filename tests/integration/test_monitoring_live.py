@@ -31,7 +31,7 @@ from tests.support.standin import ClusterActors, StandIn
 
 from .test_monitoring_rules import BOARDS, MONITORING, ROOT, SERIES, panels, rules
 
-pytestmark = pytest.mark.prometheus
+pytestmark = [pytest.mark.nightly, pytest.mark.prometheus]
 
 SAMPLE = (ROOT / "deploy" / "samples" / "checkpoint.yaml").read_text()
 ARGUMENTS = ("--epochs", "4", "--clip-norm", "5", "--log-every", "5")

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_trainer.benchmark.cli import main
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.nightly, pytest.mark.process]
 
 
 def test_a_quick_run_on_two_ranks_measures_all_contenders_and_the_link(

@@ -35,6 +35,18 @@ def _e2e() -> str | None:
     return None if os.path.isfile(kubeconfig) else f"DDP_E2E_KUBECONFIG={kubeconfig} is not a file"
 
 
+def _gpu() -> str | None:
+    if not any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/kfd")):
+        return "no GPU on this machine (neither /dev/nvidiactl nor /dev/kfd is there)"
+    import torch
+
+    return None if torch.cuda.is_available() else f"torch {torch.__version__} sees no GPU"
+
+
+def _nightly() -> str | None:
+    return None if os.environ.get("DDP_TEST_NIGHTLY") == "1" else "too long for every run; `make nightly` makes it"
+
+
 def _tool(*names: str) -> Callable[[], str | None]:
     def missing() -> str | None:
         lacking = [name for name in names if shutil.which(name) is None]
@@ -61,6 +73,8 @@ TIERS = (
     Tier("property", "what must hold for every input (hypothesis)", folder="property"),
     Tier("contract", "one suite for each implementation of an interface", folder="contract"),
     Tier("operator-in-the-loop", "real Kopf against the stand-in API server", folder="integration"),
+    Tier("nightly", "what is too long for every run", _nightly, marker="nightly"),
+    Tier("gpu", "what a CPU cannot show", _gpu, folder="gpu", marker="gpu"),
     Tier("e2e", "any whole cluster", _e2e, folder="e2e", marker="e2e"),
     Tier("apiserver", "a real kube-apiserver and etcd", _apiserver, marker="apiserver"),
     Tier("prometheus", "a real Prometheus", _tool("prometheus", "promtool"), marker="prometheus"),
@@ -132,13 +146,16 @@ class TierReport:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Assign every test its tier, and skip those of a tier that cannot run here."""
         missing = {tier.name: tier.missing() for tier in TIERS}
+        by_marker = {tier.marker: missing[tier.name] for tier in TIERS if tier.marker is not None}
         for item in items:
             path = item.nodeid.split("::", 1)[0]
-            name = tier_of(path, (mark.name for mark in item.iter_markers()))
+            markers = {mark.name for mark in item.iter_markers()}
+            name = tier_of(path, markers)
             # Travels with the reports, also between the processes of pytest-xdist.
             item.user_properties.append(("tier", name))
             self.counts[name].collected += 1
-            reason = missing[name]
+            # One for the night may also need a tool.
+            reason = missing[name] or next((by_marker[marker] for marker in by_marker.keys() & markers), None)
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 

@@ -24,6 +24,8 @@ from ddp_trainer.optim.novograd import NovoGrad
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.nightly
+
 
 def planned(device: str, available: int, ranks: tuple[int, ...] | None = None) -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
