@@ -86,7 +86,7 @@ async def test_a_webhook_that_is_away_is_told_and_waited_for(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "SERVER_PATIENCE", 0.3)
-    monkeypatch.setattr(decide, "_RECHECK_REFUSAL", 0.1)
+    monkeypatch.setattr(decide, "RECHECK_REFUSAL", 0.1)
     start()
     words = 'Internal error occurred: failed calling webhook "audit.example.com": connection refused'
     server.faults.add(500, verb="create", resource="jobs", times=1_000_000, message=words)

@@ -22,7 +22,8 @@ from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
-from ddp_operator.status.observation import Pods
+from ddp_operator.status.observation import Observation
+from ddp_operator.status.state import State
 
 
 def close_record(folder: RunFolder) -> bool:
@@ -63,7 +64,7 @@ def interrupt(resource: Mapping[str, Any], command: str, now: datetime) -> dict[
     if job.status.phase in ENDED_PHASES:
         return None
     message = explain_interruption(resource, job.status, command)
-    decision = fail(job, Pods(), None, conditions.INTERRUPTED, message, now)
+    decision = fail(State(job, Observation(), now), None, conditions.INTERRUPTED, message)
     return {**resource, "status": msgspec.to_builtins(decision.status)}
 
 

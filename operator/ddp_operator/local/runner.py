@@ -36,7 +36,8 @@ from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
 from ddp_operator.status.claims import exclusive_claim
 from ddp_operator.status.describe import take_values
-from ddp_operator.status.observation import Pods
+from ddp_operator.status.observation import Observation
+from ddp_operator.status.state import State
 from ddp_operator.workqueue import backoff
 
 Object = Mapping[str, Any]
@@ -286,7 +287,8 @@ class Run:
         if resource is None or self._is_over():
             return
         try:
-            decision = fail(parse_resource(resource), Pods(), None, conditions.OPERATOR_ERROR, message, utc_now())
+            state = State(parse_resource(resource), Observation(), utc_now())
+            decision = fail(state, None, conditions.OPERATOR_ERROR, message)
             self._cluster.store.change(resource, status=msgspec.to_builtins(decision.status))
             self._take_status()
         except Exception as another:

@@ -21,7 +21,8 @@ from ddp_operator.progress import Page, StalledRank, parse_page
 from ddp_operator.reconcile.memory import Memory, seconds_since
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes, scheduling, stragglers
-from ddp_operator.status.decide import is_finished, scrape_interval
+from ddp_operator.status.converge import scrape_interval
+from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
 from ddp_operator.status.lost_labels import may_have_lost_labels
 from ddp_operator.status.observation import Children, Observation, Problem, view_children

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from ddp_operator import names
-from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
 from ddp_operator.failures.text import describe_failure
 from ddp_operator.kubeobjects.timestamps import truncate
@@ -20,10 +19,10 @@ from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.decision import AT_ONCE, Decision, Refusal
+from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import count_all, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node
-from ddp_operator.status.observation import Observation, Pods
+from ddp_operator.status.state import State
 from ddp_operator.status.views import JobView, PodView
 
 _BELIEVED = timedelta(minutes=10)
@@ -31,54 +30,47 @@ _BELIEVED = timedelta(minutes=10)
 _FIRST_DELAY, _LONGEST_DELAY = timedelta(seconds=10), timedelta(minutes=6)
 
 
-def start(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+def start(state: State) -> Decision:
     """Begin attempt 1."""
     status = replace(
-        job.status,
+        state.status,
         attempt=1,
-        attempt_nodes=job.spec.nodes,
-        job_name=names.job_name(job.name, 1),
-        start_time=truncate(now),
-        attempt_time=truncate(now),
-        selector=names.pod_selector(job.name),
+        attempt_nodes=state.spec.nodes,
+        job_name=names.job_name(state.job.name, 1),
+        start_time=truncate(state.now),
+        attempt_time=truncate(state.now),
+        selector=names.pod_selector(state.job.name),
     )
-    return _begin(job, status, observation, None, now)
+    return _begin(state, status)
 
 
-def recover(job: DDPTrainingJob, observation: Observation, newest: JobView, now: datetime) -> Decision:
+def recover(state: State, newest: JobView) -> Decision:
     """Take up the attempt of the newest Job: the status says less, so it was lost or written over by somebody.
 
     Past restarts count as failures, as far as the status does not know better: a crash loop shall not begin anew.
     """
-    restarts, past = job.status.restarts, newest.attempt - 1
+    restarts, past = state.status.restarts, newest.attempt - 1
     counted = max(restarts.counted, past - restarts.free)
     status = replace(
-        job.status,
+        state.status,
         attempt=newest.attempt,
         attempt_nodes=newest.nodes,
         job_name=newest.name,
-        start_time=job.status.start_time or truncate(now),
-        attempt_time=truncate(now),
-        selector=names.pod_selector(job.name),
+        start_time=state.status.start_time or truncate(state.now),
+        attempt_time=truncate(state.now),
+        selector=names.pod_selector(state.job.name),
         restarts=replace(restarts, total=past, counted=counted, used=max(restarts.used, counted)),
     )
-    return _begin(job, status, observation, None, now)
+    return _begin(replace_fields(state, refusal=None), status)
 
 
-def restart(
-    job: DDPTrainingJob,
-    observation: Observation,
-    cause: LastFailure,
-    charged: Restarts,
-    refusal: Refusal | None,
-    now: datetime,
-) -> Decision:
+def restart(state: State, cause: LastFailure, charged: Restarts) -> Decision:
     """Begin the next attempt after a failure that was charged to the budget."""
-    status = _next_attempt(job, charged, observation, now, failure=cause)
+    status = _next_attempt(state, charged, cause)
     delay = start_delay(status)
     when = f" in {delay.total_seconds():.0f} s," if delay else ""
     words = f"attempt {status.attempt}{when} after: {describe_failure(cause)}"
-    return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
 
 
 def start_delay(status: Status) -> timedelta:
@@ -90,48 +82,39 @@ def start_delay(status: Status) -> timedelta:
     return min(_FIRST_DELAY * (1 << doublings), _LONGEST_DELAY)
 
 
-def restart_free(
-    job: DDPTrainingJob,
-    observation: Observation,
-    cause: LastFailure | None,
-    reason: str,
-    refusal: Refusal | None,
-    now: datetime,
-) -> Decision:
+def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:
     """Begin the next attempt after what is nobody's fault."""
-    before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    cause = _first_report(job.status.last_failure, cause)
-    status = _next_attempt(job, before, observation, now, failure=cause)
+    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
+    cause = _first_report(state.status.last_failure, cause)
+    status = _next_attempt(state, before, cause)
     if cause is not None and cause.category == NODE_LOST.name:
         status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
     after = f", not counted, after: {describe_failure(cause)}" if cause else ""
     words = f"attempt {status.attempt}{after}"
-    return _begin(job, status, observation, refusal, now, Fact(c.RESTARTING, "True", reason, words))
+    return _begin(state, status, Fact(c.RESTARTING, "True", reason, words))
 
 
-def readmit_nodes(job: DDPTrainingJob, observation: Observation, words: str, now: datetime) -> Decision:
+def readmit_nodes(state: State, words: str) -> Decision:
     """Begin the next attempt without avoiding any node: the avoided ones are needed."""
-    job = replace_fields(job, status=replace(job.status, failed_nodes=()))
-    before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, observation, now, failure=None)
+    state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
+    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
+    status = _next_attempt(state, before)
     words = f"attempt {status.attempt} may use the nodes of status.failedNodes again: {words}"
-    return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
 
 
-def record_lost_nodes(
-    job: DDPTrainingJob, found: tuple[tuple[PodView, str], ...], now: datetime, *, explains: bool
-) -> Decision:
+def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, explains: bool) -> Decision:
     """Note nodes that were lost with pods on them, before those pods are declared failed.
 
     ``explains``: the failure in the ledger is what survivors made of it. It is given its true cause, and is free.
     """
-    status = job.status
+    status = state.status
     pod, words = found[0]
     nodes = lost_nodes.remember(status.failed_nodes, iter(pod.node_name for pod, _ in found))
     status = replace(status, failed_nodes=nodes)
     if explains:
         restarts = status.restarts
-        if not job.spec.recovery.count_disruptions and restarts.used > 0:
+        if not state.spec.recovery.count_disruptions and restarts.used > 0:
             restarts = replace(
                 restarts,
                 counted=restarts.counted - 1,
@@ -141,67 +124,61 @@ def record_lost_nodes(
             )
         status = replace(status, restarts=restarts)
     if explains or pod.attempt == status.attempt:
-        status = replace(status, last_failure=blame_node(pod.attempt, pod, words, now))
+        status = replace(status, last_failure=blame_node(pod.attempt, pod, words, state.now))
     return Decision(status, requeue_after=AT_ONCE)
 
 
-def resize(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+def resize(state: State) -> Decision:
     """Begin the next attempt with another number of nodes."""
-    before = replace(job.status.restarts, free=job.status.restarts.free + 1)
-    status = _next_attempt(job, before, observation, now, failure=None)
-    words = f"attempt {status.attempt} with {job.spec.nodes} nodes instead of {job.status.attempt_nodes}"
-    return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
+    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
+    status = _next_attempt(state, before)
+    words = f"attempt {status.attempt} with {state.spec.nodes} nodes instead of {state.status.attempt_nodes}"
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
 
-def resize_in_place(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+def resize_in_place(state: State) -> Decision:
     """Give the current attempt of an elastic job another number of nodes; its pods meet again."""
-    words = f"resized from {job.status.attempt_nodes} to {job.spec.nodes} nodes; the other pods keep running"
-    status = replace(job.status, attempt_nodes=job.spec.nodes)
-    return _begin(job, status, observation, None, now, Fact(c.RESTARTING, "True", c.RESIZED, words))
+    words = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; the other pods keep running"
+    status = replace(state.status, attempt_nodes=state.spec.nodes)
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, words))
 
 
-def succeed(job: DDPTrainingJob, pods: Pods, now: datetime) -> Decision:
+def succeed(state: State) -> Decision:
     """End well, unless spec.processGroupPolicy wants more than pods that succeed."""
-    nodes = job.status.attempt_nodes
-    policy = job.spec.process_group_policy or "Warn"
-    distributed = None if policy == "Ignore" else c.describe_distribution(pods)
+    nodes = state.status.attempt_nodes
+    policy = state.spec.process_group_policy or "Warn"
+    distributed = None if policy == "Ignore" else c.describe_distribution(state.pods)
     if policy == "Fail" and distributed is not None and distributed.status == "False":
-        return fail(job, pods, None, c.NO_PROCESS_GROUP, distributed.message, now)
+        return fail(state, None, c.NO_PROCESS_GROUP, distributed.message)
     facts = [
         *([distributed] if distributed is not None else []),
         Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous"),
-        Fact(c.SUCCEEDED, "True", *_success(job, pods, nodes)),
+        Fact(c.SUCCEEDED, "True", *_success(state)),
         Fact(c.FAILED, "False", c.FINISHED),
     ]
-    return _end(job, job.status, "Succeeded", facts, pods, now)
+    return _end(state, state.status, "Succeeded", facts)
 
 
-def _success(job: DDPTrainingJob, pods: Pods, nodes: int) -> tuple[str, str]:
-    if job.spec.success_policy == "RankZero":
+def _success(state: State) -> tuple[str, str]:
+    nodes = state.status.attempt_nodes
+    if state.spec.success_policy == "RankZero":
         return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough for spec.successPolicy RankZero"
-    done = sum(pod.phase == "Succeeded" for pod in pods.newest.values())
+    done = sum(pod.phase == "Succeeded" for pod in state.pods.newest.values())
     late = nodes - done
-    if job.spec.elastic is not None and any(pod.alive for pod in pods):
+    if state.spec.elastic is not None and any(pod.alive for pod in state.pods):
         return c.ALL_NODES_SUCCEEDED, f"{done}/{nodes} pods succeeded; {late} joined after training was over"
     return c.ALL_NODES_SUCCEEDED, f"{nodes}/{nodes} pods succeeded"
 
 
-def fail(
-    job: DDPTrainingJob,
-    pods: Pods,
-    cause: LastFailure | None,
-    reason: str,
-    conclusion: str,
-    now: datetime,
-) -> Decision:
+def fail(state: State, cause: LastFailure | None, reason: str, conclusion: str) -> Decision:
     """End badly. ``conclusion``: why there is no further attempt; it may be empty where a cause says it."""
-    status, message = job.status, conclusion
+    status, message = state.status, conclusion
     if cause is not None:
         status = replace(status, last_failure=replace(cause, conclusion=conclusion))
         message = f"{conclusion}; last: {describe_failure(cause)}" if conclusion else describe_failure(cause)
     facts = [Fact(c.SUCCEEDED, "False", c.FINISHED), Fact(c.FAILED, "True", reason, message)]
-    return _end(job, status, "Failed", facts, pods, now)
+    return _end(state, status, "Failed", facts)
 
 
 def _first_report(before: LastFailure | None, cause: LastFailure | None) -> LastFailure | None:
@@ -220,16 +197,14 @@ def _last_restart(status: Status, now: datetime, failure: LastFailure | None) ->
     return note_steps(LastRestart(attempt=status.attempt + 1, time=truncate(began)), status)
 
 
-def _next_attempt(
-    job: DDPTrainingJob, restarts: Restarts, observation: Observation, now: datetime, *, failure: LastFailure | None
-) -> Status:
-    status = take_final_progress(job.status, observation.pods_of(job.status.attempt), now)
+def _next_attempt(state: State, restarts: Restarts, failure: LastFailure | None = None) -> Status:
+    status = take_final_progress(state.status, state.pods, state.now)
     return replace(
         status,
         attempt=status.attempt + 1,
-        attempt_nodes=job.spec.nodes,
-        job_name=names.job_name(job.name, status.attempt + 1),
-        attempt_time=truncate(now),
+        attempt_nodes=state.spec.nodes,
+        job_name=names.job_name(state.job.name, status.attempt + 1),
+        attempt_time=truncate(state.now),
         restarts=replace(
             restarts,
             total=restarts.total + 1,
@@ -237,27 +212,19 @@ def _next_attempt(
             in_place_before=status.restarts.in_place,
         ),
         stragglers=(),
-        last_restart=_last_restart(status, now, failure),
+        last_restart=_last_restart(status, state.now, failure),
         last_failure=failure or status.last_failure,
     )
 
 
-def _begin(
-    job: DDPTrainingJob,
-    status: Status,
-    observation: Observation,
-    refusal: Refusal | None,
-    now: datetime,
-    restart: Fact | None = None,
-) -> Decision:
+def _begin(state: State, status: Status, restart: Fact | None = None) -> Decision:
     # The page was the former attempt's.
-    seen = replace_fields(observation, page=None, page_requested=False, failures_in_place=())
-    pods = observation.pods_of(status.attempt)
-    return Decision(describe(job, status, seen, pods, refusal, now, restart), requeue_after=AT_ONCE)
+    seen = replace_fields(state.observation, page=None, page_requested=False, failures_in_place=())
+    return Decision(describe(replace_fields(state, observation=seen), status, restart), requeue_after=AT_ONCE)
 
 
-def _end(job: DDPTrainingJob, status: Status, phase: Phase, facts: list[Fact], pods: Pods, now: datetime) -> Decision:
-    status = take_final_progress(status, pods, now)
+def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decision:
+    status = take_final_progress(status, state.pods, state.now)
     facts += [
         Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED),
         Fact(c.PROGRESSING, "False", c.FINISHED, "training has ended"),
@@ -266,11 +233,11 @@ def _end(job: DDPTrainingJob, status: Status, phase: Phase, facts: list[Fact], p
     ended = replace(
         status,
         phase=phase,
-        observed_generation=job.generation,
-        completion_time=truncate(now),
-        nodes=pods.counts(status.attempt_nodes),
+        observed_generation=state.job.generation,
+        completion_time=truncate(state.now),
+        nodes=state.pods.counts(status.attempt_nodes),
         restarts=count_all(status.restarts),
         progress=without_eta(status.progress),
-        conditions=c.merge_conditions(status.conditions, facts, now, job.generation),
+        conditions=c.merge_conditions(status.conditions, facts, state.now, state.job.generation),
     )
     return Decision(ended, requeue_after=AT_ONCE)

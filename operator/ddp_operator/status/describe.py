@@ -30,23 +30,17 @@ from ddp_operator.status.lost_nodes import describe_lost_contact
 from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.status.queueing import waits_in_queue
 from ddp_operator.status.scheduling import describe_scheduling
+from ddp_operator.status.state import State
 from ddp_operator.status.stragglers import describe_stall
 
 
-def describe(
-    job: DDPTrainingJob,
-    status: Status,
-    observation: Observation,
-    pods: Pods,
-    refusal: Refusal | None,
-    now: datetime,
-    restart: Fact | None = None,
-) -> Status:
+def describe(state: State, status: Status, restart: Fact | None = None) -> Status:
     """Return ``status`` (whose ledger stands) with everything that is seen of its attempt.
 
-    ``pods`` are the attempt's; ``restart`` says why the attempt begins where it replaces a former one.
+    ``restart`` says why the attempt begins where it replaces a former one.
     """
-    nodes = status.attempt_nodes
+    job, observation, refusal, now = state.job, state.observation, state.refusal, state.now
+    nodes, pods = status.attempt_nodes, observation.pods_of(status.attempt)
     same_attempt = status.attempt == job.status.attempt
     former_alive = observation.former_alive(status.attempt)
     alive = sum(pod.alive for pod in pods)

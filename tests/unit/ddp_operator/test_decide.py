@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure, Restarts, Status
 from ddp_operator.progress import parse_page
-from ddp_operator.status.decide import decide, is_finished, scrape_interval
+from ddp_operator.status.converge import scrape_interval
+from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import (
     AT_ONCE,
     Decision,
