@@ -27,10 +27,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a job came back. ``rung`` is process, pod or group; the steps are None where the script reports none."""
+    """How a job came back, on which level (process, pod or group). Steps are None where the script reports none."""
 
     seconds: float
-    rung: str
+    level: str
     step_before: int | None
     resumed_from: int | None
 
@@ -74,11 +74,11 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recove
         if not sample.answered:
             gone = gone or sample.time >= killed_at
             continue
-        rung = "group" if sample.attempt > before.attempt else "pod" if gone else "process"
-        restarted = rung != "process" or (sample.in_place_restarts or 0) > (before.in_place_restarts or 0)
+        level = "group" if sample.attempt > before.attempt else "pod" if gone else "process"
+        restarted = level != "process" or (sample.in_place_restarts or 0) > (before.in_place_restarts or 0)
         if made is None:
             if sample.running and restarted:
-                return Recovery(sample.time - killed_at, rung, None, None)
+                return Recovery(sample.time - killed_at, level, None, None)
             continue
         if sample.steps_of_process is None or sample.step is None:
             continue
@@ -90,5 +90,5 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recove
         if not reborn:
             made, step = sample.steps_of_process, sample.step
         elif sample.steps_of_process > 0:
-            return Recovery(sample.time - killed_at, rung, step, sample.step - sample.steps_of_process)
+            return Recovery(sample.time - killed_at, level, step, sample.step - sample.steps_of_process)
     return None

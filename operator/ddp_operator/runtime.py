@@ -14,7 +14,7 @@ from ddp_operator.cluster import Key
 from ddp_operator.constants import KIND
 from ddp_operator.health import HealthServer
 from ddp_operator.kube import ApiClient, KubeCluster, login
-from ddp_operator.kube.cache import Store, key_of
+from ddp_operator.kube.cache import ObjectCache, key_of
 from ddp_operator.kube.resync import Resync
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.leader import FENCE_SHARE, Leader, new_identity
@@ -44,7 +44,7 @@ class Operator:
 
     def __init__(self, settings: Settings, *, on_lost: Callable[[], None] = end_at_once) -> None:
         self.settings = settings
-        self.store = Store()
+        self.store = ObjectCache()
         self.metrics = Metrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
         self.client = ApiClient(
             self.login,

@@ -28,8 +28,8 @@ from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import (
+    RECOVERY_LEVELS,
     RESTART_CATEGORIES,
-    RUNGS,
     STAGES,
     Ended,
     Failed,
@@ -195,9 +195,9 @@ class Metrics:
         )
         self.restarts = Counter(
             "ddp_operator_restarts_total",
-            "Restarts by rung (process: in place, pod: replaced, group: a new attempt) and category of the failure; "
+            "Restarts by level (process: in place, pod: replaced, group: a new attempt) and category of the failure; "
             "None: no failure, a change of size.",
-            ["rung", "category"],
+            ["level", "category"],
             registry=registry,
         )
         self.failures = Counter(
@@ -218,8 +218,8 @@ class Metrics:
         for stage in STAGES:
             self.start_to.labels(stage)
         for category in RESTART_CATEGORIES:
-            for rung in RUNGS:
-                self.restarts.labels(rung, category)
+            for level in RECOVERY_LEVELS:
+                self.restarts.labels(level, category)
         for category in CATEGORIES:
             self.failures.labels(category)
         for result in ("Succeeded", "Failed"):
@@ -237,13 +237,13 @@ class Metrics:
         """Count one call to the API server."""
         self.api_requests.labels(verb, resource, code).inc()
 
-    def on_transition(self, mark: Transition) -> None:
+    def on_transition(self, transition: Transition) -> None:
         """Count what a pass has found."""
-        match mark:
+        match transition:
             case Failed(category):
                 self.failures.labels(category).inc()
-            case Restarted(rung, category, count):
-                self.restarts.labels(rung, category).inc(count)
+            case Restarted(level, category, count):
+                self.restarts.labels(level, category).inc(count)
             case Reached(stage, seconds):
                 self.start_to.labels(stage).observe(seconds)
             case Ended(result):
@@ -288,11 +288,11 @@ def render_page() -> str:
             labels = ", ".join(f"`{name}`" for name in sorted(names))
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |\n")
-    phases, rungs = ", ".join(PHASES), ", ".join(RUNGS)
+    phases, levels = ", ".join(PHASES), ", ".join(RECOVERY_LEVELS)
     return (
         _HEAD
         + "".join(sorted(rows))
-        + f"\nPhases: {phases}.\n\nRungs: {rungs}. Categories: {', '.join(CATEGORIES)}.\n\n"
+        + f"\nPhases: {phases}.\n\nRungs: {levels}. Categories: {', '.join(CATEGORIES)}.\n\n"
         + f"Reasons of `ddp_operator_waiting_jobs`: {', '.join((*c.SCHEDULED_REASONS, NOT_ACCEPTED))}; any other is "
         + f"{OTHER}.\n\n"
         + "`process_*` of prometheus-client (CPU, memory, files) are there as well.\n"

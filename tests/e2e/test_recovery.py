@@ -172,7 +172,7 @@ def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: Cluster
     assert drill.returncode == 0, drill.stderr
     said = json.loads(drill.stdout)
     print(said)
-    assert said["rung"] == "process"
+    assert said["level"] == "process"
     assert said["stepsLost"] == 0
     assert said["resumedFrom"] >= done
     assert [job.pod(index).metadata.name for index in range(2)] == pods

@@ -16,7 +16,7 @@ from aiohttp import web
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, ServerError, Snapshot
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import KubeCluster, resync, scrape
-from ddp_operator.kube.cache import Store
+from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.resources import path
 from ddp_operator.kube.resync import Resync
 from tests.support.builders import job_manifest
@@ -44,12 +44,12 @@ def job(name: str = "digits-1") -> dict[str, Any]:
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> ObjectCache:
+    return ObjectCache()
 
 
 @pytest_asyncio.fixture
-async def cluster(actors: ClusterActors, store: Store) -> AsyncIterator[KubeCluster]:
+async def cluster(actors: ClusterActors, store: ObjectCache) -> AsyncIterator[KubeCluster]:
     """A cluster whose store no watch feeds: what it knows it knows from its own writes."""
     found = KubeCluster(actors.client, store)
     store.apply(KIND, await actors.create(job_manifest()))
@@ -294,7 +294,7 @@ async def test_events_name_their_resource_and_are_told_apart(cluster: KubeCluste
 
 
 async def test_a_comparison_with_lists_mends_the_store(
-    cluster: KubeCluster, actors: ClusterActors, store: Store
+    cluster: KubeCluster, actors: ClusterActors, store: ObjectCache
 ) -> None:
     changed: list[Key] = []
     syncing = Resync(actors.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
@@ -310,7 +310,7 @@ async def test_a_comparison_with_lists_mends_the_store(
     assert changed == [KEY, KEY]
 
 
-async def test_an_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActors, store: Store) -> None:
+async def test_an_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActors, store: ObjectCache) -> None:
     nobodys = child("Pod", "p", spec={"containers": [{"name": "c", "image": "i"}]})
     nobodys["metadata"]["labels"][LABEL_JOB_NAME] = ""
     await actors.create(nobodys)
@@ -322,7 +322,7 @@ async def test_an_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActor
 
 
 async def test_long_lists_are_read_page_by_page(
-    actors: ClusterActors, store: Store, server: StandIn, monkeypatch: pytest.MonkeyPatch
+    actors: ClusterActors, store: ObjectCache, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resync, "CHUNK", "2")
     for number in range(5):
@@ -332,7 +332,7 @@ async def test_long_lists_are_read_page_by_page(
     assert server.calls.count(("list", "configmaps", 200)) == 3
 
 
-async def test_the_first_comparison_waits_for_the_watches(actors: ClusterActors, store: Store) -> None:
+async def test_the_first_comparison_waits_for_the_watches(actors: ClusterActors, store: ObjectCache) -> None:
     resource = await actors.create(job_manifest())
     syncing = Resync(actors.client, store, namespaces=[], interval=3600, on_change=lambda key: None)
     running = asyncio.create_task(syncing.run())

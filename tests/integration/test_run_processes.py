@@ -207,7 +207,7 @@ def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["killed"].startswith("rank 1 (process ")
-    assert said["rung"] == "process"
+    assert said["level"] == "process"
     assert said["recoverySeconds"] > 0
     # Every step is saved: none is lost but one that was made and not seen on the page.
     assert said["stepsLost"] == 0

@@ -22,7 +22,7 @@ _TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}
 
 
 def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
-    """Return the job of the scenario. No restart in place: the group rung is what both sides must agree on."""
+    """Return the job of the scenario. No restart in place: the group level is what both sides must agree on."""
     return {
         "apiVersion": "ddp-operator.dev/v1alpha1",
         "kind": "DDPTrainingJob",

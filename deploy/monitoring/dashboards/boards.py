@@ -63,7 +63,7 @@ def build_fleet() -> dashboard.Dashboard:
                     about="In the hour before; of all namespaces.",
                 ),
                 show_course(
-                    "Restarts by rung", q.FLEET_RESTARTS_BY_RUNG, stacked=True,
+                    "Restarts by level", q.FLEET_RESTARTS_BY_LEVEL, stacked=True,
                     about="In the hour before. process: in place; pod: replaced; group: a new attempt.",
                 ),
                 show_course("Ended jobs", q.FLEET_FINISHED, stacked=True, about="In the hour before."),

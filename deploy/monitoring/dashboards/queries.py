@@ -119,8 +119,8 @@ FLEET_GOODPUT = tuple(
 FLEET_FAILURES = Query(
     f"sum by (category) (increase({of_operator('ddp_operator_failures_total')}{HOUR}))", "{{category}}"
 )
-FLEET_RESTARTS_BY_RUNG = Query(
-    f"sum by (rung) (increase({of_operator('ddp_operator_restarts_total')}{HOUR}))", "{{rung}}"
+FLEET_RESTARTS_BY_LEVEL = Query(
+    f"sum by (level) (increase({of_operator('ddp_operator_restarts_total')}{HOUR}))", "{{level}}"
 )
 FLEET_FINISHED = Query(
     f"sum by (result) (increase({of_operator('ddp_operator_finished_jobs_total')}{HOUR}))", "{{result}}"

@@ -118,7 +118,7 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
         parts = {
             "killed": who,
             "recoverySeconds": round(found.seconds, 2),
-            "rung": found.rung,
+            "level": found.level,
             "stepBefore": found.step_before,
             "resumedFrom": found.resumed_from,
             "stepsLost": found.steps_lost,
@@ -128,7 +128,7 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
     level = {"process": "workers restarted in place", "pod": "pod replaced", "group": "new attempt"}
     print(f"killed      {who}")
     to = "the next step" if found.steps_lost is not None else "running workers"
-    print(f"recovery    {found.seconds:.1f} s to {to} ({level[found.rung]})")
+    print(f"recovery    {found.seconds:.1f} s to {to} ({level[found.level]})")
     if found.steps_lost is None:
         print("steps lost  unknown (--after 0)")
     else:

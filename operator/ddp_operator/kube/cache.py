@@ -41,13 +41,13 @@ class Entry:
     body: bytes
 
 
-class Store:
+class ObjectCache:
     """All custom resources and their children. Not thread-safe: it lives in the operator's event loop."""
 
     def __init__(self) -> None:
         self._objects: dict[Id, Entry] = {}
         self._children: dict[Key, set[Id]] = {}
-        self._graves: OrderedDict[str, float] = OrderedDict()
+        self._tombstones: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of remembered objects."""
@@ -58,7 +58,7 @@ class Store:
         meta = obj["metadata"]
         uid, version = str(meta.get("uid", "")), str(meta.get("resourceVersion", ""))
         key = key_of(kind, meta)
-        if key is None or not _newer(version, self._graves.get(uid)):
+        if key is None or not _newer(version, self._tombstones.get(uid)):
             return None
         ident = (kind, key.namespace, str(meta["name"]))
         old = self._objects.get(ident)
@@ -80,14 +80,16 @@ class Store:
             version = float(int(meta.get("resourceVersion", "")))
         except ValueError:
             version = GONE
-        return self.bury(kind, str(meta.get("namespace", "")), str(meta["name"]), str(meta.get("uid", "")), version)
+        return self.mark_deleted(
+            kind, str(meta.get("namespace", "")), str(meta["name"]), str(meta.get("uid", "")), version
+        )
 
-    def bury(self, kind: str, namespace: str, name: str, uid: str, version: float = GONE) -> Key | None:
+    def mark_deleted(self, kind: str, namespace: str, name: str, uid: str, version: float = GONE) -> Key | None:
         """Forget an object of this UID, and ignore later news of it up to ``version`` (by default: all)."""
-        self._graves[uid] = version
-        self._graves.move_to_end(uid)
-        while len(self._graves) > TOMBSTONES:
-            self._graves.popitem(last=False)
+        self._tombstones[uid] = version
+        self._tombstones.move_to_end(uid)
+        while len(self._tombstones) > TOMBSTONES:
+            self._tombstones.popitem(last=False)
         ident = (kind, namespace, name)
         entry = self._objects.get(ident)
         if entry is None or entry.uid != uid:
@@ -150,7 +152,7 @@ class Store:
         entry = self._objects.get((kind, str(meta.get("namespace", "")), str(meta["name"])))
         if entry is not None and not _supersedes(version, entry.version):
             return True
-        return not _newer(version, self._graves.get(uid))
+        return not _newer(version, self._tombstones.get(uid))
 
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
@@ -182,11 +184,11 @@ def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
     return Key(namespace, str(name)) if name else None
 
 
-def _newer(version: str, grave: float | None) -> bool:
-    if grave is None:
+def _newer(version: str, tombstone: float | None) -> bool:
+    if tombstone is None:
         return True
     try:
-        return int(version) > grave
+        return int(version) > tombstone
     except ValueError:
         return False
 

@@ -22,7 +22,7 @@ from ddp_operator.cluster import (
     controller_of,
 )
 from ddp_operator.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
-from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, Store, key_of, trimmed
+from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, ObjectCache, key_of, trimmed
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.event_reader import EventReader
@@ -52,18 +52,18 @@ class KubeCluster:
     """
 
     def __init__(
-        self, client: ApiClient, store: Store | None = None, *, on_change: Callable[[Key], None] | None = None
+        self, client: ApiClient, store: ObjectCache | None = None, *, on_change: Callable[[Key], None] | None = None
     ) -> None:
         self._client = client
         self._store = store
         self._on_change = on_change
-        self._poster = EventWriter(client)
+        self._writer = EventWriter(client)
         self._reader = EventReader(client)
         self._scraper = Scraper()
 
     async def close(self) -> None:
         """Stop posting events and scraping. The client stays open: it belongs to the caller."""
-        await self._poster.close()
+        await self._writer.close()
         await self._scraper.close()
 
     async def observe(self, key: Key) -> Snapshot | None:
@@ -212,7 +212,7 @@ class KubeCluster:
         try:
             failed = await self._patch("Pod", meta["namespace"], meta["name"], body, "status")
         except NotFound:
-            self._bury("Pod", meta["namespace"], meta["name"], meta["uid"])
+            self._mark_deleted("Pod", meta["namespace"], meta["name"], meta["uid"])
             return
         self._remember("Pod", failed)
         await self._delete("Pod", meta["namespace"], meta["name"], meta["uid"], grace_seconds=0)
@@ -261,8 +261,8 @@ class KubeCluster:
         raise Refused("Kueue is not installed", reason="Invalid")
 
     async def emit(self, resource: Object, event: Event) -> None:
-        """Hand an event to the poster, which works in the background."""
-        self._poster.put(resource, event)
+        """Hand an event to the event writer, which works in the background."""
+        self._writer.put(resource, event)
 
     async def scrape(self, pod: Object, port: int) -> str | None:
         """Read a pod's metrics page through its IP address."""
@@ -335,7 +335,7 @@ class KubeCluster:
         if _still_there(answer):
             self._remember(kind, answer)
         else:
-            self._bury(kind, namespace, name, uid)
+            self._mark_deleted(kind, namespace, name, uid)
 
     def _remember(self, kind: str, obj: Object) -> None:
         if self._store is not None and (kind == KIND or kind in CHILD_KINDS):
@@ -346,11 +346,11 @@ class KubeCluster:
         if self._store is not None:
             entry = self._store.entry(kind, namespace, name)
             if entry is not None:
-                self._bury(kind, namespace, name, entry.uid)
+                self._mark_deleted(kind, namespace, name, entry.uid)
 
-    def _bury(self, kind: str, namespace: str, name: str, uid: str) -> None:
+    def _mark_deleted(self, kind: str, namespace: str, name: str, uid: str) -> None:
         if self._store is not None:
-            key = self._store.bury(kind, namespace, name, uid)
+            key = self._store.mark_deleted(kind, namespace, name, uid)
             if key is not None and self._on_change is not None:
                 self._on_change(key)
 

@@ -48,7 +48,7 @@ class EventWriter:
             logger.debug("dropped an event: %s", event)
             return
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="event poster")
+            self._task = asyncio.create_task(self._run(), name="event writer")
 
     async def close(self) -> None:
         """Give what waits a moment to get out, then stop."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Key
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
-from ddp_operator.kube.cache import GONE, UNWATCHED_KINDS, Store, key_of
+from ddp_operator.kube.cache import GONE, UNWATCHED_KINDS, ObjectCache, key_of
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
 from ddp_operator.kube.objects import NotFound, call
@@ -42,7 +42,7 @@ class Resync:
     def __init__(
         self,
         client: ApiClient,
-        store: Store,
+        store: ObjectCache,
         *,
         namespaces: Sequence[str],
         interval: float,
@@ -116,7 +116,7 @@ class Resync:
         listed = {str(item["metadata"].get("uid")) for item in items}
         for uid, ((_, namespace, name), _) in before.items():
             if uid not in listed:
-                key = self._store.bury(kind, namespace, name, uid, version)
+                key = self._store.mark_deleted(kind, namespace, name, uid, version)
                 if key is not None:
                     logger.info("%s %s/%s is gone; its deletion was missed", kind, namespace, name)
                     self._on_change(key)

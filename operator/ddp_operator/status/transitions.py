@@ -13,7 +13,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
 from ddp_operator.status import conditions as c
 
-RUNGS: Final = ("process", "pod", "group")
+RECOVERY_LEVELS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"
 """Category of a restart that no failure caused: a change of size, a disruption without a cause that is known."""
 RESTART_CATEGORIES: Final = (NO_FAILURE, *CATEGORIES)
@@ -29,9 +29,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Training was started again, on one of the three rungs."""
+    """Training was started again, on one of the three levels."""
 
-    rung: Literal["process", "pod", "group"]
+    level: Literal["process", "pod", "group"]
     category: str
     count: int = 1
 

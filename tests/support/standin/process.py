@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import kopf
 
 from ddp_operator.cluster import Event, Key, Object
-from ddp_operator.kube.cache import Store
+from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resync import Laggard, Resync
@@ -47,7 +47,7 @@ class Process:
         self.wanted: dict[Key, datetime] = {}
         self.seen: dict[str, int] = {}
         """How much of the history its watch of a kind has brought."""
-        self.store = Store()
+        self.store = ObjectCache()
         self.client = _Client(simulation, self)
         self.cluster = _Cluster(simulation, self)
         self.reconciler = Reconciler(self.cluster, clock=simulation.clock)

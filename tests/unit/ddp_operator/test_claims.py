@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.cluster import Key
-from ddp_operator.kube.cache import Store
+from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.status.claims import refuse_second
 from ddp_operator.why import explain_why
 from tests.support.builders import NOW, job, page, resource
@@ -75,7 +75,7 @@ class TestSecondJob:
 
 
 def test_the_store_finds_them_by_the_claim_and_not_by_a_word_that_holds_it() -> None:
-    store = Store()
+    store = ObjectCache()
     for name, claim in (("weights", "other"), ("two", "weights")):
         item = resource(name, checkpoint={"path": "/weights", "claimName": claim})
         item["metadata"] |= {"uid": name, "resourceVersion": "1"}

@@ -1,4 +1,4 @@
-"""Which rung answers a loss, what it costs, and when it ends: disruptions, lost nodes, budgets and crash loops."""
+"""Which level answers a loss, what it costs, and when it ends: disruptions, lost nodes, budgets and crash loops."""
 
 from datetime import timedelta
 from typing import Any

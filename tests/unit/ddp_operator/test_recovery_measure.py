@@ -14,7 +14,7 @@ def at(time: float, step: int | None, made: int | None, restarts: int | None = 0
 def test_in_place_the_new_process_tells_where_it_took_up() -> None:
     samples = [at(100.1, 41, 41), at(101, 41, 41, 1), at(104, 30, 0, 1), at(105.5, 32, 2, 1)]
     found = measure(BEFORE, 100.0, samples)
-    assert found == Recovery(seconds=5.5, rung="process", step_before=41, resumed_from=30)
+    assert found == Recovery(seconds=5.5, level="process", step_before=41, resumed_from=30)
     assert found.steps_lost == 11
 
 
@@ -27,7 +27,7 @@ def test_a_new_process_whose_first_steps_were_not_seen_is_known_by_where_it_took
     """A slow look, and a counter that has overtaken the old one's meanwhile."""
     early = Sample(99.0, 1, step=5, steps_of_process=5, in_place_restarts=0)
     found = measure(early, 100.0, [at(100.1, 5, 5, 1), at(101, 14, 6, 1)])
-    assert found == Recovery(seconds=1.0, rung="process", step_before=5, resumed_from=8)
+    assert found == Recovery(seconds=1.0, level="process", step_before=5, resumed_from=8)
 
 
 def test_a_new_process_that_began_from_nothing_is_known_by_its_going_on() -> None:
@@ -35,20 +35,20 @@ def test_a_new_process_that_began_from_nothing_is_known_by_its_going_on() -> Non
     late_page = [at(100.1, 5, 5, 1), at(100.3, 6, 6, 1), at(100.5, 6, 6, 1)]
     assert measure(early, 100.0, late_page) is None
     found = measure(early, 100.0, [*late_page, at(101, 9, 9, 1)])
-    assert found == Recovery(seconds=1.0, rung="process", step_before=6, resumed_from=0)
+    assert found == Recovery(seconds=1.0, level="process", step_before=6, resumed_from=0)
 
 
 def test_a_page_that_goes_away_is_a_replaced_pod() -> None:
     samples = [at(101, None, None, None), at(108, None, None, 0), at(112, 41, 1, 0)]
     found = measure(BEFORE, 100.0, samples)
     assert found is not None
-    assert (found.rung, found.seconds, found.steps_lost) == ("pod", 12.0, 0)
+    assert (found.level, found.seconds, found.steps_lost) == ("pod", 12.0, 0)
 
 
 def test_a_later_attempt_is_a_restart_of_the_group() -> None:
     found = measure(BEFORE, 100.0, [at(101, None, None, None), at(130, 21, 1, 0, attempt=2)])
     assert found is not None
-    assert (found.rung, found.resumed_from, found.steps_lost) == ("group", 20, 20)
+    assert (found.level, found.resumed_from, found.steps_lost) == ("group", 20, 20)
 
 
 def test_steps_made_between_the_look_and_the_kill_count() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.cluster import Key
 from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME
-from ddp_operator.kube.cache import LAST_APPLIED, TOMBSTONES, Store
+from ddp_operator.kube.cache import LAST_APPLIED, TOMBSTONES, ObjectCache
 
 KEY = Key("team", "digits")
 
@@ -24,7 +24,7 @@ def child(kind: str, name: str, version: int | str, *, uid: str = "", job: str |
 
 
 def test_a_snapshot_holds_the_resource_and_its_labelled_children() -> None:
-    store = Store()
+    store = ObjectCache()
     for kind, name in (("Job", "digits-1"), ("Pod", "b"), ("Pod", "a"), ("Service", "digits"), ("ConfigMap", "c")):
         assert store.apply(kind, child(kind, name, 5)) == KEY
     assert store.snapshot(KEY) is None
@@ -38,14 +38,14 @@ def test_a_snapshot_holds_the_resource_and_its_labelled_children() -> None:
 
 
 def test_an_unlabelled_child_is_nobodys() -> None:
-    store = Store()
+    store = ObjectCache()
     assert store.apply("Pod", child("Pod", "a", 5, job=None)) is None
     assert len(store) == 0
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([11, 12, 13])))
 def test_the_newest_version_wins_in_whatever_order_news_comes(order: tuple[int, ...]) -> None:
-    store = Store()
+    store = ObjectCache()
     for version in order:
         store.apply("Job", child("Job", "digits-1", version))
     entry = store.entry("Job", "team", "digits-1")
@@ -54,26 +54,26 @@ def test_the_newest_version_wins_in_whatever_order_news_comes(order: tuple[int, 
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 9))
     assert store.apply("Job", child("Job", "digits-1", 10)) == KEY
 
 
 def test_the_same_version_again_is_no_news() -> None:
-    store = Store()
+    store = ObjectCache()
     assert store.apply(KIND, resource(5)) == KEY
     assert store.apply(KIND, resource(5)) is None
 
 
 def test_versions_that_are_no_numbers_are_taken_in_the_order_they_come() -> None:
-    store = Store()
+    store = ObjectCache()
     assert store.apply("Job", child("Job", "digits-1", "b")) == KEY
     assert store.apply("Job", child("Job", "digits-1", "a")) == KEY
     assert store.apply("Job", child("Job", "digits-1", "a")) is None
 
 
 def test_old_news_does_not_bring_a_deleted_object_back() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     assert store.remove("Job", child("Job", "digits-1", 8)) == KEY
     assert store.apply("Job", child("Job", "digits-1", 7)) is None
@@ -81,23 +81,23 @@ def test_old_news_does_not_bring_a_deleted_object_back() -> None:
 
 
 def test_an_object_that_left_the_watch_by_its_label_comes_back_with_it() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     store.remove("Job", child("Job", "digits-1", 8))
     assert store.apply("Job", child("Job", "digits-1", 9)) == KEY
 
 
 def test_what_we_deleted_ourselves_stays_gone_whatever_arrives_late() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
-    assert store.bury("Job", "team", "digits-1", "Job-digits-1") == KEY
+    assert store.mark_deleted("Job", "team", "digits-1", "Job-digits-1") == KEY
     assert store.apply("Job", child("Job", "digits-1", 99)) is None
 
 
 def test_a_namesake_with_another_uid_is_another_object() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5, uid="old"))
-    store.bury("Job", "team", "digits-1", "old")
+    store.mark_deleted("Job", "team", "digits-1", "old")
     assert store.apply("Job", child("Job", "digits-1", 9, uid="new")) == KEY
     assert store.remove("Job", child("Job", "digits-1", 8, uid="old")) is None
     entry = store.entry("Job", "team", "digits-1")
@@ -106,7 +106,7 @@ def test_a_namesake_with_another_uid_is_another_object() -> None:
 
 
 def test_a_child_moves_with_its_label() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply(KIND, resource(1))
     store.apply("Pod", child("Pod", "a", 5))
     assert store.apply("Pod", child("Pod", "a", 6, job="other")) == Key("team", "other")
@@ -116,12 +116,12 @@ def test_a_child_moves_with_its_label() -> None:
 
 
 def test_of_a_deleted_resource_nothing_is_kept_that_no_watch_would_end() -> None:
-    store = Store()
+    store = ObjectCache()
     for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy"):
         store.apply(kind, child(kind, "digits-1", 5))
         store.apply(kind, child(kind, "other-1", 5, job="other"))
     store.apply(KIND, resource(6))
-    assert store.bury(KIND, "team", "digits", "another uid") is None
+    assert store.mark_deleted(KIND, "team", "digits", "another uid") is None
     assert len(store) == 11
     assert store.remove(KIND, resource(7)) == KEY
     assert sorted(kind for kind in ("Job", "Pod", "Service") if store.entry(kind, "team", "digits-1")) == ["Job", "Pod"]
@@ -132,14 +132,14 @@ def test_of_a_deleted_resource_nothing_is_kept_that_no_watch_would_end() -> None
 
 
 def test_graves_are_bounded() -> None:
-    store = Store()
+    store = ObjectCache()
     for number in range(TOMBSTONES + 10):
-        store.bury("Pod", "team", f"p{number}", f"uid-{number}")
-    assert len(store._graves) == TOMBSTONES
+        store.mark_deleted("Pod", "team", f"p{number}", f"uid-{number}")
+    assert len(store._tombstones) == TOMBSTONES
 
 
 def test_bulk_that_nobody_reads_is_not_kept() -> None:
-    store = Store()
+    store = ObjectCache()
     obj = resource(5)
     obj["metadata"] |= {"managedFields": [{}] * 9, "annotations": {LAST_APPLIED: "x" * 999, "mine": "kept"}}
     store.apply(KIND, obj)
@@ -151,7 +151,7 @@ def test_bulk_that_nobody_reads_is_not_kept() -> None:
 
 
 def test_a_config_map_is_kept_without_its_data() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply(KIND, resource(5))
     store.apply("ConfigMap", child("ConfigMap", "launcher", 6) | {"data": {"launcher.py": "x" * 50_000}})
     snapshot = store.snapshot(KEY)
@@ -162,7 +162,7 @@ def test_a_config_map_is_kept_without_its_data() -> None:
 
 
 def test_a_snapshot_is_not_touched_by_later_news() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply(KIND, resource(5, spec={"nodes": 2}))
     snapshot = store.snapshot(KEY)
     store.apply(KIND, resource(6, spec={"nodes": 3}))
@@ -171,11 +171,11 @@ def test_a_snapshot_is_not_touched_by_later_news() -> None:
 
 
 def test_it_knows_what_is_at_least_as_new_as_a_list_says() -> None:
-    store = Store()
+    store = ObjectCache()
     store.apply("Pod", child("Pod", "a", 5))
     assert store.is_current("Pod", child("Pod", "a", 5)["metadata"])
     assert store.is_current("Pod", child("Pod", "a", 4)["metadata"])
     assert not store.is_current("Pod", child("Pod", "a", 6)["metadata"])
     assert not store.is_current("Pod", child("Pod", "b", 1)["metadata"])
-    store.bury("Pod", "team", "b", "Pod-b")
+    store.mark_deleted("Pod", "team", "b", "Pod-b")
     assert store.is_current("Pod", child("Pod", "b", 1)["metadata"])

@@ -168,14 +168,14 @@ class TestMetrics:
             metrics.on_transition(mark)
         get = metrics.registry.get_sample_value
         assert get("ddp_operator_failures_total", {"category": "OOM"}) == 1
-        assert get("ddp_operator_restarts_total", {"rung": "group", "category": "OOM"}) == 2
+        assert get("ddp_operator_restarts_total", {"level": "group", "category": "OOM"}) == 2
         assert get("ddp_operator_start_to_stage_seconds_sum", {"stage": "first_step"}) == 3
         assert get("ddp_operator_finished_jobs_total", {"result": "Failed"}) == 1
 
     def test_series_that_are_known_beforehand_begin_at_zero(self) -> None:
         get = Metrics(lambda: 0.0).registry.get_sample_value
         assert {get("ddp_operator_failures_total", {"category": category}) for category in CATEGORIES} == {0}
-        assert get("ddp_operator_restarts_total", {"rung": "pod", "category": "None"}) == 0
+        assert get("ddp_operator_restarts_total", {"level": "pod", "category": "None"}) == 0
 
     @pytest.mark.parametrize(
         ("error", "cause"), [(Conflict(), "Conflict"), (ClusterError(), "Cluster"), (KeyError(), "Bug")]
