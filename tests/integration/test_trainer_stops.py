@@ -86,7 +86,7 @@ def test_an_attempt_that_is_overtaken_ends_all_its_ranks_and_writes_no_more(tmp_
         while not list(folder.glob("step-*.json")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        Fence(folder, 2, "uid-2").enter()
+        Fence(folder, 2, "uid-2").claim()
         before = sorted(path.name for path in folder.iterdir())
         assert ranks.codes() == [contract.EXIT_PEER_LOST] * 2, ranks.output(0)
     message = f"attempt 2 (run uid-2) has taken over {folder}: this one, attempt 1, writes no more"

@@ -79,14 +79,14 @@ def assemble(config: RunConfig, world: World) -> Parts:
             folder = Path(config.checkpoint.dir)
             checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(folder))
             checkpointer.prepare()
-            _refuse_old(config, checkpointer)
+            _check_resume(config, checkpointer)
     _enter(checkpointer, world)
     with world.agreed():
         _save_config(config, world)
     model.to(world.device)
     task = build_task(datasets, config.optim.label_smoothing)
     with world.agreed():
-        _try_out(model, task, datasets, precision, world.device)
+        _check_shapes(model, task, datasets, precision, world.device)
     # Afterwards: lazy layers have no shape before they have met an image. Before DDP, whose buckets take this layout.
     model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
     if config.model.sync_batchnorm and world.is_distributed:
@@ -122,7 +122,7 @@ def fetch_datasets(config: DataConfig, world: World) -> Datasets:
         return load_datasets(config)
 
 
-def _try_out(model: nn.Module, task: Task, datasets: Datasets, precision: Precision, device: torch.device) -> None:
+def _check_shapes(model: nn.Module, task: Task, datasets: Datasets, precision: Precision, device: torch.device) -> None:
     """Show the model a black image; raises :class:`UserError` where it takes or gives other shapes than the data's."""
     channels, height, width = datasets.train.image_shape
     image = torch.zeros(1, channels, height, width, device=device)
@@ -151,7 +151,7 @@ def output_dir(config: RunConfig, world: World) -> Path | None:
     return Path(folder) if folder and world.is_main else None
 
 
-def _refuse_old(config: RunConfig, checkpointer: Checkpointer) -> None:
+def _check_resume(config: RunConfig, checkpointer: Checkpointer) -> None:
     if config.checkpoint.resume == "never" and checkpointer.list():
         raise UserError(
             "checkpoint.dir",
@@ -167,7 +167,7 @@ def _enter(checkpointer: Checkpointer | None, world: World) -> None:
         if checkpointer is not None:
             try:
                 with writable(checkpointer.folder, "checkpoint.dir"):
-                    checkpointer.enter()
+                    checkpointer.claim()
             except Superseded as error:
                 message = str(error).encode()
     message = world.broadcast_bytes(message)

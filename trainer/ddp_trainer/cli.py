@@ -70,7 +70,7 @@ def _metavar(kind: Any) -> str:
 
 
 def parse(arguments: Sequence[str]) -> RunConfig:
-    """The configuration that the command line asks for; raises :class:`UserError` where it can't be had."""
+    """The configuration that the command line asks for; raises :class:`UserError` where it is not valid."""
     given = vars(build_parser().parse_args(arguments))
     flags: dict[str, Any] = {}
     for one in options(RunConfig):
@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str]) -> RunConfig:
             flags = merge(flags, value)
     file = read_file(given["config"]) if given["config"] else None
     if given["preset"] is None and "preset" not in (file or {}) and "data.name" not in given:
-        raise UserError("preset", "nothing says what to train", f"give --preset, one of {', '.join(PRESETS)}")
+        raise UserError("preset", "neither a preset nor data is given", f"give --preset, one of {', '.join(PRESETS)}")
     config = resolve(given["preset"], file, flags, as_published=given["as_published"])
     return _with_environment(config)
 
@@ -110,9 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run(config, env)
     except UserError as error:
-        return _end_by_error(error, contract.EXIT_USER_ERROR, env)
+        return _report_error(error, contract.EXIT_USER_ERROR, env)
     except Superseded as error:
-        return _end_by_error(error, contract.EXIT_PEER_LOST, env)
+        return _report_error(error, contract.EXIT_PEER_LOST, env)
     except Preempted as end:
         _ignore_sigterm()
         if env.rank == 0:
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return contract.EXIT_OK
 
 
-def _end_by_error(error: UserError | Superseded, code: int, env: RankEnv) -> int:
+def _report_error(error: UserError | Superseded, code: int, env: RankEnv) -> int:
     """Say what is wrong, once on rank 0 and in every rank's record for the launcher; returns ``code``."""
     _ignore_sigterm()
     if env.rank == 0:

@@ -119,7 +119,7 @@ class Exporter:
         """Begin to answer ``GET /metrics`` on 127.0.0.1 from a background thread.
 
         ``port`` is local rank 0's (default: DDP_METRICS_PORT or 9400; 0: any free one) and each local rank adds its
-        number. Under the launcher ``runtime_dir`` (default: DDP_RUNTIME_DIR) decides instead. A port that can't be had
+        number. Under the launcher ``runtime_dir`` (default: DDP_RUNTIME_DIR) decides instead. A port that is taken
         is a warning: training is worth more than its metrics. ``model`` is :meth:`watch`'s.
         """
         exporter = cls(env or RankEnv.from_environ())

@@ -27,7 +27,7 @@ from ddp_trainer.plan import Plan, Position
 def run(config: RunConfig, env: RankEnv) -> Position:
     """Train as ``config`` says and return how far it came.
 
-    Raises :class:`UserError` on every rank alike for what the user can mend, :class:`Preempted` after a signal,
+    Raises :class:`UserError` on every rank alike for what the user can fix, :class:`Preempted` after a signal,
     :class:`Superseded` where a later attempt at the same job has begun.
     """
     world = World.start(config.distributed, env)
@@ -52,10 +52,10 @@ class Trainer:
         self.stop = StopSignal()
         self.stop.install()
         # Step and value of this rank's first loss that was not finite, where that is to stop the run.
-        self._bad_loss: tuple[int, float] | None = None
-        watcher = self._stop_for_loss if config.nonfinite == "stop" else None
+        self._nonfinite_loss: tuple[int, float] | None = None
+        watcher = self._request_stop if config.nonfinite == "stop" else None
         self.report = Reporter(world, exporter, config.log_every, watcher)
-        self.report.say(describe(config))
+        self.report.info(describe(config))
         parts = assemble(config, world)
         self.loader, self.validation, self.task = parts.loader, parts.validation, parts.task
         self.engine, self.checkpointer = parts.engine, parts.checkpointer
@@ -109,8 +109,8 @@ class Trainer:
         ]
         if other and position.consumed:
             self.report.warn(
-                f"the order of the samples is another than the checkpoint's ({'; '.join(other)}): in the rest of this "
-                "epoch some come again and some are left out"
+                f"the order of the samples is not the checkpoint's ({'; '.join(other)}): in the rest of this epoch "
+                "some are repeated and some skipped"
             )
         return position
 
@@ -121,7 +121,7 @@ class Trainer:
     def fit(self) -> Position:
         """Train to the end; returns the final position."""
         self.report.begin(self.plan)
-        if self._owes_validation():
+        if self._validation_pending():
             self._end_epoch()
         while not self._at_end():
             self._epoch()
@@ -133,7 +133,7 @@ class Trainer:
         self.report.done(self.position, where)
         return self.position
 
-    def _owes_validation(self) -> bool:
+    def _validation_pending(self) -> bool:
         """Whether the run was stopped between the end of an epoch, or of its steps, and the end of its validation."""
         position = self.position
         at_the_end_of_steps = position.consumed == 0 or position.step >= self.total_steps
@@ -167,7 +167,7 @@ class Trainer:
         step_started = time.perf_counter()
         for batch, waited in _timed(self.loader.epoch(position.epoch, position.consumed)):
             if reason := self.agreement.poll():
-                self._end_early(reason)
+                self._stop_early(reason)
             lr = self.schedule.lr(self.plan.fraction(position))
             result = self.engine.step(batch, position.step, lr)
             position.step += 1
@@ -176,7 +176,7 @@ class Trainer:
             if not left or position.step >= self.total_steps:
                 self.timeline.wait()  # what the device has still to do is the last step's time, not the validation's
             now = time.perf_counter()
-            self.epochs.step(result.correct)
+            self.epochs.step(result.correct, len(batch) * world.size)
             self.report.step(
                 position,
                 result.loss,
@@ -213,9 +213,9 @@ class Trainer:
                     break
                 if (batch := next(batches, None)) is not None:
                     totals += self.task.totals(model(batch.images), batch.labels)
-                self.report.alive()
+                self.report.heartbeat()
         if reason:
-            self._end_early(reason)
+            self._stop_early(reason)
         scores = self.task.scores(self.world.sum(totals.tolist()))
         score = scores[self.task.score]
         position.accuracy, position.validated = score, position.step
@@ -223,12 +223,14 @@ class Trainer:
         epoch = position.epoch + (1 if position.consumed else 0)
         self.report.validated(epoch, scores, score, self.timeline.seconds(started, self.timeline.now()))
         self.epochs.validated(score)
+        if summary := self.epochs.summary():
+            self.report.info(f"epoch {epoch}/{self.plan.epochs} training: {summary}")
         if self.epochs.target_met:
-            self.report.say(f"target reached: {position.streak} validations in a row; the run ends here")
+            self.report.info(f"target reached: {position.streak} validations in a row; the run ends here")
 
     def _save(self) -> None:
         """Save the run as it stands; all ranks call this, rank 0 writes."""
-        self._refuse_bad_state()
+        self._raise_if_nonfinite()
         self.world.broadcast_buffers(self.engine.model)
         if self.checkpointer is None:
             return
@@ -256,34 +258,34 @@ class Trainer:
         self.epochs.pause(before, after)
         return time.perf_counter() - started
 
-    def _end_early(self, reason: Reason) -> None:
+    def _stop_early(self, reason: Reason) -> None:
         """All ranks are here after the same step: save where that is of use, wait until it is on disk, and leave."""
         self.agreement.finish()
         if reason is Reason.NOT_FINITE:
-            self._refuse_bad_state()
+            self._raise_if_nonfinite()
         if reason is Reason.SIGNAL:
             self._save()
         self._wait_for_checkpoint()
         raise Preempted(self.position.step, saved=self.config.checkpoint.dir is not None)
 
-    def _stop_for_loss(self, step: int, loss: float) -> None:
-        self._bad_loss = step, loss
+    def _request_stop(self, step: int, loss: float) -> None:
+        self._nonfinite_loss = step, loss
         self.stop.request(Reason.NOT_FINITE)
 
-    def _refuse_bad_state(self) -> None:
+    def _raise_if_nonfinite(self) -> None:
         """With ``nonfinite`` "stop": raise :class:`UserError` on all ranks if any has had a loss that is not finite.
 
         Called before a state is saved, so that none is kept from which the run could not recover.
         """
         if self.config.nonfinite != "stop":
             return
-        self.report.look_at_all()
+        self.report.check_losses()
         mine = [0.0] * self.world.size
-        if self._bad_loss is not None:
-            mine[self.world.rank] = float(self._bad_loss[0])
+        if self._nonfinite_loss is not None:
+            mine[self.world.rank] = float(self._nonfinite_loss[0])
         steps = {int(step): rank for rank, step in reversed(list(enumerate(self.world.sum(mine)))) if step}
         if steps:
-            # The others' losses are spoilt a step later, by the gradients they share.
+            # The others' losses follow a step later, through the gradients they share.
             step = min(steps)
             self.agreement.finish()
             raise UserError(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +10,12 @@ import torch
 
 from ddp_trainer.benchmark import cli, launch, synthetic
 from ddp_trainer.benchmark.cli import main
-from ddp_trainer.benchmark.contenders import Bare, Ours, build_config, quiet_exporter
+from ddp_trainer.benchmark.contenders import Bare, Ours, Switches, build_config, start_exporter
 from ddp_trainer.benchmark.documents import DocumentsLoop, LoopNovoGrad
 from ddp_trainer.benchmark.network import Link, parameter_server_seconds, ring_seconds
 from ddp_trainer.benchmark.report import Measured, communication, ratio, rows, table
 from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_cases
-from ddp_trainer.benchmark.worker import Spec, measure
+from ddp_trainer.benchmark.worker import Spec, _Runner, measure
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.distributed.rank import RankEnv
@@ -115,7 +116,7 @@ def test_all_contenders_train_on_the_same_amount_of_the_same_data(preset: str, t
     name = str(PRESETS[preset].values["data"]["name"])
     synthetic.write(name, tmp_path, 40)
     changes: dict[str, Any] = {**TINY[preset], "data": {"dir": str(tmp_path), "batch_size": 4}}
-    world, exporter = World(RankEnv(), CPU), quiet_exporter(RankEnv())
+    world, exporter = World(RankEnv(), CPU), start_exporter(RankEnv())
     fast = {"precision": {"name": "fp32"}, "distributed": {"device": "cpu"}}
     documents = DocumentsLoop(build_config(preset, changes, as_published=True), world)
     ours = Ours(build_config(preset, changes, fast), world, exporter)
@@ -260,3 +261,21 @@ def test_where_nobody_can_be_built_the_reasons_are_the_result() -> None:
     spec = Spec("cifar10-resnet18", {"data": {"dir": "/nowhere"}}, ["ours:fp32"], "cpu", 2, 0.0, "")
     results = measure(spec, World(RankEnv(), torch.device("cpu")))["results"]
     assert "CIFAR-10 is not complete in /nowhere" in results["ours:fp32"]["failed"]
+
+
+def test_batches_that_were_made_during_the_others_turns_are_not_counted() -> None:
+    runner = object.__new__(_Runner)
+    runner.switches, runner.contender = Switches(), SimpleNamespace(prefetched=4)
+    runner._steps = iter([100.0] * 4 + [1.0] * 3)
+    assert runner.take(2, World(RankEnv(), CPU))[1] == 2.0
+
+
+def test_the_documents_loop_has_the_documents_augmentation_and_its_readers_ahead(tmp_path: Path) -> None:
+    synthetic.write("cifar10", tmp_path, 40)
+    changes = {"data": {"dir": str(tmp_path), "batch_size": 4}}
+    world = World(RankEnv(), CPU)
+    plain = DocumentsLoop(build_config("cifar10-resnet18", changes, as_published=True), world)
+    steps = [type(step).__name__ for step in plain.loader.dataset.transform.transforms]  # type: ignore[attr-defined]
+    assert (steps, plain.prefetched) == (["ToTensor", "Normalize"], 0)
+    ahead = DocumentsLoop(build_config("cifar10-resnet50", changes, as_published=True), world)
+    assert ahead.prefetched == 2 * ahead.loader.num_workers > 0

@@ -172,7 +172,7 @@ def test_where_no_checkpoint_is_whole_that_is_said(tmp_path: Path, capsys: pytes
     save(one, 1)
     (tmp_path / "step-000000001.pt").write_bytes(b"")
     assert one.read_newest() is None
-    assert f"no checkpoint in {tmp_path} is whole; training begins anew" in capsys.readouterr().err
+    assert f"no checkpoint in {tmp_path} is whole; training starts from the beginning" in capsys.readouterr().err
 
 
 def test_a_data_file_without_manifest_does_not_count(tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_saving_returns_while_the_disk_stands_still_and_the_last_of_those_that_w
     assert [saved.step for saved in one.list()] == [4, 1]
     assert newest(one)["weights"].tolist() == [4.0] * 3
     said = capsys.readouterr().err
-    assert "checkpoint of step 2 is left out: the disk is slower" in said
-    assert "checkpoint of step 3 is left out" in said
+    assert "checkpoint of step 2 is skipped: the disk is slower" in said
+    assert "checkpoint of step 3 is skipped" in said
     assert "step 4" not in said
 
 

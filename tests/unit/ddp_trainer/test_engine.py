@@ -248,7 +248,7 @@ def test_a_state_of_another_optimiser_is_refused(before: str, after: str) -> Non
         other.load_state_dict(one.state_dict())
         other.step(batch(), 1, 0.01)
     else:
-        with pytest.raises(ValueError, match="another one's"):
+        with pytest.raises(ValueError, match="the state is not one of"):
             other.load_state_dict(one.state_dict())
 
 

@@ -122,18 +122,23 @@ def test_an_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> Non
     assert record.training_accuracy() is None
     for right in (3.0, 1.0):
         gpu.host += 2.0
-        record.step(torch.tensor([right, 4.0]))
+        record.step(torch.tensor([right, 4.0]), 8)
     record.pause(gpu.host - 1.0, gpu.host)
     record.end()
     gpu.host += 100.0  # the validation
     assert record.training_accuracy() == 0.5
     record.validated(0.75)
+    assert record.summary() == "3.0 s, 5 samples/s, cumulative 3.0 s"
     assert (position.streak, record.target_met) == (1, False)
     record.begin()
     assert record.training_accuracy() is None
+    gpu.host += 2.0
+    record.step(None, 8)
+    record.end()
     record.validated(0.5)
+    assert record.summary() == "2.0 s, 4 samples/s, cumulative 5.0 s"
     assert (position.streak, record.target_met) == (2, True)
-    assert next(tmp_path.iterdir()).read_text().split()[1:] == ["0.0,0.0", "3.0,0.75", "3.0,0.5"]
+    assert next(tmp_path.iterdir()).read_text().split()[1:] == ["0.0,0.0", "3.0,0.75", "5.0,0.5"]
     # A run that ended so is at its end when it is started again.
     assert EpochRecord(config, WORLD, position).target_met
 
@@ -144,7 +149,7 @@ def test_an_epoch_on_a_gpu_takes_as_long_as_the_device(tmp_path: Path, gpu: Fake
     record.begin()
     for _ in range(10):
         gpu.work(2.0, host=0.1)
-        record.step(None)
+        record.step(None, 8)
     record.end()
     assert gpu.host == pytest.approx(1.0), "the host waited"
     gpu.wait()

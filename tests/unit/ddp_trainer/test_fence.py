@@ -27,40 +27,40 @@ def test_without_attempts_there_is_no_fence(tmp_path: Path) -> None:
 
 def test_a_later_attempt_takes_over_and_the_older_is_told_by_whom(tmp_path: Path) -> None:
     old, new = fence(tmp_path, 1), fence(tmp_path, 2)
-    old.enter()
+    old.claim()
     old.check()
-    new.enter()
+    new.claim()
     new.check()
     with pytest.raises(Superseded, match=r"attempt 2 \(run uid-2\) has taken over .*: this one, attempt 1, writes no"):
         old.check()
     with pytest.raises(Superseded):
-        old.enter()
+        old.claim()
     new.check()
 
 
 def test_an_attempt_that_never_began_here_is_behind_all_the_same(tmp_path: Path) -> None:
-    fence(tmp_path, 3).enter()
+    fence(tmp_path, 3).claim()
     with pytest.raises(Superseded, match="attempt 3"):
-        fence(tmp_path, 2).enter()
+        fence(tmp_path, 2).claim()
 
 
 def test_a_restart_within_the_attempt_keeps_its_claim(tmp_path: Path) -> None:
-    fence(tmp_path, 1).enter()
-    fence(tmp_path, 1).enter()
+    fence(tmp_path, 1).claim()
+    fence(tmp_path, 1).claim()
     fence(tmp_path, 1).check()
     assert len(list((tmp_path / "fence").iterdir())) == 1
 
 
 def test_the_same_job_made_anew_begins_with_attempt_1_again_and_wins(tmp_path: Path) -> None:
     old, new = fence(tmp_path, 4, "old"), fence(tmp_path, 1, "new")
-    old.enter()
-    new.enter()
+    old.claim()
+    new.claim()
     new.check()
     with pytest.raises(Superseded):
         old.check()
     # The old job's workers are restarted by their agent: they do not take the folder back.
     with pytest.raises(Superseded):
-        old.enter()
+        old.claim()
     new.check()
 
 
@@ -74,7 +74,7 @@ def test_of_many_that_claim_at_once_one_holds_the_folder_and_it_is_the_last_atte
         def claim(one: Fence, ready: threading.Barrier = ready, entered: list[int] = entered) -> None:
             ready.wait()
             try:
-                one.enter()
+                one.claim()
             except Superseded:
                 return
             entered.append(one.attempt)
@@ -100,8 +100,8 @@ def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "link", refuse)
     old, new = fence(tmp_path, 1), fence(tmp_path, 2)
-    old.enter()
-    new.enter()
+    old.claim()
+    new.claim()
     new.check()
     with pytest.raises(Superseded):
         old.check()
@@ -109,9 +109,9 @@ def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_claim_whose_writer_died_over_it_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_trainer.checkpoint.fence._SECONDS_TO_WRITE", 0.0)
-    fence(tmp_path, 1).enter()
+    fence(tmp_path, 1).claim()
     (tmp_path / "fence" / "000000002.json").write_text("")
-    fence(tmp_path, 2).enter()
+    fence(tmp_path, 2).claim()
     fence(tmp_path, 2).check()
 
 
@@ -121,7 +121,7 @@ def test_a_claim_whose_writer_died_over_it_holds_nobody_up(tmp_path: Path, monke
 def checkpointer(folder: Path, attempt: int) -> Checkpointer:
     one = Checkpointer(CheckpointConfig(dir=str(folder), keep=1), fence(folder, attempt))
     one.prepare()
-    one.enter()
+    one.claim()
     return one
 
 

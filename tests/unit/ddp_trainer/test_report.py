@@ -61,16 +61,16 @@ def test_losses_since_the_last_line_can_be_looked_at_and_still_make_the_next_lin
 ) -> None:
     run = Run(exporter, log_every=4)
     run.steps(9.0, 1.0)  # the first step has a line of its own
-    run.reporter.look_at_all()
+    run.reporter.check_losses()
     assert run.bad == []
     run.steps(2.0, 6.0)
     assert run.value("ddp_loss") == 3.0
     assert "step 4/1000 loss 3.0000" in capsys.readouterr().out
     run.steps(INF)
     assert run.bad == []
-    run.reporter.look_at_all()
+    run.reporter.check_losses()
     assert run.bad == [(5, INF)]
-    run.reporter.look_at_all()
+    run.reporter.check_losses()
     assert run.value("ddp_nonfinite_loss_total") == 1
 
 

@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", metavar="N,M", type=_rank_numbers,
                         help="numbers of ranks to try with DDP; default: 1, 2 and all")  # fmt: skip
     parser.add_argument("--variants", metavar="A,B", type=_list_of(VARIANTS, tuple(VARIANTS)),
-                        help=f"of {', '.join(VARIANTS)}; default: preset and fp32, on cuda fp32, tf32, bf16 and "
+                        help=f"of {', '.join(VARIANTS)}; default: preset and fp32, on cuda torch, tf32, bf16 and "
                         "compile")  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender; default: 5, 2 with --quick")
     parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn; default: 3, 0.5 with --quick")
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         BY_NAME[name] for name in flags.systems or [one.name for one in SYSTEMS if one.quick or not flags.quick]
     )
     variants = flags.variants or (
-        (("bf16", "compile") if flags.quick else ("fp32", "tf32", "bf16", "compile"))
+        (("bf16", "compile") if flags.quick else ("torch", "tf32", "bf16", "compile"))
         if device == "cuda"
         else (("preset",) if flags.quick else ("preset", "fp32"))
     )

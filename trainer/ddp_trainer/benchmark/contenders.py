@@ -37,9 +37,10 @@ class Switches:
 
 
 class Contender(Protocol):
-    """Takes steps of ``batch_size`` images a rank when asked to."""
+    """Takes steps of ``batch_size`` images a rank when asked to; ``prefetched`` batches at most are made meanwhile."""
 
     batch_size: int
+    prefetched: int
 
     def steps(self) -> Iterator[float]:
         """Take a step for each item; it is the seconds the host waited for the batch."""
@@ -68,6 +69,7 @@ class Ours:
         self.batch_size = config.data.batch_size * config.optim.accumulate
         self.trainer = Trainer(config, world, exporter)
         self.trainer.report.begin(self.trainer.plan)
+        self.prefetched = getattr(self.trainer.loader.source, "prefetched", 0)
         self._waited = 0.0
         report = self.trainer.report.step
 
@@ -138,13 +140,15 @@ class Ours:
 class Bare:
     """Forward, backward and update of the same model in the same format, on tensors that are there already.
 
-    Without ``talk`` no gradient is sent: what is missing from the time then is communication that was waited for.
+    Without ``all_reduce`` no gradient is sent: what is missing from the time then is communication that was waited for.
     """
 
-    def __init__(self, config: RunConfig, world: World, *, talk: bool = True) -> None:
+    prefetched = 0
+
+    def __init__(self, config: RunConfig, world: World, *, all_reduce: bool = True) -> None:
         self.batch_size = config.data.batch_size * config.optim.accumulate
         self.parts = assemble(config, world)
-        self.talk = talk
+        self.all_reduce = all_reduce
         seed_generator(derive_seed(config.seed, 99), world.device)
         batch = next(iter(self.parts.loader.epoch(0)))
         self.images, self.labels = batch.images.clone(), batch.labels.clone()
@@ -159,7 +163,7 @@ class Bare:
         engine.replica.train()
         forward: Callable[[Tensor], Tensor] = engine._forward
         quiet = contextlib.nullcontext
-        if not self.talk and isinstance(engine.replica, nn.parallel.DistributedDataParallel):
+        if not self.all_reduce and isinstance(engine.replica, nn.parallel.DistributedDataParallel):
             quiet = engine.replica.no_sync  # type: ignore[assignment]
         while True:
             with quiet():
@@ -177,7 +181,7 @@ def gradient_bytes(contender: Bare | Ours) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in engine._parameters)
 
 
-def quiet_exporter(env: RankEnv) -> Exporter:
+def start_exporter(env: RankEnv) -> Exporter:
     """An exporter that answers on any free port, as under the launcher."""
     return Exporter.start(port=0, env=env)
 

@@ -78,6 +78,7 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 # Name of a variant -> what it changes in a preset.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "preset": {},
+    "torch": {"precision": {"name": "torch", "channels_last": False}},
     "fp32": {"precision": {"name": "fp32"}},
     "nchw": {"precision": {"name": "fp32", "channels_last": False}},
     "tf32": {"precision": {"name": "tf32"}},

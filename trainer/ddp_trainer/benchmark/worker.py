@@ -20,7 +20,7 @@ from ddp_trainer.benchmark.contenders import (
     Switches,
     build_config,
     gradient_bytes,
-    quiet_exporter,
+    start_exporter,
 )
 from ddp_trainer.benchmark.documents import DocumentsLoop
 from ddp_trainer.benchmark.memory import PeakMemory
@@ -78,11 +78,13 @@ class _Runner:
     def take(self, steps: int, world: World) -> tuple[float, float]:
         """Take ``steps`` steps; returns seconds a rank needed for them, and how many of these for data."""
         self.switches.set()
-        _meet(world)
+        for _ in range(self.contender.prefetched):  # made while others took their turns, so not counted
+            next(self._steps)
+        _barrier(world)
         started, waited = time.perf_counter(), 0.0
         for _ in range(steps):
             waited += next(self._steps)
-        _meet(world)
+        _barrier(world)
         return time.perf_counter() - started, waited
 
     def summary(self, world: World) -> dict[str, Any]:
@@ -114,14 +116,14 @@ def _build(name: str, spec: Spec, world: World) -> Any:
         changes = merge(changes, VARIANTS["fp16"])
     config = build_config(spec.preset, {"distributed": {"device": spec.device}}, spec.changes, changes)
     if kind in ("bare", "mute"):
-        return Bare(config, world, talk=kind == "bare")
-    ours = Ours(config, world, quiet_exporter(world.env))
+        return Bare(config, world, all_reduce=kind == "bare")
+    ours = Ours(config, world, start_exporter(world.env))
     if kind == "silent":
         ours.silence()
     return ours
 
 
-def _meet(world: World) -> None:
+def _barrier(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
     if world.is_distributed:
@@ -162,11 +164,11 @@ def measure(spec: Spec, world: World) -> dict[str, Any]:
         if isinstance(runner.contender, Ours | Bare):
             about.setdefault("gradient_bytes", gradient_bytes(runner.contender))
         if runner.name.startswith("ours:") and len(runners) > 1:
-            results[runner.name] |= _look_closer(runner.contender, world)
+            results[runner.name] |= _measure_costs(runner.contender, world)
     return about
 
 
-def _look_closer(ours: Ours, world: World) -> dict[str, Any]:
+def _measure_costs(ours: Ours, world: World) -> dict[str, Any]:
     """Costs that are too small to see between two turns."""
     loading = ours.loading_seconds(10)
     closer = {"report_seconds": ours.report_seconds(2000), "loading_seconds": loading}

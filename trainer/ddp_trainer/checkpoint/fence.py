@@ -57,7 +57,7 @@ class Fence:
             raise UserError(contract.ENV_ATTEMPT, f"is {text!r} in the environment", "unset it, or give 1, 2, ...")
         return cls(folder, int(text), environ.get(contract.ENV_RUN_ID, ""))
 
-    def enter(self) -> None:
+    def claim(self) -> None:
         """Claim the folder for this attempt; a restart within the attempt finds its claim and keeps it.
 
         Raises :class:`Superseded` where a later attempt has begun, OSError where the folder can't be written to.

@@ -85,13 +85,13 @@ class Checkpointer:
             write_atomically(self.folder / ".writable", b"")
             (self.folder / ".writable").unlink()
 
-    def enter(self) -> None:
+    def claim(self) -> None:
         """Take the folder for this attempt and clear away what dead writers left half-written.
 
         Raises :class:`Superseded` where a later attempt has begun.
         """
         if self.fence is not None:
-            self.fence.enter()
+            self.fence.claim()
         for pattern in (".step-*.tmp", f"{FENCE_FOLDER}/.*.tmp"):
             for temporary in self.folder.glob(pattern):
                 temporary.unlink(missing_ok=True)
@@ -127,7 +127,7 @@ class Checkpointer:
                 continue
             return data
         if found:
-            warn(f"no checkpoint in {self.folder} is whole; training begins anew")
+            warn(f"no checkpoint in {self.folder} is whole; training starts from the beginning")
         return None
 
     def save(
@@ -153,7 +153,7 @@ class Checkpointer:
                 self._thread = threading.Thread(target=self._work, name="ddp-checkpoint")
                 self._thread.start()
         if left_out is not None:
-            warn(f"checkpoint of step {left_out.step} is left out: the disk is slower than checkpoints are due")
+            warn(f"checkpoint of step {left_out.step} is skipped: the disk is slower than checkpoints are due")
 
     def wait(self) -> None:
         """Wait until nothing is being written and nothing waits."""

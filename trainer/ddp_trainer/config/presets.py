@@ -76,7 +76,12 @@ CIFAR10_RESNET18 = Preset(
         "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
         "precision": {"name": "auto", "channels_last": True},
     },
-    {"model": {"small_maps": False}, "precision": {"name": "torch", "channels_last": False}},
+    # The document shows no augmentation.
+    {
+        "data": {"augment": []},
+        "model": {"small_maps": False},
+        "precision": {"name": "torch", "channels_last": False},
+    },
 )
 
 

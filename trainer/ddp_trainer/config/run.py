@@ -106,7 +106,7 @@ def read_file(path: str) -> dict[str, Any]:
     except ImportError as error:
         raise UserError("--config", "reading YAML needs PyYAML", "pip install PyYAML, or give a .json file") from error
     except Exception as error:  # yaml.YAMLError is not at hand where yaml isn't, and JSON's is a ValueError
-        raise UserError("--config", f"{path} is not valid: {' '.join(str(error).split())}", "mend the file") from error
+        raise UserError("--config", f"{path} is not valid: {' '.join(str(error).split())}", "fix the file") from error
     if not isinstance(loaded, dict):
         raise UserError("--config", f"{path} holds no mapping", "give for example 'epochs: 3'")
     return loaded

@@ -51,7 +51,7 @@ class Augmentation:
         require(
             not (zoom and moved),
             "data.augment",
-            f"{', '.join(sorted(moved))} can't be had with scale or with masks",
+            f"{', '.join(sorted(moved))} does not go with scale or with masks",
             "use scale, crop and flip",
         )
         require(

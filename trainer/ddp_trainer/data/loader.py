@@ -56,12 +56,6 @@ class TrainLoader:
             datasets.train, datasets, config, self.augmentation, device, memory_format, processes
         )
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch."""
-        share = samples_per_rank(self.length, self.world_size, self.config.drop_last)
-        return share // self.samples_per_step if self.config.drop_last else -(-share // self.samples_per_step)
-
     def epoch(self, epoch: int, consumed: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` (from 0) after all ranks together have used ``consumed`` samples of it."""
         order = train_order(
@@ -84,7 +78,7 @@ class TrainLoader:
 class ValidationLoader:
     """Validation batches of one rank; all ranks together give every sample exactly once.
 
-    Two settings of the data's configuration spoil this, to repeat what documents did: ``validation_as_training`` and
+    Two settings of the data's configuration change that, to repeat what documents did: ``validation_as_training`` and
     ``validation_augment``.
     """
 

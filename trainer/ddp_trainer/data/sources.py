@@ -23,6 +23,9 @@ from torch.utils.data import DataLoader
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
 from ddp_trainer.data.augment import Augmentation
 
+# Batches that each reader has ready at most.
+_PREFETCH = 4
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -104,22 +107,22 @@ class _Indices:
         return len(self.batches)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _outlive_signals(rank_ends: Any, _: int) -> None:
+def _init_worker(rank_exiting: Any, _: int) -> None:
     """Set up a reader: it goes on when its rank is asked to stop, which may want more batches before it does.
 
-    When ``rank_ends`` it obeys, as it must: at the end of a process its children are asked once, and waited for. A
+    It exits once ``rank_exiting`` is set: at the end of a process its children are asked once, and waited for. A
     rank that is killed takes its readers along.
     """
 
-    def obey(*_: object) -> None:
-        if rank_ends.value:
+    def exit_with_rank(*_: object) -> None:
+        if rank_exiting.value:
             os._exit(0)
 
-    signal.signal(signal.SIGTERM, obey)
+    signal.signal(signal.SIGTERM, exit_with_rank)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform.startswith("linux"):
         pr_set_pdeathsig = 1
@@ -127,8 +130,8 @@ def _outlive_signals(rank_ends: Any, _: int) -> None:
     torch.set_num_threads(1)
 
 
-def _say_end(rank_ends: Any) -> None:
-    rank_ends.value = 1
+def _mark_rank_exiting(rank_exiting: Any) -> None:
+    rank_exiting.value = 1
 
 
 class StreamedSource:
@@ -144,22 +147,23 @@ class StreamedSource:
     ) -> None:
         self.augmentation, self.normalise, self.device = augmentation, normalise, device
         self._indices = _Indices()
+        self.prefetched = _PREFETCH * workers
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
         # A fork is there at once; another interpreter would first import torch for as long as an epoch may take.
         context = get_context("fork" if "fork" in get_all_start_methods() else None)
-        rank_ends = context.Value("b", 0, lock=False)
+        rank_exiting = context.Value("b", 0, lock=False)
         # Finalizers with a priority run at the end of the process, before its children are asked to end.
-        Finalize(self, _say_end, args=(rank_ends,), exitpriority=10)
+        Finalize(self, _mark_rank_exiting, args=(rank_exiting,), exitpriority=10)
         self._loader: DataLoader[Any] = DataLoader(
             _Samples(data),  # type: ignore[arg-type]
             batch_sampler=self._indices,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             pin_memory=cuda,
-            worker_init_fn=partial(_outlive_signals, rank_ends) if workers else None,
+            worker_init_fn=partial(_init_worker, rank_exiting) if workers else None,
             persistent_workers=workers > 0,
-            prefetch_factor=4 if workers else None,
+            prefetch_factor=_PREFETCH if workers else None,
             multiprocessing_context=context if workers else None,
         )
 

@@ -24,6 +24,7 @@ class EpochRecord:
         self._world, self._position, self._early = world, position, config.early_stop
         self._watch = Stopwatch(world.device)
         self._csv: CsvLog | None = None
+        self._total_seconds = 0.0
         with world.agreed():
             if config.csv_dir is not None and world.is_main:
                 self._csv = CsvLog(Path(config.csv_dir) / file_name(config, world.size), position.epoch)
@@ -33,10 +34,12 @@ class EpochRecord:
         """An epoch, or the rest of one, begins."""
         self._watch.restart()
         self._lap: Lap | None = None
+        self._samples = 0
         self._correct: Tensor | None = None
 
-    def step(self, correct: Tensor | None) -> None:
-        """Add a step; ``correct`` holds right answers and answers on the device, where they are counted."""
+    def step(self, correct: Tensor | None, samples: int) -> None:
+        """Add a step of all ranks' ``samples``; ``correct`` holds right answers and answers, where they are counted."""
+        self._samples += samples
         if correct is not None:
             self._correct = correct.double() if self._correct is None else self._correct + correct
 
@@ -60,8 +63,17 @@ class EpochRecord:
         position = self._position
         streak = self._early.count(position.streak, score)
         position.streak = int(self._world.sum([float(streak) if self._world.is_main else 0.0])[0])
+        self._seconds = 0.0 if self._lap is None else self._lap.seconds()
+        self._total_seconds += self._seconds
         if self._csv is not None:
-            self._csv.epoch(0.0 if self._lap is None else self._lap.seconds(), score)
+            self._csv.epoch(self._seconds, score)
+
+    def summary(self) -> str:
+        """After a validation: the epoch's training time and rate, and the time of all epochs of this process."""
+        if self._lap is None or self._seconds <= 0:
+            return ""
+        rate = self._samples / self._seconds
+        return f"{self._seconds:.1f} s, {rate:.0f} samples/s, cumulative {self._total_seconds:.1f} s"
 
     @property
     def target_met(self) -> bool:

@@ -44,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a scrape is not an event of the training."""
+        """Log nothing: a scrape is not an event of the training."""
 
 
 def describe_threads() -> str:

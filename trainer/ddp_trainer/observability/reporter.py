@@ -1,4 +1,4 @@
-"""What a run says of itself: rank 0's lines on standard output, and the gauges of every rank."""
+"""What a run reports: rank 0's lines on standard output, and the gauges of every rank."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class _Line:
 class Reporter:
     """Collects the steps' measurements and puts them out at log intervals, without ever waiting for the device.
 
-    ``on_bad_loss`` is called with the step (from 1) and the loss where this rank's loss was not finite, once it is
-    known: the first time only, on a CPU at the next log interval, on a GPU some steps later.
+    ``on_nonfinite_loss`` is called with the step (from 1) and the value of this rank's first loss that is not finite,
+    once it is known: on a CPU at the next log interval, on a GPU some steps later.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Reporter:
         world: World,
         exporter: Exporter,
         log_every: int,
-        on_bad_loss: Callable[[int, float], None] | None = None,
+        on_nonfinite_loss: Callable[[int, float], None] | None = None,
     ) -> None:
         self._world, self._exporter, self._log_every = world, exporter, log_every
         self._watch, self._samples = Stopwatch(world.device), 0
@@ -60,9 +60,9 @@ class Reporter:
         self._seen: list[float] = []
         self._last_step = 0
         self._lines: deque[_Line] = deque()
-        self._on_bad_loss = on_bad_loss
+        self._on_nonfinite_loss = on_nonfinite_loss
 
-    def say(self, message: str) -> None:
+    def info(self, message: str) -> None:
         """Print on rank 0 only, at once: the output of a pod is a pipe."""
         if self._world.is_main:
             print(message, flush=True)
@@ -77,7 +77,7 @@ class Reporter:
         self._plan, self._total = plan, plan.total_steps
         device = self._world.device.type
         threads = f" with {torch.get_num_threads()} thread(s) each" if device == "cpu" else ""
-        self.say(
+        self.info(
             f"training: {self._world.size} rank(s) on {device}{threads}, {plan.samples} samples, "
             f"{self._total} steps in {plan.epochs} epoch(s)"
         )
@@ -146,11 +146,11 @@ class Reporter:
         while self._lines:
             self._log(self._lines.popleft())
 
-    def look_at_all(self) -> None:
+    def check_losses(self) -> None:
         """Look at every loss up to now, waiting for the device."""
         self.flush()
         losses = self._take().read()
-        self._look_at(losses, self._last_step)
+        self._count_nonfinite(losses, self._last_step)
         self._seen += losses
 
     def _take(self, *others: Tensor) -> AsyncScalars:
@@ -163,7 +163,7 @@ class Reporter:
         position, losses = line.position, line.numbers.read()
         if line.has_norm:
             self._exporter.set("ddp_grad_norm", losses.pop())
-        self._look_at(losses, position.step)
+        self._count_nonfinite(losses, position.step)
         losses += line.seen
         loss = sum(losses) / len(losses)
         self._exporter.set(contract.METRIC_LOSS, loss)
@@ -171,25 +171,25 @@ class Reporter:
         rate = line.samples / seconds if seconds > 0 else 0.0
         if self._world.device.type == "cuda":
             self._exporter.set("ddp_gpu_memory_bytes", torch.cuda.max_memory_allocated())
-        self.say(
+        self.info(
             f"epoch {position.epoch + 1}/{self._plan.epochs} step {position.step}/{self._total} loss {loss:.4f} "
             f"{rate:.0f} samples/s lr {line.lr:.4g} ETA {clock(line.eta)}"
         )
 
-    def _look_at(self, losses: list[float], last_step: int) -> None:
+    def _count_nonfinite(self, losses: list[float], last_step: int) -> None:
         """Count the losses that are not finite; ``losses`` are those of the steps up to ``last_step``."""
         bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
         if bad:
             self._exporter.count_nonfinite(len(bad))
-            if self._on_bad_loss is not None:
-                self._on_bad_loss(last_step - len(losses) + 1 + bad[0], losses[bad[0]])
-                self._on_bad_loss = None
+            if self._on_nonfinite_loss is not None:
+                self._on_nonfinite_loss(last_step - len(losses) + 1 + bad[0], losses[bad[0]])
+                self._on_nonfinite_loss = None
 
     def pause(self, start: Any, end: Any) -> None:
         """Leave validation or saving between two moments of the device's timeline out of the rate."""
         self._watch.pause(start, end)
 
-    def alive(self) -> None:
+    def heartbeat(self) -> None:
         """Tell the watchdog that there is progress, though no step."""
         self._exporter.heartbeat()
 
@@ -199,20 +199,20 @@ class Reporter:
 
     def trained(self, accuracy: float) -> None:
         """Report the share of right answers on the training batches since the last validation."""
-        self.say(f"training accuracy {accuracy:.4f}")
+        self.info(f"training accuracy {accuracy:.4f}")
 
     def validated(self, epoch: int, scores: dict[str, float], score: float, seconds: float) -> None:
         """Report a validation after ``epoch`` epochs; ``score`` is the one of ``scores`` by which runs are compared."""
         self.flush()
         self._exporter.set(contract.METRIC_VAL_ACCURACY, score)
         self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
-        said = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.say(f"epoch {epoch}/{self._plan.epochs} validation: {said} in {seconds:.1f} s")
+        text = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        self.info(f"epoch {epoch}/{self._plan.epochs} validation: {text} in {seconds:.1f} s")
 
     def resumed(self, folder: str, position: Position) -> None:
         """Report that the run goes on from a checkpoint."""
         self._exporter.set(contract.METRIC_CHECKPOINT_STEP, position.step)
-        self.say(f"resumed from {folder}: {position.step} steps and {position.epoch} epoch(s) are done")
+        self.info(f"resumed from {folder}: {position.step} steps and {position.epoch} epoch(s) are done")
 
     def saved(self, step: int, seconds: float) -> None:
         """Record a finished checkpoint; called from the writing thread."""
@@ -226,7 +226,7 @@ class Reporter:
         scores = ""
         if position.accuracy is not None and position.best_accuracy is not None:
             scores = f", validation accuracy {position.accuracy:.4f} (best {position.best_accuracy:.4f})"
-        self.say(f"done: {position.step} steps, {seconds:.1f} s{scores}{where}")
+        self.info(f"done: {position.step} steps, {seconds:.1f} s{scores}{where}")
 
 
 def clock(seconds: float) -> str:

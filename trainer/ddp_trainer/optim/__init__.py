@@ -103,7 +103,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     ]
     for own, saved in zip(settings, state["param_groups"], strict=True):
         if _KINDS & own.keys() != _KINDS & saved.keys():
-            raise ValueError(f"the optimiser is {type(optimizer).__name__}, and the state is another one's")
+            raise ValueError(f"the state is not one of {type(optimizer).__name__}")
     # Given to torch with the state: on which device a step's number belongs depends on whether the optimiser is fused.
     groups = [{**saved, **own} for own, saved in zip(settings, state["param_groups"], strict=True)]
     optimizer.load_state_dict({**state, "param_groups": groups})
