@@ -165,13 +165,13 @@ monitoring: ## a Prometheus with the alerts on this machine, for ddp run --metri
 
 .PHONY: bench
 bench: install ## measure ddp run and a killed worker's restart against torchrun by hand, and the idle operator
-	@$(PY) -m tests.benchmarks.run_overhead $(ARGS)
-	@$(PY) -m tests.benchmarks.recovery
-	@$(PY) -m tests.benchmarks.operator_idle
+	@$(PY) -m tests.bench.run_overhead $(ARGS)
+	@$(PY) -m tests.bench.recovery
+	@$(PY) -m tests.bench.operator_idle
 
 .PHONY: bench-scale
 bench-scale: install ## measure the operator with many jobs, at the kube-apiserver of KUBEBUILDER_ASSETS
-	@$(PY) -m tests.benchmarks.operator_scale $(ARGS)
+	@$(PY) -m tests.bench.operator_scale $(ARGS)
 
 .PHONY: drills
 drills: install ## break real jobs in every way we know, and see that nothing is lost (ARGS='--list', '--only NAME', '--runs 3')

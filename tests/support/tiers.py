@@ -81,7 +81,7 @@ TIERS = (
     Tier("chromium", "pages in a headless browser", _tool("chromium"), marker="chromium"),
     Tier("buildah", "image builds", _tool("buildah"), marker="buildah"),
     Tier("process", "real torchrun and gloo processes", marker="process"),
-    Tier("benchmarks", "the measuring code itself", folder="benchmarks"),
+    Tier("benchmarks", "the measuring code itself", folder="bench"),
 )
 
 

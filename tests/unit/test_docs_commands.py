@@ -133,7 +133,7 @@ def check_python(words: list[str]) -> None:
         build_bench_parser().parse_args(words[2:])
     elif words[1] != "pytest":
         # That the module exists is seen by test_docs.py; ours take nothing.
-        assert words[1] in ("ddp_operator", "tests.benchmarks.trainer_speed"), words
+        assert words[1] in ("ddp_operator", "tests.bench.trainer_speed"), words
         assert words[2:] == []
 
 
@@ -228,7 +228,7 @@ def own_flags() -> set[str]:
         for action in parser._actions:
             found |= set(action.option_strings)
             parsers += (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ()
-    sources = [*ROOT.glob("tests/drills/*.py"), *ROOT.glob("tests/benchmarks/*.py"), ROOT / "tests/conftest.py"]
+    sources = [*ROOT.glob("tests/drills/*.py"), *ROOT.glob("tests/bench/*.py"), ROOT / "tests/conftest.py"]
     return found.union(
         *(re.findall(r'(?:add_argument|addoption)\(\s*"(--[\w-]+)"', path.read_text()) for path in sources)
     )

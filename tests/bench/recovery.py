@@ -5,7 +5,7 @@ they have imported torch, met over gloo, loaded the checkpoint and made a step. 
 less, since the other workers' processes have to be started anew with it. Prints medians and their ratio, and asserts
 nothing:
 
-    python -m tests.benchmarks.recovery [--rounds 5] [--megabytes 50]
+    python -m tests.bench.recovery [--rounds 5] [--megabytes 50]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_operator.local.adapt import hold_free_port
-from tests.benchmarks.figures import ratio, table
+from tests.bench.figures import ratio, table
 from tests.support.launcher_pods import Pods
 
 NODES: Final = 2

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.api.parse import parse_manifest
-from tests.benchmarks.figures import ratio, table
+from tests.bench.figures import ratio, table
 from tests.support import ROOT
 
 SAMPLE = ROOT / "deploy" / "samples" / "digits.yaml"

@@ -22,7 +22,7 @@ import psutil
 
 from ddp_operator import constants
 from ddp_operator.api.parse import parse_manifest
-from tests.benchmarks.figures import ratio, table
+from tests.bench.figures import ratio, table
 from tests.support.standin import StandIn
 
 SAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "samples" / "digits.yaml"

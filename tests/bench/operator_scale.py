@@ -4,7 +4,7 @@ No controller and no scheduler run beside it, so that what is measured is the op
 program makes them, as the Job controller would. Every burst is held against a bare asynchronous client that writes the
 same objects with as many connections, in the same run. Prints figures beside their targets, and asserts nothing:
 
-    KUBEBUILDER_ASSETS=… python -m tests.benchmarks.operator_scale
+    KUBEBUILDER_ASSETS=… python -m tests.bench.operator_scale
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Real etcd and kube-apiserver from $KUBEBUILDER_ASSETS. The definitions stand side by side, each in a group of its own,
 and take turns within one run. ``--against`` adds another definition, such as that of a former commit. Asserts nothing:
 
-    KUBEBUILDER_ASSETS=… python -m tests.benchmarks.status_writes --against former.yaml
+    KUBEBUILDER_ASSETS=… python -m tests.bench.status_writes --against former.yaml
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import yaml
 from ddp_operator.api.crd import build_crd
 from ddp_operator.constants import KIND, PLURAL, VERSION
 from ddp_operator.kube import ApiError
-from tests.benchmarks.figures import ratio, table
+from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane
 from tests.support.standin import ClusterActors
 from tests.support.strategies import FULL
