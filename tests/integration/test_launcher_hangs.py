@@ -122,7 +122,7 @@ def test_a_stopped_rank_ends_the_job_where_that_is_asked_for(pods: PodsFactory) 
     assert ended.message["rank"] == 1
     assert ended.message["message"].endswith("the process of rank 1 is stopped (SIGSTOP)")
     assert ended.message["restarts"] == 0
-    assert "no stack: its process does not answer" in ended.log
+    assert "no stack: its process does not respond" in ended.log
     assert ended.message["progress"]["ddp_steps_total"] == 5
 
 
@@ -296,7 +296,7 @@ while rank == "1" and not os.path.exists("enough"):
     job.signal(0, signal.SIGTERM)
     ended = job.wait(0)  # less than the grace time, or the wait fails
     assert ended.code == 85
-    assert "grace time is over" not in ended.log
+    assert "grace period is over" not in ended.log
     assert not runtime.exists()
     (tmp_path / "enough").touch()
 

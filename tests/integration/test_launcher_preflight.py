@@ -44,5 +44,5 @@ def test_a_check_that_fails_ends_the_pod_where_that_is_asked_for(tmp_path: Path)
     assert ended.code == 82, ended.log
     assert ended.message["category"] == "Network"
     assert ended.message["message"].startswith("the preflight failed: allreduce: ")
-    assert ended.message["message"].endswith(" MB/s, less than the 1000000000 that are asked for")
+    assert ended.message["message"].endswith(" MB/s, below the required 1000000000 MB/s")
     assert not (tmp_path / "started").exists()

@@ -15,20 +15,20 @@ from .torchrun_patches import adapt_torchrun
 from .tracebacks import describe
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
-REPEATED, NEW = b"r", b"n"  # the launcher's answer to the agent's report of failures
-_SECONDS_FOR_ANSWER = 10.0
+REPEATED, NEW = b"r", b"n"  # the launcher's reply to the agent's report of failures
+_SECONDS_FOR_REPLY = 10.0
 
 
 def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.socket, store_guard: int | None) -> int:
-    """Run torchrun in this process and tell the launcher over ``channel`` what happens. Returns the exit code."""
+    """Run torchrun in this process and report to the launcher over ``channel``. Returns the exit code."""
 
-    def tell(event: dict[str, Any]) -> None:
+    def report(event: dict[str, Any]) -> None:
         channel.sendall(json.dumps(event).encode() + b"\n")
 
     def is_repeated(event: dict[str, Any]) -> bool:
-        """Report failures; the launcher answers whether they repeat an earlier one."""
-        tell(event)
-        return bool(select.select([channel], [], [], _SECONDS_FOR_ANSWER)[0]) and channel.recv(1) == REPEATED
+        """Report failures; the launcher replies whether they repeat an earlier one."""
+        report(event)
+        return bool(select.select([channel], [], [], _SECONDS_FOR_REPLY)[0]) and channel.recv(1) == REPEATED
 
     try:
         quiet = os.environ.setdefault(_CPP_LOG_LEVEL, "") == ""
@@ -38,33 +38,35 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
         if quiet:
             del os.environ[_CPP_LOG_LEVEL]  # the workers' own logs stay as they are
         if store_guard is not None:
-            tell({"store": fork_store(torch, pod.port, store_guard, channel)})
+            report({"store": fork_store(torch, pod.port, store_guard, channel)})
             os.close(store_guard)
         torchrun = importlib.import_module("torch.distributed.run")
-        leave = adapt_torchrun(pod, tell, is_repeated)
-        if channel.recv(1) != b"g":  # the launcher says when the master is there
+        leave = adapt_torchrun(pod, report, is_repeated)
+        if channel.recv(1) != b"g":  # the launcher sends it when the master is reachable
             return 1
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
         processes = importlib.import_module("torch.distributed.elastic.multiprocessing.api")
     except Exception as error:
-        tell({"result": "error", **describe(error)})
+        report({"result": "error", **describe(error)})
         return 1
     try:
         arguments = torchrun.parse_args([*flags, "--no-python", *entry])
     except SystemExit:
-        tell({"result": "error", "type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""})
+        report(
+            {"result": "error", "type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""}
+        )
         return 2
     try:
         torchrun.run(arguments)
     except errors.ChildFailedError:
-        tell({"result": "failed"})  # which worker and why was told when it happened
+        report({"result": "failed"})  # which worker and why was reported when it happened
         return 1
     except processes.SignalException as error:
         leave()
-        tell({"result": "signal", "signal": int(error.sigval)})
+        report({"result": "signal", "signal": int(error.sigval)})
         return 1
     except Exception as error:
-        tell({"result": "error", **describe(error)})
+        report({"result": "error", **describe(error)})
         return 1
-    tell({"result": "ok"})
+    report({"result": "ok"})
     return 0

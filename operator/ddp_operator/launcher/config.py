@@ -74,7 +74,7 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(kind: Any, raw: Any, place: str) -> Any:
     if not isinstance(raw, dict):
-        raise ValueError(f"{place or 'it'} is no object")
+        raise ValueError(f"{place or 'it'} is not an object")
     values = {}
     for field in dataclasses.fields(kind):
         path = f"{place}.{_key(field)}".lstrip(".")

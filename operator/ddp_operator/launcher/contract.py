@@ -34,7 +34,7 @@ EXIT_USER_ERROR: Final = 81  # trying again cannot help: a bad flag, a missing s
 EXIT_RETRYABLE: Final = 82  # a worker failed; a new attempt may succeed
 EXIT_HANG: Final = 83  # no progress for too long
 EXIT_OOM: Final = 84  # host or device memory
-EXIT_PREEMPTED: Final = 85  # SIGTERM was obeyed: a checkpoint was saved where the script can
+EXIT_PREEMPTED: Final = 85  # it was asked to stop: a checkpoint was saved where the script can
 EXIT_PEER_LOST: Final = 86  # this pod's workers were well; another pod or the rendezvous went away
 
 DEFAULT_RENDEZVOUS_PORT: Final = 29400

@@ -85,9 +85,9 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is not None and trace.tb_frame.f_globals.get("__name__") == "argparse":
-        said = trace.tb_frame.f_locals.get("message")
-        if isinstance(said, str):
-            return said.strip(), error
+        message = trace.tb_frame.f_locals.get("message")
+        if isinstance(message, str):
+            return message.strip(), error
     caught = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if isinstance(caught, Exception):
         return ": ".join(filter(None, _name_exception(caught))), caught
@@ -97,7 +97,7 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
 def explain_permission(error: PermissionError) -> str:
     """Return who was denied what: the process's user and groups, and the owner and mode of the path."""
     groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
-    words = f"process of uid {os.geteuid()}, groups {groups}"
+    process = f"process of uid {os.geteuid()}, groups {groups}"
     place = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"
     while place != "/":
         try:
@@ -106,5 +106,5 @@ def explain_permission(error: PermissionError) -> str:
             place = os.path.dirname(place)  # what was to be made is not there; its folder is
             continue
         mode = f"mode {found.st_mode & 0o7777:04o}"
-        return f" ({words}; {place} is owned by uid {found.st_uid}, group {found.st_gid}, {mode})"
-    return f" ({words})"
+        return f" ({process}; {place} is owned by uid {found.st_uid}, group {found.st_gid}, {mode})"
+    return f" ({process})"

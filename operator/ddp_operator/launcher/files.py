@@ -1,4 +1,4 @@
-"""The launcher's log, and the JSON files through which the processes of a pod tell each other something."""
+"""The launcher's log, and the JSON files through which the processes of a pod exchange records."""
 
 from __future__ import annotations
 

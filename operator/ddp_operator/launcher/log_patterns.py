@@ -23,7 +23,7 @@ LOG_GROUPS = {
     "valLoss": "ddp_validation_loss",
 }
 _LINE_LIMIT = 4096
-_LINES_A_CHUNK = 200  # of a script that writes faster than anyone reads, the last lines of each chunk are looked at
+_LINES_A_CHUNK = 200  # of a script that writes faster than anyone reads, the last lines of each chunk are searched
 _MATCH_SECONDS = 0.1  # of CPU: a reader that only gets no CPU has no slow pattern
 _SLOW_MATCHES = 3
 COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -34,7 +34,7 @@ def compile_log_pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is no regular expression of Python ({error}); mend it or remove it") from None
+        raise ValueError(f"is not a valid Python regular expression ({error}); fix it or remove it") from None
     names = ", ".join(LOG_GROUPS)
     unknown = sorted(set(pattern.groupindex) - set(LOG_GROUPS))
     if unknown:
@@ -60,18 +60,18 @@ class LogProgress:
         self._steps = 0.0
         self._epoch: float | None = None  # of the last step
         self._first_epoch: float | None = None  # their numbers begin with 0 or 1
-        self._begins_anew: bool | None = None  # the step counts from the begin of its epoch; None: not known yet
+        self._counts_per_epoch: bool | None = None  # the step counts from the begin of its epoch; None: not known yet
 
-    def begin_anew(self) -> LogProgress:
+    def restarted(self) -> LogProgress:
         """Return the progress of the process that takes this one's place."""
         other = LogProgress(self._patterns, self._epochs)
-        other._begins_anew, other._first_epoch = self._begins_anew, self._first_epoch
+        other._counts_per_epoch, other._first_epoch = self._counts_per_epoch, self._first_epoch
         return other
 
     def feed(self, chunk: bytes, now: float) -> bool:
         """Take in output; ``now`` is Unix time. Returns whether a value was found."""
         *lines, rest = re.split(rb"[\r\n]", self._rest + chunk)  # progress bars end their lines with \r
-        self._rest = rest[:_LINE_LIMIT]  # of a line without end its head is looked at, as of any other
+        self._rest = rest[:_LINE_LIMIT]  # of a line without end its head is searched, as of any other
         found = False
         for line in lines[-_LINES_A_CHUNK:]:
             text = COLOURS.sub("", line[:_LINE_LIMIT].decode("utf-8", "replace"))
@@ -96,23 +96,23 @@ class LogProgress:
         return "\n".join(rows) + "\n"
 
     def _count_on(self) -> dict[str, float]:
-        """Return the values, with steps that begin anew in each epoch as those of the run: 3/60 is no 5 % of it."""
+        """Return the values, with steps that start over in each epoch as those of the run: 3/60 is no 5 % of it."""
         values = dict(self._values)
         if self._epochs is not None:
             values.setdefault("ddp_epochs", float(self._epochs))
-        if self._begins_anew is None and self._epoch is not None and "ddp_epochs" not in values:
+        if self._counts_per_epoch is None and self._epoch is not None and "ddp_epochs" not in values:
             # Whether 60/60 ends the run or an epoch is not known before the next one begins.
             values.pop("ddp_total_steps", None)
             if self._epoch > (self._first_epoch or 0.0):
                 values.pop("ddp_step", None)
-        if self._begins_anew and "ddp_total_steps" in values:
+        if self._counts_per_epoch and "ddp_total_steps" in values:
             each = values.pop("ddp_total_steps")
             if "ddp_epochs" in values:
                 values["ddp_total_steps"] = values["ddp_epochs"] * each
             if self._epoch is not None:
                 values["ddp_step"] += (self._epoch - (self._first_epoch or 0.0)) * each
             else:
-                values.pop("ddp_step", None)  # of a process that has not said yet in which epoch it is
+                values.pop("ddp_step", None)  # of a process that has not logged yet in which epoch it is
         return values
 
     def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -143,19 +143,24 @@ class LogProgress:
                 continue
         step, before = found.get("ddp_step"), self._values.get("ddp_step")
         if step is not None and step != before and math.isfinite(step):
-            # A count that begins anew, as in each epoch, is a step too.
+            # A count that starts over, as in each epoch, is a step too.
             self._steps += step - before if before is not None and step > before else 1
             epoch = found.get("ddp_epoch", self._values.get("ddp_epoch"))
             if epoch is not None:
                 if self._first_epoch is None:
                     self._first_epoch = min(1.0, epoch)
-                if before is not None and self._epoch is not None and epoch > self._epoch and not self._begins_anew:
-                    self._begins_anew = step < before
+                if (
+                    before is not None
+                    and self._epoch is not None
+                    and epoch > self._epoch
+                    and not self._counts_per_epoch
+                ):
+                    self._counts_per_epoch = step < before
                 self._epoch = epoch
             found[METRIC_LAST_STEP] = now
         self._values.update(found)
-        if self._begins_anew is None and self._contradicts_run():
-            self._begins_anew = True
+        if self._counts_per_epoch is None and self._contradicts_run():
+            self._counts_per_epoch = True
         return bool(found)
 
     def _contradicts_run(self) -> bool:
@@ -164,7 +169,7 @@ class LogProgress:
         epochs = self._values.get("ddp_epochs", self._epochs)
         if step is None or not total or not epochs or self._epoch is None or self._first_epoch is None:
             return False
-        past, share, spare = self._epoch - self._first_epoch, step / total, 1.5 / total
+        past, share, margin = self._epoch - self._first_epoch, step / total, 1.5 / total
         # One that was not seen to begin may count its epochs from 0.
         until = past + 1 if past <= 0 else past + 2
-        return not past / epochs - spare <= share <= until / epochs + spare
+        return not past / epochs - margin <= share <= until / epochs + margin

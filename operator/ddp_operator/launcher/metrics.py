@@ -78,7 +78,7 @@ class Metrics:
         return {rank: done[rank] for rank in sorted(done)}
 
     def progress(self) -> dict[str, float]:
-        """Return the last known values of the lowest rank, once all have ended: then nobody keeps us waiting."""
+        """Return the last known values of the lowest rank, once all have ended: then none of them delays this."""
         for rank in self._ranks():
             self._collect(rank, self._last)
             if rank in self._last:
@@ -86,7 +86,7 @@ class Metrics:
         return read_progress(self._last[min(self._last)]) if self._last else {}
 
     def step(self, rank: int) -> float | None:
-        """Return how far a local rank, which has ended, says that the run was; else any other of this pod."""
+        """Return how far a local rank, which has ended, reports that the run was; else any other of this pod."""
         for one in (rank, *(other for other in self._ranks() if other != rank)):
             self._collect(one, self._last)
             values = read_progress(self._last.get(one, ""))

@@ -19,7 +19,7 @@ from .tracebacks import PLACE, describe
 _LONGEST_LINE = 1 << 16  # what is longer is shown in pieces
 _LINE_SECONDS = 1.0
 _SECONDS_TO_READ = 30.0  # to pass on what ended workers have written
-_END_BYTES = 8192  # of a rank's output, kept for a failure that leaves no other word
+_END_BYTES = 8192  # of a rank's output, kept for a failure that leaves nothing else
 _END_LINES = 15
 _END_WIDTH = 300
 # The first word of a torchrun that a shell has started: what follows is its own stack and summary, not the cause.
@@ -81,17 +81,17 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
         pause = 0.0 if ending else 0.05 if changed else 0.5
         ready = select.select([*ranks, *([] if ending else [done])], [], [], pause)[0]
         ending = ending or done in ready
-        heard = False
+        received = False
         for descriptor in ready:
             if descriptor == done:
                 continue
             chunk = os.read(descriptor, 65536)
-            heard = heard or bool(chunk)
+            received = received or bool(chunk)
             rank = ranks[descriptor][0]
             about = _about_worker(pod, rank)
             if processes.setdefault(descriptor, about.get("pid")) != about.get("pid"):
                 processes[descriptor] = about.get("pid")
-                ranks[descriptor] = (rank, ranks[descriptor][1].begin_anew())  # counters begin anew with a process
+                ranks[descriptor] = (rank, ranks[descriptor][1].restarted())  # counters begin anew with a process
                 ends[descriptor] = b""
             ends[descriptor] = (ends[descriptor] + chunk)[-_END_BYTES:]
             shown = chunk
@@ -100,13 +100,13 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             _write_all(1, shown)
             if patterns and ranks[descriptor][1].feed(chunk, time.time()):
                 changed.add(descriptor)
-        over = ending and not heard
+        over = ending and not received
         for descriptor, some in lines.items():
             if some.waits:
                 local_rank = ranks[descriptor][0]
                 rank = _global_rank(pod, local_rank, _about_worker(pod, local_rank))
                 _write_all(1, some.feed(b"\n" if over else b"", rank, time.monotonic()))
-        if changed and (over or not heard or time.monotonic() - written > 0.5):
+        if changed and (over or not received or time.monotonic() - written > 0.5):
             written = time.monotonic()
             for descriptor in changed:
                 _write_log_page(pod, *ranks[descriptor])
@@ -156,7 +156,7 @@ def read_last_lines(pod: Pod, local_rank: int) -> str:
 
 
 def _is_of_shim(line: str) -> bool:
-    """Tell whether a line of a crash report says where the shim was, or which modules are loaded."""
+    """Tell whether a line of a crash report names a place of the shim, or which modules are loaded."""
     place = PLACE.match(line)
     return is_own_file(place[1]) if place else "Extension modules: " in line
 
@@ -167,7 +167,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _about_worker(pod: Pod, local_rank: int) -> dict[str, Any]:
-    """Return what a worker has said of itself, empty before it has."""
+    """Return what a worker has recorded of itself, empty before it has."""
     return read_json(os.path.join(pod.runtime, "workers", f"{local_rank}.json"))
 
 

@@ -1,4 +1,4 @@
-"""What the environment says about this pod, and what follows from it for torchrun."""
+"""This pod as its environment describes it, and what follows from it for torchrun."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def make_runtime_dir() -> tuple[str, bool]:
 
 
 def list_workers(pod: Pod) -> list[dict[str, Any]]:
-    """Return what the workers of this pod have said of themselves: pid, rank, localRank, restart and more."""
+    """Return what the workers of this pod have recorded of themselves: pid, rank, localRank, restart and more."""
     folder = os.path.join(pod.runtime, "workers")
     found = [read_json(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".json")]
     numbers = ("pid", "rank", "localRank", "restart")

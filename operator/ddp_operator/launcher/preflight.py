@@ -71,15 +71,15 @@ def try_all_reduce(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]]) 
         result, result_end = os.pipe()
         pid = os.fork()
         if not pid:
-            said: dict[str, Any] = {"problem": "the probe ended without a word"}
+            outcome: dict[str, Any] = {"problem": "the probe ended without a result"}
             try:
                 die_with(os.getppid())
                 os.close(result)
-                said = _all_reduce(torch, pod, *one)
+                outcome = _all_reduce(torch, pod, *one)
             except BaseException as error:
-                said = {"problem": f"{type(error).__name__}: {str(error)[:500]}"}
+                outcome = {"problem": f"{type(error).__name__}: {str(error)[:500]}"}
             finally:
-                os.write(result_end, json.dumps(said).encode())
+                os.write(result_end, json.dumps(outcome).encode())
                 os._exit(0)
         os.close(result_end)
         children[result] = pid
@@ -87,7 +87,7 @@ def try_all_reduce(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]]) 
     figures: list[dict[str, Any]] = []
     for result, pid in children.items():
         ready = select.select([result], [], [], max(0.0, deadline - time.monotonic()))[0]
-        text = os.read(result, 4096) if ready else b'{"problem": "no answer in time"}'
+        text = os.read(result, 4096) if ready else b'{"problem": "no result in time"}'
         figures.append(json.loads(text or b'{"problem": "the probe was killed"}'))
         os.close(result)
         try:
@@ -164,7 +164,7 @@ def run_preflight(torch: Any, pod: Pod, plan: PreflightConfig, ranks: Sequence[t
                 seconds[check], rate = figures["seconds"], figures["rate"]
                 least = plan.min_bytes_per_second
                 if rate < least:
-                    problems[check] = f"{rate / 1e6:.0f} MB/s, less than the {least / 1e6:.0f} that are asked for"
+                    problems[check] = f"{rate / 1e6:.0f} MB/s, below the required {least / 1e6:.0f} MB/s"
         except OSError as error:
             problems[check] = str(error)
     return {"seconds": seconds, "rate": rate, "problems": problems}

@@ -24,11 +24,11 @@ class RendezvousQuorum:
         self._since: tuple[int, float] = (-1, 0.0)
         self._free = 0
 
-    def begin(self, state: Any) -> None:
+    def start_round(self, state: Any) -> None:
         """Note who is there before this pod leaves the round that it was in."""
         self._known = {*state.participants, *state.wait_list} if state.complete else set()
 
-    def spend(self) -> bool:
+    def take_free_restart(self) -> bool:
         """Take one of the free restarts. Returns whether there was one."""
         self._free += 1
         return self._free <= _FREE_RESTARTS

@@ -1,4 +1,4 @@
-"""The rendezvous store: hosted on pod 0, waited for and asked by all."""
+"""The rendezvous store: hosted on pod 0, waited for and queried by all."""
 
 from __future__ import annotations
 
@@ -58,39 +58,39 @@ def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int
         os._exit(0)
 
 
-def ask_store(question: Callable[[], Any]) -> list[Any]:
-    """Return the answer of a store as a list of one; of one that is gone, or cut off, nothing after a short while."""
-    answers: list[Any] = []
+def query_store(question: Callable[[], Any]) -> list[Any]:
+    """Return the result of a store's call as a list of one; nothing where the store does not respond in time."""
+    results: list[Any] = []
 
-    def ask() -> None:
+    def call() -> None:
         try:
-            answers.append(question())
+            results.append(question())
         except Exception:
             pass  # there is no store any more
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_SECONDS_FOR_STORE)
-    return answers
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(_SECONDS_FOR_STORE)
+    return results
 
 
 def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
     """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits."""
     start = time.monotonic()
-    pause, next_word, spoken = 0.01, 3.0, False
+    pause, next_log, logged = 0.01, 3.0, False
     target = host if port is None else f"{host}:{port}"
     while True:
         problem = _probe(host, port)
         waited = time.monotonic() - start
         if problem is None:
-            if spoken:
-                log(f"{target} is there after {waited:.1f} s")
+            if logged:
+                log(f"{target} is reachable after {waited:.1f} s")
             return None
         if waited >= timeout:
             return problem
-        if waited >= next_word:
+        if waited >= next_log:
             log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
-            next_word, spoken = waited + max(5.0, min(60.0, waited)), True
+            next_log, logged = waited + max(5.0, min(60.0, waited)), True
         time.sleep(pause)
         pause = min(pause * 1.2, 0.25)
 

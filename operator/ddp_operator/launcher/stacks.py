@@ -58,7 +58,7 @@ class Stack(NamedTuple):
 
 
 def read_stack(text: str) -> Stack:
-    """Read what faulthandler wrote about the main thread; of another, that took the signal instead, nothing is said."""
+    """Read what faulthandler wrote about the main thread; nothing where another one took the signal."""
     frames = [(path, int(line), function) for path, line, function in _FRAME.findall(text)] if _is_whole(text) else []
     frames = [frame for frame in reversed(frames) if not is_own_file(frame[0])]
     while frames and (frames[0][0].startswith("<frozen ") or os.path.basename(frames[0][0]) == "runpy.py"):
@@ -87,9 +87,9 @@ def collect_stacks(
     """Return the Python stacks of all ranks, by local rank; they go to the log too, unless ``quiet``."""
     places = {one["localRank"]: os.path.join(pod.runtime, "stacks", str(one["localRank"])) for one in workers}
     able = [one for one in workers if one.get("kind") != "program" and process_state(one["pid"]) not in STOPPED_STATES]
-    asked = [one for one in able if os.path.exists(places[one["localRank"]]) and catches(one["pid"], STACK_SIGNAL)]
-    before = {one["localRank"]: os.path.getsize(places[one["localRank"]]) for one in asked}
-    for one in asked:
+    signalled = [one for one in able if os.path.exists(places[one["localRank"]]) and catches(one["pid"], STACK_SIGNAL)]
+    before = {one["localRank"]: os.path.getsize(places[one["localRank"]]) for one in signalled}
+    for one in signalled:
         kill(one["pid"], STACK_SIGNAL)
     texts: dict[int, str] = {}
     begun = changed = time.monotonic()
@@ -104,7 +104,7 @@ def collect_stacks(
     for one in () if quiet else workers:
         head = f"---- rank {one['rank']} (pid {one['pid']}, state {process_state(one['pid']) or 'gone'}) ----"
         text = texts.get(one["localRank"])
-        log(f"{head}\n{text or 'no stack: its process does not answer'}")
+        log(f"{head}\n{text or 'no stack: its process does not respond'}")
         others = metrics.threads(one["localRank"]) if text else ""
         if others:
             log(others)

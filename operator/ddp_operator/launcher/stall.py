@@ -8,17 +8,17 @@ from typing import Any, NamedTuple, Sequence
 
 from .contract import METRIC_STALLED, METRIC_STALLED_RANK, STALLED_STATES
 from .files import read_json
-from .rendezvous_store import ask_store
+from .rendezvous_store import query_store
 
 WHAT_LIMIT = 200
 _STALLED_RANKS_SHOWN = 8
-_SECONDS_FOR_CULPRIT = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
+_SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
 
 
 class StallBoard:
     """What the pods of a job know of a stall, in the store of their round: how many have seen what, and one root cause.
 
-    The launcher leaves its own report in a file; see ``StallReport``. Without a stall the store is not asked.
+    The launcher leaves its own report in a file; see ``StallReport``. Without a stall the store is not queried.
     """
 
     _KEY = "ddp/stall/"
@@ -28,28 +28,28 @@ class StallBoard:
         self._last = -math.inf
         self._store: Any = None
         self._posted: dict[str, Any] = {}
-        self._asking: list[bool] = []  # of a store that does not answer no second question is asked
+        self._pending: list[bool] = []  # a store that does not respond gets no second query
 
     def exchange(self, store: Any, pods: int, now: float) -> dict[str, Any] | None:
-        """Post this pod's report and return the board; None where there is nothing to post, or no answer."""
+        """Post this pod's report and return the board; None where there is nothing to post, or no response."""
         if now - self._last < self._every:
             return None
         self._last = now
         mine = read_json(self._path)
         if store is not self._store:
-            self._store, self._posted, self._asking = store, {}, []
-        if store is None or self._asking or not (mine or self._posted):
+            self._store, self._posted, self._pending = store, {}, []
+        if store is None or self._pending or not (mine or self._posted):
             return None
-        asking = self._asking
+        pending = self._pending
 
-        def ask() -> dict[str, Any]:
-            asking.append(True)
+        def exchange() -> dict[str, Any]:
+            pending.append(True)
             board = self._post(store, mine)
-            asking.clear()
+            pending.clear()
             return board
 
-        answers = ask_store(ask)
-        return {**answers[0], "pods": pods} if answers else None
+        found = query_store(exchange)
+        return {**found[0], "pods": pods} if found else None
 
     def _post(self, store: Any, mine: dict[str, Any]) -> dict[str, Any]:
         board: dict[str, Any] = {}
@@ -69,8 +69,8 @@ class StallBoard:
 class Stall(NamedTuple):
     """A budget that is used up, since ``since``.
 
-    ``certain``: heartbeats were promised and do not come. Otherwise it is judged from outside: ``known`` tells whether
-    steps have shown in the log, ``idle`` which local ranks have used no CPU for the watchdog's time.
+    ``certain``: heartbeats were promised and do not come. Otherwise it is inferred from outside: ``known`` tells
+    whether steps have shown in the log, ``idle`` which local ranks have used no CPU for the watchdog's time.
     """
 
     since: float
@@ -119,7 +119,7 @@ def read_board(board: dict[str, Any]) -> dict[str, Any]:
     return {**board, "cause": cause if valid else None}
 
 
-def agree_to_end(mine: StallReport, board: dict[str, Any], *, certain: bool) -> bool:
+def should_kill_workers(mine: StallReport, board: dict[str, Any], *, certain: bool) -> bool:
     """Tell whether this pod is to end its workers, by what all pods have found; ``board`` is empty where it is unknown.
 
     A rank that does not come ends its own pod, so that the job's failure names it. A stall that is not certain counts
@@ -137,16 +137,16 @@ def are_all_stuck(board: dict[str, Any]) -> bool:
     return bool(board.get("known")) and board["stuck"] >= board["pods"]
 
 
-def bear_stall(nodes: int, look: float, *, blames: bool) -> float:
-    """Return how many seconds a stall is borne after it was found; ``look``: seconds between two looks.
+def stall_grace_seconds(nodes: int, interval: float, *, has_cause: bool) -> float:
+    """Return how many seconds a stall is tolerated after it was found; ``interval``: seconds between two checks.
 
     The other pods shall see it too, and show their stacks, before this one's end ends the wait there. Where all ranks
-    of this pod wait for another pod's, that one has more to say and goes first, however small the budget is: it needs
-    its next look, which a rank that does not answer holds up, the stacks, and the two looks for which it bears it.
+    of this pod wait for another pod's, that one knows more and goes first, however small the budget is: it needs its
+    next check, which a rank that does not respond holds up, the stacks, and the two checks for which it tolerates it.
     """
     if nodes == 1:
         return 0.0
-    return 2 * look + (0.0 if blames else 3 * look + _SECONDS_FOR_CULPRIT)
+    return 2 * interval + (0.0 if has_cause else 3 * interval + _SECONDS_FOR_ROOT_CAUSE)
 
 
 def build_stall_rows(stall: Stall, ranks: Sequence[StalledRank], now: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""The thread that looks for stalls of this pod's ranks, shows what they do, and ends them when it is time to."""
+"""The thread that checks for stalls of this pod's ranks, shows what they do, and ends them when it is time to."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .stall import (
     Stall,
     StalledRank,
     StallReport,
-    agree_to_end,
     are_all_stuck,
-    bear_stall,
     build_stall_rows,
     report_stall,
+    should_kill_workers,
+    stall_grace_seconds,
 )
-from .watchdog import Idleness, LogPulse, Watchdog, count_steps
+from .watchdog import Idleness, LogSteps, Watchdog, count_steps
 
 
 class StallMonitor:
@@ -43,16 +43,16 @@ class StallMonitor:
         self._stall: Stall | None = None  # the one that is under way, as it was found
         self._stalled: list[tuple[dict[str, Any], StalledRank]] = []  # its workers, and what they do
         self._remote_cause: dict[str, Any] = {}  # a rank of another pod, which ends its own workers first
-        self._has_ended = False
-        self._has_news = False  # whether some pod has seen steps, so that what the ranks do now counts
-        self._end_hung_at = self._give_up_at = math.inf
-        dog = pod.watchdog
-        self._look_every = 5.0 if dog is None else max(0.1, min(5.0, dog.start_seconds / 4, dog.stall_seconds / 4))
-        # Between two looks are a pause and the wait for pages that do not come.
-        self._clock = AwakeClock(self._look_every + 2 * PAGE_TIMEOUT, time.monotonic())
+        self._killed = False
+        self._steps_known = False  # whether some pod has seen steps, so that what the ranks do now counts
+        self._kill_at = self._give_up_at = math.inf
+        plan = pod.watchdog
+        self._interval = 5.0 if plan is None else max(0.1, min(5.0, plan.start_seconds / 4, plan.stall_seconds / 4))
+        # Between two checks are a pause and the wait for pages that do not come.
+        self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
-        self._log_pulse = LogPulse()
-        self._watchdog = Watchdog(dog) if dog else None
+        self._log_steps = LogSteps()
+        self._watchdog = Watchdog(plan) if plan else None
 
     @property
     def root_cause(self) -> str | None:
@@ -64,11 +64,11 @@ class StallMonitor:
         """Keep the ranks' last pages fresh, and act on a stall. Never returns."""
         plan = self._pod.watchdog
         while True:
-            time.sleep(self._look_every)
+            time.sleep(self._interval)
             pages = self._metrics.collect()
             now = self._clock.tick(time.monotonic())
             if plan is not None and self._watchdog is not None and not self._is_stopping():
-                self._look(plan, self._watchdog, pages, now)
+                self._check(plan, self._watchdog, pages, now)
                 self._clock.tick(time.monotonic())
 
     def show_stacks(self) -> None:
@@ -96,34 +96,34 @@ class StallMonitor:
     def _path(self, *names: str) -> str:
         return os.path.join(self._pod.runtime, *names)
 
-    def _look(self, plan: WatchdogConfig, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
-        """Look once: say what stalls, and end it when it is time to."""
+    def _check(self, plan: WatchdogConfig, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
+        """Check once: log a stall, and kill the workers when it is time to."""
         workers = [one for one in list_workers(self._pod) if process_state(one["pid"]) and not self._has_closed(one)]
         beating = {rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))}
         watchdog.observe({one["localRank"]: one["pid"] for one in workers}, beating, now)
         counts = {rank: count_steps(page) for rank, page in pages.items() if workers and not watchdog.known}
-        self._log_pulse.observe({rank: steps for rank, steps in counts.items() if steps is not None}, now)
+        self._log_steps.observe({rank: steps for rank, steps in counts.items() if steps is not None}, now)
         stopped = {one["localRank"] for one in workers if process_state(one["pid"]) in STOPPED_STATES}
         # A rank that reports its steps is only watched this way where it is stopped: nothing else of it is odd.
         watched = [one for one in workers if one["localRank"] in stopped or not watchdog.known]
         idle = self._idleness.observe({one["localRank"]: count_cpu_seconds([one["pid"]]) for one in watched}, now)
         stall = self._find_stall(plan, watchdog, workers, idle, now)
         if stall is None:
-            self._end_stall()
+            self._clear_stall()
             return
         if self._stall is None or stall[2:] != self._stall[2:]:
-            self._has_news = stall.known or bool(stopped & stall.idle)
-            self._begin_stall(stall, workers, now)
-        elif self.board.get("known") and not self._has_news:
-            self._has_news = True
-            self._begin_stall(stall, workers, now)  # what idle ranks did before the job had stalled says nothing
+            self._steps_known = stall.known or bool(stopped & stall.idle)
+            self._open_stall(stall, workers, now)
+        elif self.board.get("known") and not self._steps_known:
+            self._steps_known = True
+            self._open_stall(stall, workers, now)  # what idle ranks did before the job had stalled does not count
         self._stall = stall
-        if not self._is_to_end(stall, now) or plan.action == "Report" or self._has_ended:
+        if not self._should_kill(stall, now) or plan.action == "Report" or self._killed:
             return
         if stall.certain or self._is_as_it_was(stall, workers):
-            self._end_hung(stall)
+            self._kill_hung_workers(stall)
         else:
-            self._begin_stall(stall, workers, now)
+            self._open_stall(stall, workers, now)
 
     def _find_stall(
         self,
@@ -137,9 +137,9 @@ class StallMonitor:
         found = watchdog.find_stall(now)
         if found is not None:
             return found
-        silence = None if watchdog.known else self._log_pulse.silence(plan.stall_seconds, now)
+        silence = None if watchdog.known else self._log_steps.silence(plan.stall_seconds, now)
         # Steps may need less CPU than counts as any, so a pod whose log shows them is not idle.
-        quiet = math.inf if watchdog.known else self._log_pulse.age(now)
+        quiet = math.inf if watchdog.known else self._log_steps.age(now)
         still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall_seconds, 1.0)}
         if silence is not None:
             text = f"the log has shown no step for {silence:.0f} s, longer than ever before"
@@ -151,7 +151,7 @@ class StallMonitor:
         seconds = min(still.values())
         return Stall(now - seconds, f"{who} used no CPU for {seconds:.0f} s", False, False, frozenset(still))
 
-    def _begin_stall(self, stall: Stall, workers: list[dict[str, Any]], now: float) -> None:
+    def _open_stall(self, stall: Stall, workers: list[dict[str, Any]], now: float) -> None:
         """Write the stacks to the log, and let the operator and the other pods know what the ranks do."""
         self._hangs += stall.certain
         known = "" if stall.known else "; that alone ends nothing, as no step is known to be overdue"
@@ -159,12 +159,12 @@ class StallMonitor:
         self._stalled = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers))
         ranks = [one for _, one in self._stalled]
         log("\n".join(one.what for one in ranks))
-        self.board, self._remote_cause, self._has_ended = {}, {}, False
-        self._end_hung_at, self._give_up_at = (
+        self.board, self._remote_cause, self._killed = {}, {}, False
+        self._kill_at, self._give_up_at = (
             math.inf,
-            now + bear_stall(self._pod.nodes, self._look_every, blames=False),
+            now + stall_grace_seconds(self._pod.nodes, self._interval, has_cause=False),
         )
-        report = report_stall(stall, ranks) if self._has_news else StallReport(False, False, False, None)
+        report = report_stall(stall, ranks) if self._steps_known else StallReport(False, False, False, None)
         try:
             write_json(self._path(STALL_REPORT_FILE), report._asdict())
         except OSError as error:
@@ -175,8 +175,8 @@ class StallMonitor:
         found = self._examine(stall, workers, collect_stacks(self._pod, self._metrics, workers, quiet=True))
         return [one for _, one in found] == [one for _, one in self._stalled]
 
-    def _end_stall(self) -> None:
-        """Take back what was said of a stall that is over."""
+    def _clear_stall(self) -> None:
+        """Forget a stall that is over."""
         if self._stall is not None:
             self._stall, self._stalled, self.board, self._remote_cause = None, [], {}, {}
             try:
@@ -184,30 +184,30 @@ class StallMonitor:
             except OSError:
                 pass
 
-    def _is_to_end(self, stall: Stall, now: float) -> bool:
+    def _should_kill(self, stall: Stall, now: float) -> bool:
         """Tell whether this pod's workers are to be ended now, by what all pods have found."""
         report = report_stall(stall, [one for _, one in self._stalled])
         board = self.board
         if not self._pod.meets_others:
             board = {"known": int(report.known), "stuck": int(report.stuck), "idle": int(report.idle), "pods": 1}
-        if self._end_hung_at == math.inf and agree_to_end(report, board, certain=stall.certain):
-            self._end_hung_at = now + bear_stall(self._pod.nodes, self._look_every, blames=True)
+        if self._kill_at == math.inf and should_kill_workers(report, board, certain=stall.certain):
+            self._kill_at = now + stall_grace_seconds(self._pod.nodes, self._interval, has_cause=True)
         cause = {} if report.cause else board.get("cause") or {}
         if cause != self._remote_cause:
             self._remote_cause = cause
-            self._give_up_at = now + bear_stall(self._pod.nodes, self._look_every, blames=False)
-            log(f"hang: in another pod, {cause['what'] if cause else 'no rank is waited for any more'}")
+            self._give_up_at = now + stall_grace_seconds(self._pod.nodes, self._interval, has_cause=False)
+            log(f"hang: in another pod, {cause['what'] if cause else 'no rank blocks the others any more'}")
         given_up = stall.certain or (bool(cause) and report.stuck and are_all_stuck(board))
-        return now >= self._end_hung_at or (given_up and now >= self._give_up_at)
+        return now >= self._kill_at or (given_up and now >= self._give_up_at)
 
     def _describe_hung(self, stall: Stall, worker: dict[str, Any], about: StalledRank) -> dict[str, Any]:
         """Return a rank's error file."""
         error = {key: worker[key] for key in ("rank", "localRank", "restart", "pid")}
         error.update(type=HANG.name, traceback=worker.get("stack", ""), exitCode=128 + signal.SIGKILL)
         error["message"] = f"{stall.message}: {about.what}"
-        blamed = any(one.behind for _, one in self._stalled)
-        deadlock = not blamed and not self._remote_cause and self._end_hung_at < math.inf
-        error["secondary"] = not (about.behind or deadlock) and (blamed or self._pod.nodes > 1)
+        has_cause = any(one.behind for _, one in self._stalled)
+        deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
+        error["secondary"] = not (about.behind or deadlock) and (has_cause or self._pod.nodes > 1)
         if error["secondary"] and self._remote_cause:
             error["message"] += f"; in another pod, {self._remote_cause['what']}"
         elif deadlock:
@@ -240,9 +240,9 @@ class StallMonitor:
             found.append((worker, StalledRank(rank, local_rank, state, what[:WHAT_LIMIT])))
         return found
 
-    def _end_hung(self, stall: Stall) -> None:
+    def _kill_hung_workers(self, stall: Stall) -> None:
         """End the workers; torchrun then starts them again or gives up, as for any other failure."""
-        self._has_ended = True
+        self._killed = True
         self._hangs += not stall.certain
         for worker, about in self._stalled:
             path = self._path("errors", f"{worker['localRank']}.json")

@@ -38,8 +38,8 @@ from .termination import build_message, conclude, fit_termination_message, repor
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # the user's own: 0 leaves the lines of a pod with several ranks as they are
 _SECONDS_AFTER_GRACE = 5.0
-_SECONDS_WITHOUT_WORKERS = 1.0  # an agent that has nobody left to wait for needs no more after a signal
-_SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to say good-bye, for which the others otherwise wait in vain
+_SECONDS_WITHOUT_WORKERS = 1.0  # an agent without workers needs no more after a signal
+_SECONDS_TO_LEAVE = 5.0  # and in an elastic job so long to leave the rendezvous, or the others wait in vain
 _LINGER_SECONDS = 3.0
 
 
@@ -51,12 +51,12 @@ class Supervisor:
         self._flags = flags
         self._signals = signals
         self._phase = LAUNCHER_PHASES[0]
-        self._result: dict[str, Any] = {}  # how the agent says that it ended
+        self._result: dict[str, Any] = {}  # how the agent reports that it ended
         self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
         self._preflight: dict[str, Any] = {}
         self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
         self._stop_deadline: float | None = None
-        self._alone_since: float | None = None  # since when the stopping agent has had no worker
+        self._idle_since: float | None = None  # since when the stopping agent has had no worker
         self._agent = AgentProcess(pod, entry)
         self._store = 0
         self._store_guard: int | None = None
@@ -86,7 +86,7 @@ class Supervisor:
         self._serve_metrics()
         threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
         while True:
-            self._let_agent_go()
+            self._release_agent()
             while self._agent.status is None:
                 self._step()
             self._receive()
@@ -140,7 +140,7 @@ class Supervisor:
         ours = (self._wake, self._wake_end, self._store_guard, self._reader.guard, self._lifeline)
         self._agent.start(flags, guard, ours)
 
-    def _let_agent_go(self) -> None:
+    def _release_agent(self) -> None:
         """Let the agent meet the others as soon as the master is there; until then it imports torch."""
         if self.pod.meets_others:
             self._enter("WaitingForMaster")
@@ -182,22 +182,22 @@ class Supervisor:
                 self._result = {"result": "error", "type": "MasterNotFound", "message": problem, "traceback": ""}
                 self._agent.kill()
         if self._stop_deadline is not None and time.monotonic() >= self._stop_deadline:
-            log("grace time is over: killing the workers")
+            log("grace period is over: killing the workers")
             self._stop_deadline = math.inf
             self._agent.kill()
-        elif self._stop_deadline is not None and self._is_alone():
+        elif self._stop_deadline is not None and self._has_no_workers():
             self._agent.kill()  # it waits for the other pods, deaf to signals
         self._reap()
 
-    def _is_alone(self) -> bool:
+    def _has_no_workers(self) -> bool:
         """Tell whether the agent has had no living worker for a while."""
         now = time.monotonic()
         if any(process_state(pid) for pid in find_family(self._agent.pid)[1:] if pid != self._store):
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = now
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
         limit = _SECONDS_TO_LEAVE if self.pod.elastic else _SECONDS_WITHOUT_WORKERS
-        return self._alone_since is not None and now - self._alone_since > limit
+        return self._idle_since is not None and now - self._idle_since > limit
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:

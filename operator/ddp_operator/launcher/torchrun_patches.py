@@ -16,7 +16,7 @@ from .pod import Pod
 from .preflight import PreflightError, run_preflight
 from .processes import STOPPED_STATES, process_state
 from .rendezvous_quorum import Heartbeats, RendezvousQuorum
-from .rendezvous_store import ask_store
+from .rendezvous_store import query_store
 from .stall import StallBoard
 
 _SECONDS_WITHOUT_STORE = 5.0
@@ -41,7 +41,7 @@ _PRIVATE_PARTS = {
     f"{_RENDEZVOUS}:DynamicRendezvousHandler": ("num_nodes_waiting",),
     f"{_RENDEZVOUS}:DynamicRendezvousHandler()": ("_state_holder", "_op_executor"),
 }
-Tell = Callable[["dict[str, Any]"], None]
+Report = Callable[["dict[str, Any]"], None]
 
 
 def find_missing_parts() -> list[str]:
@@ -61,15 +61,15 @@ def find_missing_parts() -> list[str]:
     return missing
 
 
-def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
+def adapt_torchrun(pod: Pod, report: Report, is_repeated: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
     """Teach the agent what torchrun has no flag for, or nothing where this torch lacks a part that this needs.
 
-    ``tell`` reports an event to the launcher, ``is_repeated`` failures; that returns whether they repeat earlier ones.
+    ``report`` sends an event to the launcher; ``is_repeated`` sends failures, and returns whether they repeat.
     Returns a function that takes this pod out of the rendezvous.
     """
     missing = find_missing_parts()
     if not missing:
-        patches = TorchrunPatches(pod, tell, is_repeated)
+        patches = TorchrunPatches(pod, report, is_repeated)
         patches.apply()
         return patches.leave
     log(
@@ -77,19 +77,19 @@ def adapt_torchrun(pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]],
         "Training works; there are no preflight, no phases and no restarts in place by the kind of a failure, workers "
         "have torchrun's 30 s to save, and an elastic job meets by torchrun's own timeouts"
     )
-    tell({"phase": "Running"})
+    report({"phase": "Running"})
     return lambda: None
 
 
 class TorchrunPatches:
-    """The agent tells what it does. It does not restart what a restart cannot help, nor what fails the same way again.
+    """The agent reports what it does, and does not restart what a restart cannot help or what fails the same way again.
 
     Workers get their grace time, and time to end by themselves when the store is gone, so that their own exit codes say
     why. In an elastic job it restarts for free when other pods come and go, and knows whom to wait for.
     """
 
-    def __init__(self, pod: Pod, tell: Tell, is_repeated: Callable[[dict[str, Any]], bool]) -> None:
-        self._pod, self._tell, self._is_repeated = pod, tell, is_repeated
+    def __init__(self, pod: Pod, report: Report, is_repeated: Callable[[dict[str, Any]], bool]) -> None:
+        self._pod, self._report, self._is_repeated = pod, report, is_repeated
         self._processes: Any = importlib.import_module(_PROCESSES)
         self._rounds: Any = importlib.import_module(_RENDEZVOUS)
         self._gate = SignalGate(self._processes)
@@ -137,10 +137,10 @@ class TorchrunPatches:
     # -- the agent
 
     def _meet(self, inner: Any, agent: Any, *args: Any) -> Any:
-        self._tell({"phase": "Rendezvous"})
+        self._report({"phase": "Rendezvous"})
         if self._pod.elastic and args:
             self._handler = args[0].spec.rdzv_handler
-            self._quorum.begin(self._handler._state_holder.state)
+            self._quorum.start_round(self._handler._state_holder.state)
         return inner(agent, *args)
 
     def _start(self, inner: Any, agent: Any, *args: Any) -> Any:
@@ -148,16 +148,16 @@ class TorchrunPatches:
         if plan is not None and args and _is_first_round(args[0]):
             ranks = [(one.local_rank, one.global_rank, one.world_size) for one in args[0].workers]
             report = run_preflight(importlib.import_module("torch"), self._pod, plan, ranks)
-            self._tell({"preflight": report})
+            self._report({"preflight": report})
             if report["problems"] and plan.fail:
                 raise PreflightError("; ".join(f"{check}: {text}" for check, text in report["problems"].items()))
         with self._gate:
             started = inner(agent, *args)
-        self._tell({"phase": "Running"})
+        self._report({"phase": "Running"})
         return started
 
     def _restart(self, inner: Any, agent: Any, *args: Any) -> Any:
-        self._tell({"restart": True})
+        self._report({"restart": True})
         return inner(agent, *args)
 
     def _monitor(self, inner: Any, agent: Any, *args: Any) -> Any:
@@ -165,7 +165,7 @@ class TorchrunPatches:
         if pod.meets_others:
             board = self._board.exchange(agent._store, agent._worker_group.group_world_size, time.monotonic())
             if board is not None:
-                self._tell({"board": board})
+                self._report({"board": board})
         failures = [examine(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
         if failures and not pod.elastic:
             ranks, pods = find_early_ends(agent)
@@ -173,8 +173,14 @@ class TorchrunPatches:
             if pods:
                 agent._remaining_restarts = 0  # they do not come to another rendezvous: it would only time out
         outcomes = [failure["outcome"] for failure in failures]
-        blameless = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
-        free = bool(failures) and pod.elastic and blameless and not self._is_stopping and self._quorum.spend()
+        not_counted = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
+        free = (
+            bool(failures)
+            and pod.elastic
+            and not_counted
+            and not self._is_stopping
+            and self._quorum.take_free_restart()
+        )
         repeated = bool(failures) and self._is_repeated({"failures": failures, "free": free})
         if free:
             agent._remaining_restarts += 1
@@ -254,7 +260,7 @@ def find_early_ends(agent: Any) -> tuple[list[int], int]:
 
     A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
     """
-    waiting = ask_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
+    waiting = query_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
     running = getattr(agent._pcontext, "subprocess_handlers", {})
     ended = {rank for rank, one in running.items() if one.proc.poll() == 0}
     return sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended), sum(waiting)
@@ -301,12 +307,12 @@ def release_stopped(pids: Iterable[int], *, saves: bool) -> None:
 class SignalGate:
     """Holds back a signal to the agent while it starts the workers.
 
-    torchrun answers a signal by an exception wherever it stands. Raised between the start of a worker and the note of
-    it, that worker would be killed without its grace time: nobody knows that it is there.
+    torchrun turns a signal into an exception wherever it stands. Raised between the start of a worker and the note of
+    it, that worker would be killed without its grace period, as it is in no list yet.
     """
 
     def __init__(self, processes: Any) -> None:
-        self._answer = processes._terminate_process_handler
+        self._handle = processes._terminate_process_handler
         self._closed = False
         self._held: list[int] = []
         processes._terminate_process_handler = self._on_signal
@@ -315,7 +321,7 @@ class SignalGate:
         if self._closed:
             self._held.append(number)
         else:
-            self._answer(number, frame)
+            self._handle(number, frame)
 
     def __enter__(self) -> None:
         self._closed = True
@@ -323,4 +329,4 @@ class SignalGate:
     def __exit__(self, *about: object) -> None:
         self._closed = False
         if self._held:
-            self._answer(self._held.pop(0), None)
+            self._handle(self._held.pop(0), None)

@@ -54,10 +54,10 @@ def find_exceptions(lines: str) -> list[tuple[str, str]]:
         front = _RANK_IN_FRONT.match(line)
         texts.setdefault(front[0].strip() if front else "", []).append(line[front.end() :] if front else line)
     found = []
-    for words in texts.values():
-        frames = [number for number, line in enumerate(words) if PLACE.match(line)]
-        after = itertools.dropwhile(lambda line: line.startswith("    "), words[frames[-1] + 1 :] if frames else [])
-        said = _EXCEPTION.match(next(after, ""))
-        if said:
-            found.append((said[1], said[2] or ""))
+    for lines_ in texts.values():
+        frames = [number for number, line in enumerate(lines_) if PLACE.match(line)]
+        after = itertools.dropwhile(lambda line: line.startswith("    "), lines_[frames[-1] + 1 :] if frames else [])
+        last = _EXCEPTION.match(next(after, ""))
+        if last:
+            found.append((last[1], last[2] or ""))
     return found

@@ -173,34 +173,34 @@ class Round:
 class TestRendezvousQuorum:
     def test_first_waits_for_the_pods_that_were_asked_for_but_not_for_ever(self) -> None:
         quorum = RendezvousQuorum(3)
-        quorum.begin(Round(0, ""))
+        quorum.start_round(Round(0, ""))
         assert quorum.decide(Round(0, ""), "a", 1, 0) is None
         assert quorum.decide(Round(0, "ab"), "a", 1, 1) is False
         assert quorum.decide(Round(0, "ab"), "a", 1, 32) is None  # torchrun's own last call has long passed
         assert quorum.decide(Round(0, "abc"), "a", 1, 2) is True
 
-    def test_later_waits_for_those_who_were_there_and_those_who_knocked(self) -> None:
+    def test_later_waits_for_former_members_and_newcomers(self) -> None:
         quorum = RendezvousQuorum(2)
-        quorum.begin(Round(0, "ab", "c", complete=True))
+        quorum.start_round(Round(0, "ab", "c", complete=True))
         assert quorum.decide(Round(1, "ab", "c"), "a", 1, 0) is None
         assert quorum.decide(Round(1, "ab", "c"), "a", 1, 2) is None  # c is alive
         assert quorum.decide(Round(1, "abc"), "a", 1, 2) is True
 
-    def test_does_not_wait_for_who_has_left(self) -> None:
+    def test_does_not_wait_for_nodes_that_left(self) -> None:
         quorum = RendezvousQuorum(3)
-        quorum.begin(Round(4, "abc", complete=True))
+        quorum.start_round(Round(4, "abc", complete=True))
         assert quorum.decide(Round(5, "ab"), "a", 1, 10.0) is None  # it may be between two rounds
         assert quorum.decide(Round(5, "ab"), "a", 1, 11.1) is True
         assert quorum.decide(Round(5, "a"), "a", 2, 20.0) is None
 
     def test_newcomer_leaves_it_to_the_others(self) -> None:
         quorum = RendezvousQuorum(2)
-        quorum.begin(Round(3, "ab"))
+        quorum.start_round(Round(3, "ab"))
         assert quorum.decide(Round(3, "abc"), "c", 1, 9) is None
 
     def test_free_restarts_have_an_end(self) -> None:
         quorum = RendezvousQuorum(2)
-        assert [quorum.spend() for _ in range(101)].count(False) == 1
+        assert [quorum.take_free_restart() for _ in range(101)].count(False) == 1
 
 
 class TestHeartbeats:

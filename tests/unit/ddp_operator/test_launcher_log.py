@@ -39,10 +39,13 @@ def values(seen: LogProgress) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("pattern", "complaint"),
     [
-        ("(?P<step>[0-9]+", "is no regular expression of Python (missing ), unterminated subpattern at position 0)"),
+        (
+            "(?P<step>[0-9]+",
+            "is not a valid Python regular expression (missing ), unterminated subpattern at position 0)",
+        ),
         ("loss", "names no group, so nothing would be read"),
         ("(?P<stepp>.)", "names the unknown group stepp; known are step, totalSteps"),
-        ("(?P<step>a{99999999999999999999})", "is no regular expression"),
+        ("(?P<step>a{99999999999999999999})", "is not a valid Python regular expression"),
     ],
 )
 def test_a_bad_pattern_is_refused_with_a_remedy(pattern: str, complaint: str) -> None:
@@ -132,7 +135,7 @@ def test_steps_of_an_epoch_become_those_of_the_run(
     assert status is not None
     assert (status.step, status.total_steps, status.percent) == expected
     assert (status.epoch, values(seen)["ddp_steps_total"]) == (first + 1, 1 + 59 + 1)
-    again = seen.begin_anew()
+    again = seen.restarted()
     again.feed(f"epoch {first + 2}{epochs}: 7/60\n".encode(), NOW)
     assert (values(again)["ddp_step"], values(again)["ddp_steps_total"]) == (127, 1)
 
@@ -144,7 +147,7 @@ def test_a_process_that_takes_anothers_place_has_no_step_until_it_has_said_its_e
     for line in (b"epoch 1 begins\n", b"step 9/10\n", b"epoch 2 begins\n", b"step 1/10\n"):
         seen.feed(line, NOW)
     assert values(seen)["ddp_step"] == 11
-    again = seen.begin_anew()
+    again = seen.restarted()
     again.feed(b"10 each\n", NOW)  # no step at all: the pod's log goes through this reader, which must not fail
     assert "ddp_step" not in values(again)
     again.feed(b"step 3/10\n", NOW)

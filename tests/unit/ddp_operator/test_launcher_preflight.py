@@ -80,10 +80,10 @@ def test_too_little_bandwidth_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("ddp_operator.launcher.preflight.try_all_reduce", lambda *arguments: figures)
     plan = PreflightConfig(True, ("allreduce",), 100e6)
     report = run_preflight(None, pod(), plan, [(0, 0, 3)])
-    assert report["problems"] == {"allreduce": "30 MB/s, less than the 100 that are asked for"}
+    assert report["problems"] == {"allreduce": "30 MB/s, below the required 100 MB/s"}
     assert describe_preflight(report) == (
         "preflight: allreduce 2.0 ms, all-reduce 30 MB/s\n"
-        "preflight: allreduce failed: 30 MB/s, less than the 100 that are asked for"
+        "preflight: allreduce failed: 30 MB/s, below the required 100 MB/s"
     )
 
 

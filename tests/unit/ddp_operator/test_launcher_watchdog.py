@@ -26,14 +26,14 @@ from ddp_operator.launcher.stall import (
     Stall,
     StallBoard,
     StalledRank,
-    agree_to_end,
-    bear_stall,
     build_stall_rows,
     read_board,
     report_stall,
+    should_kill_workers,
+    stall_grace_seconds,
 )
 from ddp_operator.launcher.torchrun_patches import release_stopped
-from ddp_operator.launcher.watchdog import Idleness, LogPulse, Watchdog
+from ddp_operator.launcher.watchdog import Idleness, LogSteps, Watchdog
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import launcher_pod
 
@@ -139,8 +139,8 @@ def test_idle_workers_are_told_from_busy_ones() -> None:
 
 
 class TestLogPulse:
-    def with_lines(self, *times: float) -> LogPulse:
-        pulse = LogPulse()
+    def with_lines(self, *times: float) -> LogSteps:
+        pulse = LogSteps()
         for number, now in enumerate(times, start=1):
             pulse.observe({0: float(number)}, now)
         return pulse
@@ -152,7 +152,7 @@ class TestLogPulse:
         assert pulse.silence(10, 16) == 10
 
     def test_many_steps_between_two_looks_say_that_the_next_was_due_soon(self) -> None:
-        pulse = LogPulse()
+        pulse = LogSteps()
         pulse.observe({}, 0)
         pulse.observe({0: 50.0}, 2)
         assert pulse.silence(5, 9) is None, "four times the time between the two looks"
@@ -200,7 +200,7 @@ class TestPodsAgree:
             "cause": next((one.cause for one in reports if one.cause), None),
             "pods": pods,
         }
-        return agree_to_end(report, board, certain=mine.certain)
+        return should_kill_workers(report, board, certain=mine.certain)
 
     def test_a_rank_that_sleeps_ends_its_pod_where_another_pod_knows_of_steps(self) -> None:
         assert self.agree(self.IDLE, self.SLEEPS, (self.SILENT, self.WAITS))
@@ -236,8 +236,8 @@ class TestPodsAgree:
 
     def test_promised_heartbeats_that_stop_are_enough_for_the_pod_with_the_cause(self) -> None:
         assert self.agree(self.HUNG, self.SLEEPS)
-        assert agree_to_end(report_stall(self.HUNG, [self.SLEEPS]), {}, certain=True)
-        assert not agree_to_end(report_stall(self.HUNG, [self.WAITS]), {}, certain=True)
+        assert should_kill_workers(report_stall(self.HUNG, [self.SLEEPS]), {}, certain=True)
+        assert not should_kill_workers(report_stall(self.HUNG, [self.WAITS]), {}, certain=True)
 
 
 class Store(dict[str, bytes]):
@@ -382,14 +382,14 @@ def test_a_deep_stack_counts_and_that_of_another_thread_does_not() -> None:
 
 
 @pytest.mark.parametrize("look", [0.25, 1.0, 5.0])
-def test_the_pod_that_waits_bears_a_stall_longer_than_the_pod_to_blame_needs(look: float) -> None:
-    blamed, waiting = (bear_stall(2, look, blames=blames) for blames in (True, False))
+def test_a_pod_without_the_root_cause_tolerates_a_stall_longer_than_the_pod_with_it_needs(look: float) -> None:
+    blamed, waiting = (stall_grace_seconds(2, look, has_cause=has_cause) for has_cause in (True, False))
     # Found a look and a second of waiting for a page later at worst, and again as late on a machine that is busy.
     page, stacks = PAGE_TIMEOUT * 2, SECONDS_FOR_STACKS
     assert waiting >= 2 * (look + page + stacks) + blamed
     assert blamed == 2 * look
     assert waiting <= 40  # in which time nobody learns of a hang without a root cause
-    assert bear_stall(1, look, blames=False) == 0
+    assert stall_grace_seconds(1, look, has_cause=False) == 0
 
 
 def pod(folder: Path, action: str) -> Pod:

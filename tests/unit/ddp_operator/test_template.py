@@ -38,7 +38,9 @@ class TestNestedLauncher:
 class TestLogPatterns:
     def test_bad_expression_is_refused_by_its_place(self) -> None:
         [said] = refusal(template(), metrics={"logPatterns": ["(?P<step>.)", "(?P<loss>"]})
-        assert said.startswith('spec.metrics.logPatterns[1]: Invalid value: "(?P<loss>": is no regular expression of ')
+        assert said.startswith(
+            'spec.metrics.logPatterns[1]: Invalid value: "(?P<loss>": is not a valid Python regular expression '
+        )
 
     @pytest.mark.parametrize("flag", ["--tee=3", "-r3"])
     def test_torchrun_flag_that_takes_the_output_away_is_refused(self, flag: str) -> None:
