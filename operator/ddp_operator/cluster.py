@@ -71,7 +71,7 @@ class ClusterError(Exception):
 
 
 class ServerError(ClusterError):
-    """The API server answered that it cannot do it now (5xx), in the words of ``message``: a webhook that is away."""
+    """The API server answered that it cannot do it now (5xx), as ``message`` says: a webhook that is away."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -83,7 +83,7 @@ class Conflict(ClusterError):
 
 
 class Refused(Exception):
-    """The API server will never take this object as it is. ``message`` holds its own words."""
+    """The API server will never take this object as it is. ``message`` is its own."""
 
     def __init__(self, message: str, *, reason: Literal["Invalid", "Forbidden"]) -> None:
         super().__init__(message)

@@ -65,7 +65,7 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StalledRank:
-    """What a rank does instead of a step, in the launcher's words. ``order`` puts those that are waited for first."""
+    """What a rank does instead of a step, from the launcher. ``order`` puts those that are waited for first."""
 
     order: int
     rank: int

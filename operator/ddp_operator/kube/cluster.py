@@ -123,8 +123,8 @@ class KubeCluster:
             if exc.status in INVALID:
                 raise Refused(exc.message, reason="Invalid") from exc
             if exc.status == 404 and manifest["kind"] == POD_GROUP:
-                words = f"spec.scheduling.gang: the cluster knows no PodGroup of {manifest['apiVersion']}"
-                raise Refused(f"{words}; install that scheduler or set gang: None", reason="Invalid") from exc
+                message = f"spec.scheduling.gang: the cluster knows no PodGroup of {manifest['apiVersion']}"
+                raise Refused(f"{message}; install that scheduler or set gang: None", reason="Invalid") from exc
             raise ClusterError(str(exc)) from exc  # 404: the namespace is on its way out, and the resource with it
         except ClusterError as exc:
             answer = exc.__cause__

@@ -154,8 +154,8 @@ async def _from_plugin(info: kopf.ConnectionInfo, spec: Mapping[str, Any]) -> ko
         await process.wait()
         raise StartupError(f"credential plugin {command!r}: no answer within {EXEC_TIMEOUT:.0f} s") from None
     if process.returncode:
-        words = trim(err.decode(errors="replace").strip(), 300)
-        raise StartupError(f"credential plugin {command!r} failed with exit code {process.returncode}: {words}")
+        message = trim(err.decode(errors="replace").strip(), 300)
+        raise StartupError(f"credential plugin {command!r} failed with exit code {process.returncode}: {message}")
     try:
         status = json.loads(out)["status"]
         expiry = status.get("expirationTimestamp")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MESSAGE_LIMIT = 2000
-"""Characters of the API server's words that are kept: enough for a dozen field errors, too few to bloat a status."""
+"""Characters of the API server's message that are kept: enough for a dozen field errors, too few to bloat a status."""
 
 
 class StartupError(Exception):

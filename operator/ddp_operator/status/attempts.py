@@ -69,8 +69,8 @@ def restart(state: State, cause: LastFailure, charged: Restarts) -> Decision:
     status = _next_attempt(state, charged, cause)
     delay = start_delay(status)
     when = f" in {delay.total_seconds():.0f} s," if delay else ""
-    words = f"attempt {status.attempt}{when} after: {describe_failure(cause)}"
-    return _begin(state, status, Fact(c.RESTARTING, "True", c.GROUP_RESTART, words))
+    message = f"attempt {status.attempt}{when} after: {describe_failure(cause)}"
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.GROUP_RESTART, message))
 
 
 def start_delay(status: Status) -> timedelta:
@@ -83,24 +83,24 @@ def start_delay(status: Status) -> timedelta:
 
 
 def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:
-    """Begin the next attempt after what is nobody's fault."""
+    """Begin the next attempt after what is not charged to the budget: a disruption, a resumption."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     cause = _first_report(state.status.last_failure, cause)
     status = _next_attempt(state, before, cause)
     if cause is not None and cause.category == NODE_LOST.name:
         status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
     after = f", not counted, after: {describe_failure(cause)}" if cause else ""
-    words = f"attempt {status.attempt}{after}"
-    return _begin(state, status, Fact(c.RESTARTING, "True", reason, words))
+    message = f"attempt {status.attempt}{after}"
+    return _begin(state, status, Fact(c.RESTARTING, "True", reason, message))
 
 
-def readmit_nodes(state: State, words: str) -> Decision:
+def readmit_nodes(state: State, message: str) -> Decision:
     """Begin the next attempt without avoiding any node: the avoided ones are needed."""
     state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before)
-    words = f"attempt {status.attempt} may use the nodes of status.failedNodes again: {words}"
-    return _begin(state, status, Fact(c.RESTARTING, "True", c.NODES_READMITTED, words))
+    message = f"attempt {status.attempt} may use the nodes of status.failedNodes again: {message}"
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.NODES_READMITTED, message))
 
 
 def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, explains: bool) -> Decision:
@@ -109,7 +109,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
     ``explains``: the failure in the ledger is what survivors made of it. It is given its true cause, and is free.
     """
     status = state.status
-    pod, words = found[0]
+    pod, message = found[0]
     nodes = lost_nodes.remember(status.failed_nodes, iter(pod.node_name for pod, _ in found))
     status = replace(status, failed_nodes=nodes)
     if explains:
@@ -124,7 +124,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
             )
         status = replace(status, restarts=restarts)
     if explains or pod.attempt == status.attempt:
-        status = replace(status, last_failure=blame_node(pod.attempt, pod, words, state.now))
+        status = replace(status, last_failure=blame_node(pod.attempt, pod, message, state.now))
     return Decision(status, requeue_after=AT_ONCE)
 
 
@@ -132,15 +132,15 @@ def resize(state: State) -> Decision:
     """Begin the next attempt with another number of nodes."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     status = _next_attempt(state, before)
-    words = f"attempt {status.attempt} with {state.spec.nodes} nodes instead of {state.status.attempt_nodes}"
-    return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, words))
+    message = f"attempt {status.attempt} with {state.spec.nodes} nodes instead of {state.status.attempt_nodes}"
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
 
 def resize_in_place(state: State) -> Decision:
     """Give the current attempt of an elastic job another number of nodes; its pods meet again."""
-    words = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; the other pods keep running"
+    message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; the other pods keep running"
     status = replace(state.status, attempt_nodes=state.spec.nodes)
-    return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, words))
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
 
 def succeed(state: State) -> Decision:

@@ -19,7 +19,7 @@ CRASH_LOOP: Final = 3
 """So many failures in a row without a step beyond what was reached before end a job: more would be a waste."""
 
 Limit = tuple[str, str]
-"""Why there is no further attempt: the reason of the condition Failed, and the conclusion in words."""
+"""Why there is no further attempt: the reason of the condition Failed, and the conclusion."""
 
 
 def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods) -> Limit | None:

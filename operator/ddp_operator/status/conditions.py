@@ -1,4 +1,4 @@
-"""Conditions: what is true of a job now, with the reason and the cluster's own words. Reasons are constants."""
+"""Conditions: what is true of a job now, with the reason and the cluster's own message. Reasons are constants."""
 
 from __future__ import annotations
 
@@ -165,13 +165,13 @@ def describe_rendezvous(
     elif not page.launcher_phase and before is not None and before.status == "True":
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
     if page is None and observation.page_requested and all(_is_old(pod, now) for pod in newest.values()):
-        words = "the operator cannot read the metrics page of pod 0, so it does not know whether training has started"
-        return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, words)
+        message = "the operator cannot read the metrics page of pod 0, so it does not know whether training has started"
+        return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, message)
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
     restarts = page.in_place_restarts if page else 0
     workers = f"workers are restarting in place, restart {restarts}" if restarts else "workers have not started yet"
-    words = f"{nodes}/{nodes} pods running; {workers}{phase}"
-    return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, words)
+    message = f"{nodes}/{nodes} pods running; {workers}{phase}"
+    return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, message)
 
 
 def _is_news_of_page(condition: Condition) -> bool:
@@ -196,14 +196,14 @@ def describe_distribution(pods: Pods) -> Fact | None:
         return None
     world = max(world for _, world, _ in known)
     if not alone:
-        words = f"a process group of torch.distributed spanned all {world} ranks"
-        return Fact(DISTRIBUTED, "True", PROCESS_GROUP_OF_ALL_RANKS, words)
+        message = f"a process group of torch.distributed spanned all {world} ranks"
+        return Fact(DISTRIBUTED, "True", PROCESS_GROUP_OF_ALL_RANKS, message)
     shown = ", ".join(str(index) for index, _ in alone[:10]) + (", …" if len(alone) > 10 else "")
     most = max(size for _, size in alone)
     what = f"had a process group of only {most} ranks" if most else "ended without a process group"
     plural = "s" if len(alone) > 1 else ""
-    words = (
+    message = (
         f"no process group spanned all {world} ranks: those of pod{plural} {shown} {what}, so each trained alone; "
         "the script has to call torch.distributed.init_process_group() in every rank"
     )
-    return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, words)
+    return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, message)

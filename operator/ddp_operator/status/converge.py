@@ -113,7 +113,7 @@ def late_comers_over(state: State) -> datetime | None:
 
 
 def blocked_by_avoidance(pods: Pods) -> tuple[datetime, str] | None:
-    """Return since when, and in which words, the scheduler finds no node but those that are avoided."""
+    """Return since when, and with which message, the scheduler finds no node but those that are avoided."""
     found = [
         (pod.unscheduled_since, f"{pod.name}: {pod.waiting_message}")
         for pod in pods

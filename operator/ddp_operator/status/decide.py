@@ -88,17 +88,17 @@ def decide(
             return dataclasses.replace(decision, needs_fresh_read=unseen)
         deadline = deadlines.active(job, attempt_job, now)
         if deadline is not None and now >= deadline:
-            words = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
-            return attempts.fail(state, None, c.DEADLINE_EXCEEDED, words)
+            message = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
+            return attempts.fail(state, None, c.DEADLINE_EXCEEDED, message)
         pending = deadlines.pending(job, attempt_job, pods, now)
         if pending is not None and now >= pending:
             scheduled = status.condition(c.SCHEDULED)
             last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
-            words = (
+            message = (
                 f"not all pods were running within pendingDeadlineSeconds ({job.spec.pending_deadline_seconds}){last}"
             )
             cause = blame_image(status.attempt, pods, now)
-            return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, words)
+            return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
     if job.spec.nodes != status.attempt_nodes and refusal is None:
         if attempt_job is not None and can_resize(state, attempt_job):
             return attempts.resize_in_place(state)

@@ -47,10 +47,11 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     counts, running = pods.counts(nodes), pods.running
     all_run = running + counts.succeeded >= nodes
     joined_before = job.status.condition(c.RENDEZVOUSED) if same_attempt else None
+    was_joined = same_attempt and job.status.is_true(c.RENDEZVOUSED)
     if observation.page is not None:
         status = _take_page(job, status, observation.page, now)
-    elif not pods and not _is(joined_before):
-        status = _take_former_words(status, observation.pods_of(status.attempt - 1), now)
+    elif not pods and not was_joined:
+        status = _take_former_report(status, observation.pods_of(status.attempt - 1), now)
     in_place = find_in_place(status.attempt, observation.failures_in_place)
     if in_place is not None and not _is_older(in_place, status.last_failure):
         status = replace(status, last_failure=in_place)
@@ -62,17 +63,15 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         status = take_final_progress(status, pods, now)  # what the pods say that they have saved
     rendezvous = c.describe_rendezvous(pods, nodes, observation, joined_before, now)
     if restart is None and _goes_on_with_fewer(job, pods, nodes, observation.page, joined_before):
-        all_run, words = True, f"{running}/{nodes} pods training; the others join once they run"
-        rendezvous = Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, words)
+        all_run, message = True, f"{running}/{nodes} pods training; the others join once they run"
+        rendezvous = Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, message)
     cut_off = None if restart or job.spec.suspend else describe_lost_contact(job, observation, pods)
     if cut_off is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
         rendezvous = Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, cut_off[1])
     queues = waits_in_queue(job, observation.job(status.attempt))
-    restarting = restart or _restarting(
-        job, rendezvous, was_joined=_is(joined_before), all_run=all_run, waits_in_queue=queues
-    )
+    restarting = restart or _restarting(job, rendezvous, was_joined=was_joined, all_run=all_run, waits_in_queue=queues)
     progressing = (describe_stall(job, observation, now) if all_run else None) or _progressing(
-        job, observation.page, rendezvous, was_joined=_is(joined_before), all_run=all_run
+        job, observation.page, rendezvous, was_joined=was_joined, all_run=all_run
     )
     facts = [
         _accepted(refusal, status.attempt, observation),
@@ -114,10 +113,10 @@ def without_eta(progress: Progress | None) -> Progress | None:
 
 
 def take_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
-    """Return the status with the values that pod 0's launcher left in its last words."""
+    """Return the status with the values that pod 0's launcher left in its termination message."""
     ends = [pod.termination for pod in pods.newest.values() if pod.termination]
-    heard = take_values(status, next((end.progress for end in ends if end.progress), {}), now)
-    return replace(heard, restarts=_count_in_place(status.restarts, max((e.restarts for e in ends), default=0)))
+    reported = take_values(status, next((end.progress for end in ends if end.progress), {}), now)
+    return replace(reported, restarts=_count_in_place(status.restarts, max((e.restarts for e in ends), default=0)))
 
 
 def count_all(restarts: Restarts) -> Restarts:
@@ -146,18 +145,18 @@ def note_steps(restart: LastRestart, status: Status) -> LastRestart:
     return replace(restart, step=step, steps_lost=lost)
 
 
-def _take_former_words(status: Status, former: Pods, now: datetime) -> Status:
+def _take_former_report(status: Status, former: Pods, now: datetime) -> Status:
     """Return the status with what the former attempt's pods said at their end.
 
     Pods that are taken away make steps and save them until their grace time is over, when the attempt that follows them
     is long in the ledger.
     """
-    heard, restart = take_final_progress(status, former, now), status.last_restart
-    if (heard.progress, heard.checkpoint) == (status.progress, status.checkpoint):
+    reported, restart = take_final_progress(status, former, now), status.last_restart
+    if (reported.progress, reported.checkpoint) == (status.progress, status.checkpoint):
         return status
     if restart is not None and restart.attempt == status.attempt:
-        restart = note_steps(restart, heard)
-    return replace(status, progress=heard.progress, checkpoint=heard.checkpoint, last_restart=restart)
+        restart = note_steps(restart, reported)
+    return replace(status, progress=reported.progress, checkpoint=reported.checkpoint, last_restart=restart)
 
 
 def _newer_checkpoint(
@@ -193,11 +192,10 @@ def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> L
     """Return what a restart has cost, once the workers have made a step."""
     if restart is None or restart.recovery_seconds is not None or not _has_stepped(page):
         return restart
-    began = restart.time
     known = restart.step is not None and page.began_at is not None
     return replace(
         restart,
-        recovery_seconds=max(0, round((now - began).total_seconds())) if began else 0,
+        recovery_seconds=max(0, round((now - restart.time).total_seconds())),
         steps_lost=max(0, (restart.step or 0) - (page.began_at or 0)) if known else restart.steps_lost,
     )
 
@@ -225,10 +223,8 @@ def _saved(status: Status) -> str:
     """Return what of the work is saved, as far as the script reports it."""
     step = (status.progress.step if status.progress else None) or 0
     if status.checkpoint is not None:
-        lost = max(0, step - status.checkpoint.step)
-        return f" from the checkpoint of step {status.checkpoint.step}" + (
-            f"; {lost} later steps are lost" if lost else ""
-        )
+        saved, lost = status.checkpoint.step, max(0, step - status.checkpoint.step)
+        return f" from the checkpoint of step {saved}" + (f"; {lost} later steps are lost" if lost else "")
     return f"; the last step was {step}, and the script reports no checkpoints" if step else ""
 
 
@@ -237,7 +233,7 @@ def _goes_on_with_fewer(
 ) -> bool:
     """Tell whether an elastic job trains although not all of its pods run. Between two pages the last word counts."""
     elastic = job.spec.elastic
-    running = {pod.index for pod in pods if pod.phase == "Running" and not pod.deleting and pod.index < nodes}
+    running = {pod.index for pod in pods if pod.running and pod.index < nodes}
     if elastic is None or 0 not in running or not elastic.min_nodes <= len(running) < nodes:
         return False
     if page is None:
@@ -268,22 +264,18 @@ def _progressing(job: DDPTrainingJob, page: Page | None, rendezvous: Fact, *, wa
     meeting = page is not None and page.meeting
     if stepping or (was_joined and not meeting and before is not None and before.status == "True"):
         return Fact(c.PROGRESSING, "True", c.TRAINING, "training is making progress")
-    words = "no step has been reported on the metrics page of pod 0"
+    message = "no step has been reported on the metrics page of pod 0"
     if page is not None and page.in_place_restarts:
-        words += f" since in-place restart {page.in_place_restarts}"
-    return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, words)
+        message += f" since in-place restart {page.in_place_restarts}"
+    return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, message)
 
 
 def _without_a_node(status: Status, cut_off: tuple[datetime, str] | None, progressing: Fact) -> Fact:
     """Return Progressing of a job, one of whose nodes may be lost: training may go on there all the same."""
     if cut_off is None:
         return progressing
-    since, words = cut_off
+    since, message = cut_off
     last_step = status.progress.last_step_time if status.progress else None
     if progressing.status == "True" and last_step is not None and last_step > since:
-        return Fact(c.PROGRESSING, "True", progressing.reason, f"{progressing.message}; {words}")
-    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", c.NODE_NOT_READY, words)
-
-
-def _is(condition: object) -> bool:
-    return getattr(condition, "status", None) == "True"
+        return Fact(c.PROGRESSING, "True", progressing.reason, f"{progressing.message}; {message}")
+    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", c.NODE_NOT_READY, message)

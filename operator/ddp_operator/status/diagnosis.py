@@ -119,7 +119,7 @@ def will_fail_job(pods: tuple[PodView, ...]) -> bool:
     return any(pod.fails_job for pod in pods)
 
 
-def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFailure:
+def blame_node(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
     """Return the failure of a pod whose node is lost."""
     return LastFailure(
         attempt=attempt,
@@ -127,7 +127,7 @@ def blame_node(attempt: int, pod: PodView, words: str, now: datetime) -> LastFai
         pod=pod.name,
         node_name=pod.node_name,
         category=NODE_LOST.name,
-        message=f"the pod was lost with its node: {words}",
+        message=f"the pod was lost with its node: {message}",
         hint=NODE_LOST.remedy,
         time=truncate(now),
     )
@@ -250,9 +250,9 @@ def _wait_for_peers(
 
 
 def _was_stopped(end: Termination, first: datetime | None) -> bool:
-    """Tell whether a pod only obeyed when the Job controller took down what was left of a Job that had failed."""
-    obeyed = end.container_exit_code == constants.EXIT_PREEMPTED
-    return obeyed and first is not None and end.time is not None and end.time > first.timestamp()
+    """Tell whether a pod only did as told when the Job controller ended what was left of a Job that had failed."""
+    stopped = end.container_exit_code == constants.EXIT_PREEMPTED
+    return stopped and first is not None and end.time is not None and end.time > first.timestamp()
 
 
 def _is_of_incident(end: Termination, first: datetime | None) -> bool:

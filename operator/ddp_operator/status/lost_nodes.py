@@ -38,7 +38,7 @@ def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
     if not (pod.alive and pod.node_name) or (node is not None and node.ready):
         return ""
     if node is not None and node.ready is False:
-        return node.words
+        return node.message
     return "the node is not ready: its kubelet does not report" if pod.cut_off_since is not None else ""
 
 
@@ -47,13 +47,13 @@ def describe_lost_contact(
 ) -> tuple[datetime, str] | None:
     """Return since when a pod of the attempt is on a node that is not ready, and what follows; None: none is."""
     found = [
-        (since, pod, words)
+        (since, pod, message)
         for pod in pods
-        if (words := find_node_problem(pod, observation.nodes)) and (since := pod.cut_off_since or pod.deleted_at)
+        if (message := find_node_problem(pod, observation.nodes)) and (since := pod.cut_off_since or pod.deleted_at)
     ]
     if not found:
         return None
-    since, pod, words = min(found, key=lambda item: (item[0], item[1].index))
+    since, pod, message = min(found, key=lambda item: (item[0], item[1].index))
     others = f" (and those of {len(found) - 1} more pods)" if len(found) > 1 else ""
     due = _due(job, pod)
     if due is not None:
@@ -62,15 +62,13 @@ def describe_lost_contact(
         )
     else:
         then = "Kubernetes evicts the pod when its toleration of the node's taint ends, by default after 5 minutes"
-    text = (
-        f"pod {pod.index}'s node {pod.node_name}{others} has been NotReady since {format_time(since)} ({words}); {then}"
-    )
-    return since, text
+    where, when = f"pod {pod.index}'s node {pod.node_name}{others}", format_time(since)
+    return since, f"{where} has been NotReady since {when} ({message}); {then}"
 
 
 def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
     """Return the pods to declare failed now, each with what is wrong with its node."""
-    found = [(pod, words) for pod in _pods(observation) if (words := _loss(job, pod, observation, now))]
+    found = [(pod, message) for pod in _pods(observation) if (message := _loss(job, pod, observation, now))]
     return tuple(sorted(found, key=lambda item: (item[0].attempt, item[0].index, item[0].name))[:MAX_NODES])
 
 
@@ -79,7 +77,7 @@ def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime,
     look = next_check(job, observation, now)
     if look is not None:
         waits.append(look)
-    found = [FailPod(pod.name, pod.uid, words) for pod, words in lost_pods(job, observation, now)]
+    found = [FailPod(pod.name, pod.uid, message) for pod, message in lost_pods(job, observation, now)]
     return found + [_free_again(pod) for pod in (*observation.pods, *observation.orphans) if _is_half_freed(pod)]
 
 
@@ -137,4 +135,4 @@ def _loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now: date
         if pod.grace_ends is None or now < pod.grace_ends + patience:
             return ""
         return "the pod did not terminate within its grace period"
-    return node.words
+    return node.message

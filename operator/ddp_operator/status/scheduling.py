@@ -1,4 +1,4 @@
-"""The condition Scheduled: which pods wait for what, in the words of who makes them wait.
+"""The condition Scheduled: which pods wait for what, as reported by who makes them wait.
 
 The scheduler and the kubelet write theirs into a pod's status, Kueue into the Job's Workload. The Job controller, when
 it may not create a pod, and the kubelet, when it cannot mount a volume, only post Events: those, and Workloads, are
@@ -42,45 +42,55 @@ _GANG_WAITS = "pod group is unschedulable, waiting for "
 
 def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
     """Return Scheduled of an attempt that shall have so many pods."""
-    pods, former_alive = observation.pods_of(attempt), observation.former_alive(attempt)
+    former_alive = observation.former_alive(attempt)
     if former_alive:
-        words = f"waiting for {former_alive} pods of the previous attempt to terminate"
+        message = f"waiting for {former_alive} pods of the previous attempt to terminate"
         since = observation.orphaned_since
         if since is not None and now - since >= _NOTICE:
-            words += "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"
-        return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, words)
-    current = pods.newest
-    waiting = [(pod, *why) for pod in current.values() if pod.alive and (why := _why(pod, observation))]
+            message += "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"
+        return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, message)
+    current = observation.pods_of(attempt).newest.values()
+    waiting = [(pod, *why) for pod in current if pod.alive and (why := _why(pod, observation))]
     if waiting:
-        # Of a gang most pods say no more than that they wait for the others: the scheduler's word on one tells why.
-        pod, reason, message = min(waiting, key=lambda item: item[2].startswith(_GANG_WAITS))
-        others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
-        before = job.status.condition(c.SCHEDULED)
-        if message.startswith(_PAUSE) and before and before.reason == reason and pod.name in before.message:
-            return Fact(c.SCHEDULED, "False", reason, before.message)  # it says no more than that it waits
-        return Fact(c.SCHEDULED, "False", reason, f"{pod.name}{others}: {message}")
-    scheduled = [pod for pod in current.values() if pod.scheduled or not pod.alive]
-    if len(scheduled) >= nodes:
-        words = f"{nodes}/{nodes} pods scheduled{_describe_sidecars(current.values())}"
-        return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, words)
-    placed = f"{len(scheduled)}/{nodes} pods scheduled"
-    attempt_job = observation.job(attempt)
-    if attempt_job is not None and waits_in_queue(job, attempt_job):
-        said = observation.problems.get(attempt_job.uid)
-        known = said is not None and said.reason in _QUEUE_REASONS
-        # Without the label it is Kueue where it manages all Jobs, or a hand.
-        others = "Kueue to admit it" if known else "whoever suspended it to resume it"
-        admission = f"queue {attempt_job.queue} to admit it" if attempt_job.queue else others
-        because = f": {said.message}" if said is not None and known else ""
-        words = f"Job {attempt_job.name} waits for {admission}{because}; {placed}"
-        return Fact(c.SCHEDULED, "False", said.reason if said is not None and known else c.QUOTA_PENDING, words)
+        return Fact(c.SCHEDULED, "False", *_describe_waiting(job, waiting))
+    scheduled = sum(pod.scheduled or not pod.alive for pod in current)
+    if scheduled >= nodes:
+        message = f"{nodes}/{nodes} pods scheduled{_describe_sidecars(current)}"
+        return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, message)
+    placed, attempt_job = f"{scheduled}/{nodes} pods scheduled", observation.job(attempt)
     problem = observation.problems.get(attempt_job.uid) if attempt_job else None
-    if problem is not None and attempt_job is not None and problem.reason not in _QUEUE_REASONS:
-        # Each try has a name of its own: the same words again are no news.
-        words = re.sub(rf"{re.escape(attempt_job.name)}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", problem.message)
-        return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{words} ({placed})")
-    reason, absent = _name_the_absent(current.values(), attempt_job, now)
+    if attempt_job is not None and waits_in_queue(job, attempt_job):
+        return Fact(c.SCHEDULED, "False", *_describe_queueing(attempt_job, problem, placed))
+    if attempt_job is not None and problem is not None and problem.reason not in _QUEUE_REASONS:
+        # Each try has a name of its own: the same message again is no news.
+        name = re.escape(attempt_job.name)
+        message = re.sub(rf"{name}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", problem.message)
+        return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{message} ({placed})")
+    reason, absent = _name_the_absent(current, attempt_job, now)
     return Fact(c.SCHEDULED, "False", reason, f"{absent} ({placed})" if absent else placed)
+
+
+def _describe_waiting(job: DDPTrainingJob, waiting: Sequence[tuple[PodView, str, str]]) -> tuple[str, str]:
+    """Return reason and message of pods that wait for a node, an image or a volume."""
+    # Of a gang most pods say no more than that they wait for the others: the scheduler's message on one tells why.
+    pod, reason, message = min(waiting, key=lambda item: item[2].startswith(_GANG_WAITS))
+    before = job.status.condition(c.SCHEDULED)
+    if message.startswith(_PAUSE) and before and before.reason == reason and pod.name in before.message:
+        return reason, before.message  # the new one says no more than that it waits
+    others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
+    return reason, f"{pod.name}{others}: {message}"
+
+
+def _describe_queueing(attempt_job: JobView, problem: Problem | None, placed: str) -> tuple[str, str]:
+    """Return reason and message of a Job that a queue has not admitted yet."""
+    known = problem if problem is not None and problem.reason in _QUEUE_REASONS else None
+    # Without the label it is Kueue where it manages all Jobs, or a hand.
+    admission = "Kueue to admit it" if known else "whoever suspended it to resume it"
+    if attempt_job.queue:
+        admission = f"queue {attempt_job.queue} to admit it"
+    because = f": {known.message}" if known else ""
+    message = f"Job {attempt_job.name} waits for {admission}{because}; {placed}"
+    return known.reason if known else c.QUOTA_PENDING, message
 
 
 def _describe_sidecars(pods: Iterable[PodView]) -> str:
@@ -93,21 +103,23 @@ def _describe_sidecars(pods: Iterable[PodView]) -> str:
 
 
 def _name_the_absent(pods: Iterable[PodView], attempt_job: JobView | None, now: datetime) -> tuple[str, str]:
-    """Return reason and words where whoever has to act next has been silent for long; no words: nobody has."""
+    """Return reason and message where whoever has to act next has not for long; no message: nobody is late."""
 
     def is_ignored(since: datetime | None) -> bool:
         return since is not None and now - since >= _NOTICE
 
     if attempt_job is not None and is_ignored(attempt_job.ignored_since):
-        words = (
+        message = (
             f"the Job controller has not acted on Job {attempt_job.name}; check that kube-controller-manager is running"
         )
-        return c.WAITING_FOR_PODS, words
+        return c.WAITING_FOR_PODS, message
     ignored = [pod for pod in pods if is_ignored(pod.ignored_since)]
     if ignored:
         others = f" (and {len(ignored) - 1} more pods)" if len(ignored) > 1 else ""
-        words = f"{ignored[0].name}{others}: no scheduler has acted on it; check that {ignored[0].scheduler} is running"
-        return c.UNSCHEDULABLE, words
+        message = (
+            f"{ignored[0].name}{others}: no scheduler has acted on it; check that {ignored[0].scheduler} is running"
+        )
+        return c.UNSCHEDULABLE, message
     return c.WAITING_FOR_PODS, ""
 
 

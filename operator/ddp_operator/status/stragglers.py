@@ -75,8 +75,8 @@ def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
 def describe_stall(job: DDPTrainingJob, observation: Observation, now: datetime) -> Fact | None:
     """Return Progressing of a job whose steps have stopped, or None.
 
-    Its words stand until a step or a heartbeat comes, or the workers begin anew; that the page shows no stall any more
-    is no progress, for so it is when the hung workers have been ended. They change where more is known of the ranks.
+    Its message stands until a step or a heartbeat comes, or the workers begin anew; that the page shows no stall any
+    more is no progress, for so it is when the hung workers have been ended. It changes when more is known.
     """
     page, before = observation.page, job.status.condition(c.PROGRESSING)
     old = before.message if before is not None and before.reason == c.STALLED else ""

@@ -152,7 +152,7 @@ class NodeView:
     """A Kubernetes node that a pod in doubt runs on. ``ready`` is None where the operator may not read nodes."""
 
     ready: bool | None
-    words: str
+    message: str
 
 
 def view_job(raw: Mapping[str, Any]) -> JobView:
@@ -252,12 +252,12 @@ def view_node(raw: Mapping[str, Any] | None) -> NodeView:
     ready: Mapping[str, Any] = next((c for c in conditions if c.get("type") == "Ready"), {})
     if ready.get("status") == "True":
         return NodeView(True, "")
-    words = str(ready.get("message") or ready.get("reason") or "its kubelet has not reported Ready")
-    return NodeView(False, f"the node is not ready: {words}"[:_MAX_WORDS])
+    message = str(ready.get("message") or ready.get("reason") or "its kubelet has not reported Ready")
+    return NodeView(False, f"the node is not ready: {message}"[:_MAX_WORDS])
 
 
 def _waiting(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why a pod does not start, in the scheduler's or the kubelet's own words."""
+    """Return why a pod does not start, in the scheduler's or the kubelet's own message."""
     if scheduled.get("status") == "False":
         return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
@@ -289,7 +289,7 @@ def _trainer_end(raw: Mapping[str, Any]) -> Termination | None:
 
 
 def _evicted(raw: Mapping[str, Any], end: Termination) -> Termination:
-    """Return an end in the kubelet's words where it took the pod for what the pod itself has used up.
+    """Return an end as the kubelet describes it where it took the pod for what the pod itself has used up.
 
     The launcher knows of no more than a signal. A pod that has to go for its neighbours' sake is disrupted, which its
     condition DisruptionTarget says.
@@ -298,12 +298,12 @@ def _evicted(raw: Mapping[str, Any], end: Termination) -> Termination:
     disrupted = any(c.get("type") == "DisruptionTarget" for c in status.get("conditions") or [])
     if status.get("reason") != _EVICTED or disrupted or end.container_exit_code == constants.EXIT_OK:
         return end
-    words = f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_WORDS]
-    return msgspec.structs.replace(end, category=UNKNOWN.name, message=words, hint=_hint(words))
+    message = f"{_EVICTED}: {status.get('message') or 'by the kubelet'}"[:_MAX_WORDS]
+    return msgspec.structs.replace(end, category=UNKNOWN.name, message=message, hint=_hint(message))
 
 
-def _hint(words: str) -> str:
-    return _FULL_DISK if "ephemeral" in words else ""
+def _hint(message: str) -> str:
+    return _FULL_DISK if "ephemeral" in message else ""
 
 
 def _other_end(raw: Mapping[str, Any]) -> Termination | None:
@@ -325,8 +325,8 @@ def _other_end(raw: Mapping[str, Any]) -> Termination | None:
                 hint=f"see its log: kubectl logs {pod} -c {name}",
             )
     # Evicted or lost with its node: the kubelet reports no container.
-    words = ": ".join(str(status[k]) for k in ("reason", "message") if status.get(k))
-    return msgspec.structs.replace(parse_termination(137, "", words), hint=_hint(words))
+    message = ": ".join(str(status[k]) for k in ("reason", "message") if status.get(k))
+    return msgspec.structs.replace(parse_termination(137, "", message), hint=_hint(message))
 
 
 def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:

@@ -368,7 +368,9 @@ class TestLostNode:
     def test_failure_with_the_remedy_is_not_replaced_by_what_is_seen_of_the_pod_later(self) -> None:
         typed = job(status=STARTED, nodes=2)
         lost_pod = view_pod(self.STUCK)
-        status = replace(STARTED, last_failure=blame_node(1, lost_pod, NOT_READY.words, NOW), failed_nodes=("node-b",))
+        status = replace(
+            STARTED, last_failure=blame_node(1, lost_pod, NOT_READY.message, NOW), failed_nodes=("node-b",)
+        )
         gone = child_pod(1, "Failed", disrupted="DeletionByTaintManager", node="node-b")
         decision = run(child_pod(0), gone, status=status)
         assert decision.status.attempt == 2
