@@ -30,7 +30,7 @@ BEFORE = Status(phase="Pending", attempt=1, nodes=Nodes(desired=2), conditions=(
         {"nodes": Nodes(desired=2, ready=1), "conditions": (scheduled("1/2 pods scheduled"),)},
     ],
 )
-def test_counts_and_words_is_minor_change(change: dict[str, Any]) -> None:
+def test_change_of_counts_and_messages_is_minor(change: dict[str, Any]) -> None:
     assert is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))
 
 
@@ -47,5 +47,5 @@ def test_counts_and_words_is_minor_change(change: dict[str, Any]) -> None:
         {"observed_generation": 2},
     ],
 )
-def test_what_happened_cannot(change: dict[str, Any]) -> None:
+def test_change_of_a_phase_or_reason_is_not_minor(change: dict[str, Any]) -> None:
     assert not is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))

@@ -37,7 +37,7 @@ def another(phase: str = "", attempt: int = 0, *, created: str = "", uid: str = 
     ],
     ids=["runs", "suspended", "succeeded", "failed", "rejected", "older", "younger", "itself"],
 )
-def test_a_job_waits_for_one_that_has_started_or_is_older(other: dict[str, Any], refused: bool) -> None:
+def test_job_waits_for_another_on_its_claim_that_started_or_is_older(other: dict[str, Any], refused: bool) -> None:
     mine = replace(job(checkpoint=CHECKPOINT), uid="own", created="2026-11-20T12:00:00Z")
     assert (refuse_second(mine, "weights", [other]) is not None) is refused
 
@@ -63,18 +63,18 @@ class TestSecondJob:
         assert harness.state("Accepted") == ("True", "Valid")
         assert "second-1" in harness.jobs()
 
-    async def test_that_shares_the_claim_starts_beside_it(self) -> None:
+    async def test_with_a_shared_claim_starts_beside_the_first(self) -> None:
         harness = await self.harness(shared=True)
         assert harness.jobs() == ["train-1", "second-1"]
 
-    async def test_that_has_started_goes_on(self) -> None:
+    async def test_that_has_started_keeps_running(self) -> None:
         harness = await self.harness(shared=True)
         harness.edit(checkpoint=CHECKPOINT)
         await harness.settle()
         assert harness.state("Accepted") == ("True", "Valid")
 
 
-def test_the_store_finds_them_by_the_claim_and_not_by_a_word_that_holds_it() -> None:
+def test_cache_finds_resources_by_the_exact_claim() -> None:
     store = ObjectCache()
     for name, claim in (("weights", "other"), ("two", "weights")):
         item = resource(name, checkpoint={"path": "/weights", "claimName": claim})

@@ -39,15 +39,15 @@ class TestMerge:
         assert (second[0].reason, second[0].message) == ("B", "words")
         assert third[0].last_transition_time == NOW + timedelta(seconds=20)
 
-    def test_what_is_not_spoken_of_stays(self) -> None:
+    def test_condition_without_a_new_fact_stays(self) -> None:
         first = self.merge((), c.Fact("Accepted", "True", "Valid"))
         assert self.merge(first, c.Fact("Failed", "False", "X"))[0] == first[0]
 
-    def test_order_is_fixed(self) -> None:
+    def test_conditions_are_in_a_fixed_order(self) -> None:
         facts = [c.Fact(kind, "False", "X") for kind in reversed(c.TYPES)]
         assert tuple(condition.type for condition in self.merge((), *facts)) == c.TYPES
 
-    def test_repeating_changes_nothing(self) -> None:
+    def test_merging_the_same_facts_changes_nothing(self) -> None:
         fact = c.Fact("Scheduled", "False", "A", "m" * 5000)
         first = self.merge((), fact)
         assert self.merge(first, fact, seconds=99) == first
@@ -61,14 +61,14 @@ class TestScheduled:
         fact = describe_scheduling(typed, observe(typed, [child_job()], [*raw, *strays]), 1, nodes, NOW)
         return fact.status, fact.reason, fact.message
 
-    def test_a_pod_with_a_node_is_placed_whatever_its_condition_says(self) -> None:
+    def test_pod_with_a_node_is_scheduled_whatever_its_condition_says(self) -> None:
         """A scheduler that lost the race for a pod writes its complaint after the binding."""
         raced = unschedulable(0, 'pod is already assigned to node "a"')
         assert self.describe(raced, nodes=1)[0] == "False"
         raced["spec"]["nodeName"] = "a"
         assert self.describe(raced, nodes=1)[:2] == ("True", "AllPodsScheduled")
 
-    def test_counts_placed_pods(self) -> None:
+    def test_counts_scheduled_pods(self) -> None:
         assert self.describe(child_pod(0), child_pod(1, "Pending", age=5)) == (
             "False",
             "WaitingForPods",
@@ -76,7 +76,7 @@ class TestScheduled:
         )
         assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2/2 pods scheduled")
 
-    def test_speaks_the_schedulers_words_of_the_first_pod(self) -> None:
+    def test_quotes_the_schedulers_message_on_the_first_pod(self) -> None:
         said = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
         assert said == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pods): first")
 
@@ -100,7 +100,7 @@ class TestScheduled:
             == "True"
         )
 
-    def test_former_pods_come_first(self) -> None:
+    def test_pods_of_the_previous_attempt_come_first(self) -> None:
         assert self.describe(former=3)[1:] == (
             "WaitingForFormerPods",
             "waiting for 3 pods of the previous attempt to terminate",
@@ -138,19 +138,19 @@ class TestRendezvoused:
         assert self.describe(child_pod(0), text=page(phase=phase))[:2] == ("True", "AllRanksJoined")
 
     @pytest.mark.parametrize("phase", ["Starting", "WaitingForMaster", "Rendezvous"])
-    def test_and_what_it_waits_for(self, phase: str) -> None:
+    def test_names_the_phase_of_the_launcher(self, phase: str) -> None:
         said = self.describe(child_pod(0), text=page(phase=phase))
         assert said[1:] == ("WaitingForWorkers", f"1/1 pods running; workers have not started yet (pod 0: {phase})")
 
-    def test_step_is_proof_enough(self) -> None:
+    def test_step_on_the_page_proves_that_all_have_joined(self) -> None:
         assert self.describe(child_pod(0), text=page(ddp_step=1))[0] == "True"
         assert self.describe(child_pod(0), text=page(ddp_step=0))[0] == "False"
 
     @pytest.mark.parametrize("before", [was("True", "AllRanksJoined"), was("Unknown", "NoMetricsPage")])
-    def test_stands_while_no_page_was_asked_for(self, before: Condition) -> None:
+    def test_stands_while_no_page_is_requested(self, before: Condition) -> None:
         assert self.describe(child_pod(0), asked=False, before=before)[:2] == (before.status, before.reason)
 
-    def test_news_of_the_last_page_stands_too(self) -> None:
+    def test_reason_from_the_last_page_stands_until_the_next(self) -> None:
         before = was("False", "WaitingForWorkers", "pod 0: Rendezvous")
         assert self.describe(child_pod(0), asked=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
 
@@ -161,18 +161,18 @@ class TestRendezvoused:
     def test_joined_job_stays_joined_when_a_page_fails_to_come(self) -> None:
         assert self.describe(child_pod(0), before=was("True", "AllRanksJoined"), seconds=600)[0] == "True"
 
-    def test_silence_is_said_after_a_while(self) -> None:
+    def test_page_that_does_not_answer_is_reported_after_a_while(self) -> None:
         assert self.describe(child_pod(0, age=5), seconds=0)[1] == "WaitingForWorkers"
         status, reason, words = self.describe(child_pod(0, age=5), seconds=60)
         assert (status, reason) == ("Unknown", "NoMetricsPage")
         assert "the operator cannot read the metrics page" in words
 
-    def test_silence_is_not_said_while_one_pod_is_young(self) -> None:
+    def test_page_that_does_not_answer_is_not_reported_while_a_pod_is_young(self) -> None:
         young = child_pod(0, age=100), child_pod(1, age=5)
         assert self.describe(*young, nodes=2, seconds=0)[1] == "WaitingForWorkers"
         assert self.describe(*young, nodes=2, seconds=60)[1] == "NoMetricsPage"
 
-    def test_silence_is_not_said_where_nobody_asked(self) -> None:
+    def test_page_that_was_not_requested_is_not_reported(self) -> None:
         assert self.describe(child_pod(0, age=5), asked=False, seconds=600)[1] == "WaitingForWorkers"
 
 

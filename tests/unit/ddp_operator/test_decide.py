@@ -65,7 +65,7 @@ def finished(**changes: Any) -> Status:
 
 
 class TestLedger:
-    def test_is_written_before_anything_is_done(self) -> None:
+    def test_is_written_before_children_are_made(self) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
         for decision in (
             run(Status(), ()),
@@ -97,17 +97,17 @@ class TestLedger:
         assert state(decision, "Rendezvoused")[0] == "False"
         assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
 
-    def test_lost_one_is_taken_up_from_the_newest_job(self) -> None:
+    def test_lost_ledger_is_restored_from_the_newest_job(self) -> None:
         jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
         status = run(Status(), jobs).status
         assert (status.attempt, status.attempt_nodes, status.job_name) == (3, 4, "train-3")
         assert status.restarts == Restarts(total=2, counted=2, used=2, all=2)
 
-    def test_lost_one_does_not_charge_what_was_free(self) -> None:
+    def test_restored_ledger_does_not_charge_free_restarts(self) -> None:
         behind = replace(STARTED, restarts=Restarts(total=1, free=1))
         assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1, used=1, all=2)
 
-    def test_jobs_of_a_deleted_namesake_are_nobody(self) -> None:
+    def test_jobs_of_a_deleted_resource_of_the_same_name_are_ignored(self) -> None:
         assert run(Status(), [child_job(9, owner="another")]).status.attempt == 1
 
     def test_limit_of_zero_ends_with_the_first_failure(self) -> None:
@@ -122,15 +122,15 @@ class TestLedger:
 
 
 class TestActions:
-    def test_missing_children_are_made(self) -> None:
+    def test_missing_children_are_created(self) -> None:
         assert run(jobs=()).actions == (EnsureChildren(1, 2),)
 
-    def test_missing_service_is_made_while_the_job_needs_it(self) -> None:
+    def test_missing_service_is_created_while_the_job_needs_it(self) -> None:
         assert run(service=False).actions == (EnsureChildren(1, 2),)
         assert run(service=False, refusal=REFUSED).actions == ()
         assert run(service=False, jobs=[child_job(conditions={"Failed": ""})], suspend=True).actions == ()
 
-    def test_present_ones_are_left_alone(self) -> None:
+    def test_present_children_are_left_alone(self) -> None:
         assert run(trained(), pods=RUNNING).actions == ()
 
     @pytest.mark.parametrize(
@@ -142,35 +142,35 @@ class TestActions:
         ],
         ids=["running", "being deleted", "suspended"],
     )
-    def test_next_job_waits_until_the_former_makes_no_more_pods(self, jobs: Any) -> None:
+    def test_next_job_waits_until_the_previous_one_creates_no_more_pods(self, jobs: Any) -> None:
         second = replace(STARTED, attempt=2)
         decision = run(second, jobs)
         assert not [action for action in decision.actions if isinstance(action, EnsureChildren)]
         assert decision.requeue_after is not None
 
-    def test_next_job_waits_for_the_former_pods(self) -> None:
+    def test_next_job_waits_for_the_previous_pods_to_terminate(self) -> None:
         failed = child_job(1, conditions={"Failed": "x"})
         second = replace(STARTED, attempt=2)
         assert run(second, [failed], [child_pod(0)]).actions == ()
         assert run(second, [failed], [child_pod(0, "Failed", code=82)]).actions == (EnsureChildren(2, 2),)
 
-    def test_pods_whose_job_is_gone_are_waited_for(self) -> None:
+    def test_next_job_waits_for_orphaned_pods(self) -> None:
         decision = run(jobs=(), pods=[child_pod(0, owner="gone")])
         assert decision.actions == ()
         assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
 
-    def test_pod_that_only_borrowed_the_label_is_not(self) -> None:
+    def test_next_job_does_not_wait_for_a_foreign_pod_with_the_label(self) -> None:
         pod = child_pod(0, owner="x")
         pod["metadata"]["ownerReferences"][0]["name"] = "somebody-else"
         assert run(jobs=(), pods=[pod]).actions == (EnsureChildren(1, 2),)
 
-    def test_job_that_somebody_deletes_is_not_made_anew_too_early(self) -> None:
+    def test_deleted_job_is_not_recreated_before_it_is_gone(self) -> None:
         decision = run(trained(), [child_job(deleting=True)], RUNNING)
         assert decision.actions == ()
         assert decision.requeue_after is not None
         assert decision.requeue_after >= 1
 
-    def test_former_jobs_go_but_the_last_failed_one(self) -> None:
+    def test_previous_jobs_are_deleted_but_the_last_failed_one(self) -> None:
         third = replace(STARTED, attempt=3)
         jobs = [child_job(n, conditions={"Failed": "x"}) for n in (1, 2)] + [child_job(3)]
         assert run(third, jobs).actions == (DeleteJob("train-1", "job-1"),)
@@ -183,7 +183,7 @@ class TestActions:
         assert (DeleteJob("train-1", "job-1") in decision.actions) is deleted
         assert decision.requeue_after is not None
 
-    def test_job_that_would_replace_its_pod_is_not(self) -> None:
+    def test_job_that_would_replace_its_pod_is_deleted_at_once(self) -> None:
         failure = LastFailure(attempt=1, category="OOM", time=NOW)
         second = replace(STARTED, attempt=2, last_failure=failure)
         decision = run(second, [child_job(1)], [child_pod(0, "Failed", code=137, reason="OOMKilled")])
@@ -228,26 +228,26 @@ class TestActions:
 
 
 class TestRefusal:
-    def test_before_the_first_attempt_rejects(self) -> None:
+    def test_refusal_before_the_first_attempt_rejects_the_job(self) -> None:
         decision = run(Status(), (), refusal=REFUSED)
         assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Rejected", 0, ())
 
     @pytest.mark.parametrize(
         ("reason", "again"), [("InvalidSpec", 300), ("NameConflict", 30), ("Forbidden", 30), ("ServerError", 30)]
     )
-    def test_is_looked_at_again_as_it_may_pass_by_itself(self, reason: Any, again: float) -> None:
+    def test_refused_job_is_checked_again_as_the_reason_may_pass(self, reason: Any, again: float) -> None:
         assert run(Status(), (), refusal=Refusal(reason, "x")).requeue_after == again
         assert run(jobs=(), refusal=Refusal(reason, "x")).requeue_after == 30
 
-    def test_server_that_fails_has_not_rejected_anything(self) -> None:
+    def test_failing_api_server_rejects_nothing(self) -> None:
         decision = run(Status(), (), refusal=Refusal("ServerError", "x"))
         assert (decision.status.phase, state(decision, "Accepted")) == ("Pending", ("Unknown", "ServerError"))
 
-    def test_makes_no_children_and_no_new_size(self) -> None:
+    def test_refused_spec_creates_no_children_and_no_new_size(self) -> None:
         assert run(jobs=(), refusal=REFUSED).actions == ()
         assert run(trained(), pods=RUNNING, nodes=3, refusal=REFUSED).status.attempt == 1
 
-    def test_does_not_hold_up_the_end(self) -> None:
+    def test_refused_spec_does_not_hold_up_the_end(self) -> None:
         done = [child_job(conditions={"Complete": ""})]
         assert run(trained(), done, refusal=REFUSED).status.phase == "Succeeded"
 
@@ -258,7 +258,7 @@ class TestAfterTheEnd:
         assert run(finished(), jobs).actions == (SuspendJob("train-2", True),)
         assert run(finished(), [child_job(2, suspend=True)]).actions == ()
 
-    def test_queue_shall_not_start_it_once_more(self) -> None:
+    def test_queued_job_is_deleted_so_that_the_queue_does_not_start_it_again(self) -> None:
         assert run(finished(), [child_job(2, queue="q")]).actions == (DeleteJob("train-2", "job-2"),)
         waits = child_job(2, suspend=True, written=False)
         assert run(finished(), [waits]).actions == (DeleteJob("train-2", "job-2"),)
@@ -299,7 +299,7 @@ class TestAfterTheEnd:
     def test_time_to_live_is_over(self, seconds: float) -> None:
         assert run(finished(), (), ttlSecondsAfterFinished=10, seconds=seconds).actions == (DeleteResource(),)
 
-    def test_without_time_to_live_the_resource_is_looked_at_no_more(self) -> None:
+    def test_without_time_to_live_no_other_pass_is_wanted(self) -> None:
         decision = run(finished(), ())
         assert (decision.requeue_after, decision.actions) == (None, ())
 
@@ -313,11 +313,11 @@ class TestLookingAgain:
         word = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
         assert run(pods=[child_pod(n, "Pending", status={"conditions": [word]}) for n in (0, 1)]).requeue_after is None
 
-    def test_starting_job_is_looked_at_every_second_and_a_training_one_every_ten(self) -> None:
+    def test_starting_job_is_polled_every_second_and_a_training_one_every_ten(self) -> None:
         assert run(pods=RUNNING).requeue_after == 1.0
         assert run(pods=RUNNING, text=TRAINING).requeue_after == 10.0
 
-    def test_silent_job_is_not_looked_at_every_second_for_ever(self) -> None:
+    def test_job_without_a_page_is_not_polled_every_second_for_ever(self) -> None:
         status, seconds = STARTED, 0.0
         while seconds < 400:
             decision = run(status, pods=RUNNING, seconds=seconds, asked=True)
@@ -325,7 +325,7 @@ class TestLookingAgain:
             status, seconds = decision.status, seconds + decision.requeue_after
         assert decision.requeue_after == 10.0
 
-    def test_slow_script_is_looked_at_every_second_for_two_minutes(self) -> None:
+    def test_job_without_a_first_step_is_polled_every_second_for_two_minutes(self) -> None:
         joined = run(pods=RUNNING, text=page(phase="Running")).status
         assert scrape_interval(joined, NOW + timedelta(seconds=119), 10.0) == 1.0
         assert scrape_interval(joined, NOW + timedelta(seconds=121), 10.0) == 10.0
@@ -334,7 +334,7 @@ class TestLookingAgain:
         decision = run(trained(), pods=RUNNING, activeDeadlineSeconds=7, text=TRAINING)
         assert decision.requeue_after == 7.0
 
-    def test_no_answer_asks_for_a_storm(self) -> None:
+    def test_every_requeue_leaves_time_between_passes(self) -> None:
         victim = child_pod(0, "Failed", code=constants.EXIT_PEER_LOST, message=last_words("NCCL", victim=True))
         for decision in (
             run(trained(), pods=[victim, child_pod(1)]),
@@ -355,7 +355,7 @@ class TestPhase:
             ((child_pod(0, "Succeeded"), child_pod(1, "Succeeded")), "Running"),
         ],
     )
-    def test_sums_up_the_pods(self, pods: Any, phase: str) -> None:
+    def test_phase_sums_up_the_pods(self, pods: Any, phase: str) -> None:
         assert run(pods=pods).status.phase == phase
 
     def test_stopping_pods_are_no_pending_job(self) -> None:
@@ -427,7 +427,7 @@ class TestRestarting:
         assert (decision.status.phase, state(decision, "Scheduled")) == ("Pending", ("False", "QuotaPending"))
         assert (decision.status.attempt, decision.actions) == (1, ())
 
-    def test_does_not_come_back_when_pods_succeed_one_by_one(self) -> None:
+    def test_is_not_reported_again_when_pods_succeed_one_by_one(self) -> None:
         decision = run(trained(), pods=[child_pod(0, "Succeeded"), child_pod(1)])
         assert state(decision, "Restarting")[0] == "False"
 

@@ -126,7 +126,7 @@ class TestLateComers:
         return decide(typed, observe(typed, (JOB,), pods), NOW + timedelta(seconds=seconds))
 
     @pytest.mark.parametrize("late", [child_pod(2), child_pod(2, "Pending")])
-    def test_hold_nothing_up(self, late: Any) -> None:
+    def test_do_not_hold_up_success(self, late: Any) -> None:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), late)
         waiting = self.over(*pods, seconds=10)
         assert waiting.status.phase in ("Running", "Pending")
@@ -145,7 +145,7 @@ class TestLateComers:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), child_pod(2))
         assert self.over(*pods, seconds=900, elastic=None).status.phase == "Running"
 
-    def test_are_not_looked_at_where_one_that_trained_has_failed(self) -> None:
+    def test_are_ignored_where_one_that_trained_has_failed(self) -> None:
         pods = (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=82, message=last_words("OOM")), child_pod(2))
         assert self.over(*pods, seconds=900).status.phase == "Restarting"
 
@@ -212,7 +212,7 @@ class TestHeartbeats:
         assert beats.live_nodes({"a": 1, "b": 109.0}, 110.1) == ["b"]
         assert beats.live_nodes({"a": 2, "b": 109.0}, 111.0) == ["a", "b"]
 
-    def test_nor_one_that_was_frozen_itself(self) -> None:
+    def test_node_that_was_frozen_itself_takes_nobody_for_dead(self) -> None:
         beats = Heartbeats(10.0, 100.0)
         beats.live_nodes({"a": 1}, 100.0)
         assert beats.live_nodes({"a": 1}, 500.0) == ["a"]

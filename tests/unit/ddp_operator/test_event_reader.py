@@ -68,7 +68,7 @@ def messages(events: Any) -> list[str]:
     return [one["message"] for one in events]
 
 
-async def test_a_thousand_jobs_are_one_list() -> None:
+async def test_events_of_a_thousand_jobs_are_one_list_call() -> None:
     server = Server(*(event(n, "Job", f"job-{n}", "FailedCreate") for n in range(5)))
     clock = Clock()
     reader = EventReader(server, clock=clock)  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ async def test_a_thousand_jobs_are_one_list() -> None:
     assert len(server.asked) == 4
 
 
-async def test_a_pods_events_are_its_own_question() -> None:
+async def test_events_of_a_pod_are_a_call_of_their_own() -> None:
     server = Server(event(1, "Pod", "a", "FailedMount"), event(2, "Pod", "b", "FailedMount"))
     reader = EventReader(server)  # type: ignore[arg-type]
     assert messages(await reader.about(pod("b"))) == ["FailedMount of b"]
@@ -89,9 +89,7 @@ async def test_a_pods_events_are_its_own_question() -> None:
 
 
 @pytest.mark.parametrize(("status", "raised"), [(403, Refused), (500, ClusterError)])
-async def test_a_refusal_is_told_apart_from_a_fault_and_neither_is_remembered(
-    status: int, raised: type[Exception]
-) -> None:
+async def test_refusal_differs_from_an_error_and_neither_is_cached(status: int, raised: type[Exception]) -> None:
     server = Server(event(1, "Job", "x", "FailedCreate"))
     server.error = ApiError(status, {"message": "no"})
     reader = EventReader(server)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ async def test_an_event_is_posted_at_once(under_way: int, patience: float, monke
     await poster.close()
 
 
-async def test_an_event_waits_while_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_waits_while_many_calls_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_writer, "PAUSE", 0.0)
     client = Client(event_writer.BUSY)
     poster = put(client)
@@ -59,7 +59,7 @@ async def test_an_event_waits_while_much_is_done(monkeypatch: pytest.MonkeyPatch
     await poster.close()
 
 
-async def test_an_operator_that_ends_takes_no_event_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ending_operator_posts_the_events_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_writer, "PAUSE", 0.0)
     client = Client(event_writer.BUSY)
     poster = put(client)

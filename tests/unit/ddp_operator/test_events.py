@@ -53,16 +53,16 @@ def events(old: Any, new: Any) -> list[tuple[str, str, str]]:
         (condition("Succeeded", "False"), condition("Succeeded", "False", "Finished"), []),
     ],
 )  # fmt: skip
-def test_transition_says(old: Any, new: Any, said: Any) -> None:
+def test_transition_emits_its_event(old: Any, new: Any, said: Any) -> None:
     assert events(old, new) == said
 
 
-def test_first_attempt_is_started() -> None:
+def test_first_attempt_emits_started() -> None:
     new = Status(attempt=1, attempt_nodes=4, job_name="a-1")
     assert transition_events(Status(), new) == (Event("Normal", "Started", "attempt 1 with 4 nodes as Job a-1"),)
 
 
-def test_next_attempt_says_why_after_the_failure_that_caused_it() -> None:
+def test_next_attempt_emits_its_failure_first() -> None:
     restart = condition("Restarting", "True", "GroupRestart", "attempt 2 after: x")
     old = Status(attempt=1)
     new = Status(
@@ -73,11 +73,11 @@ def test_next_attempt_says_why_after_the_failure_that_caused_it() -> None:
     assert begun == Event("Normal", "GroupRestart", "attempt 2 after: x")
 
 
-def test_failure_that_is_already_known_is_not_said_again() -> None:
+def test_known_failure_is_not_emitted_again() -> None:
     failure = LastFailure(attempt=1, category="OOM")
     assert transition_events(Status(last_failure=failure), Status(last_failure=failure, attempt=0)) == ()
 
 
-def test_repeated_pass_is_silent() -> None:
+def test_repeated_pass_emits_nothing() -> None:
     status = Status(attempt=2, conditions=(condition("Accepted", "False"), condition("Scheduled", "True")))
     assert transition_events(status, status) == ()

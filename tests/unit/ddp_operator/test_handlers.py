@@ -39,7 +39,7 @@ def test_only_raw_events_are_handled_so_that_no_object_is_ever_marked() -> None:
     assert [handler for handler in marking if handler.fn.__module__ == handlers.__name__] == []
 
 
-async def test_what_kopf_leaves_behind_does_not_hold_up_the_end() -> None:
+async def test_tasks_that_kopf_leaves_behind_do_not_delay_the_end() -> None:
     left = asyncio.create_task(asyncio.sleep(3600), name="pause-waiter for pods.v1")
     other = asyncio.create_task(asyncio.sleep(3600), name="somebody else's")
     await handlers.stop(memo=kopf.Memo())

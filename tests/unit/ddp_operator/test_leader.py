@@ -126,8 +126,8 @@ def lease(version: str, holder: str | None, duration: int | None = DURATION) -> 
     }
 
 
-class TestSighting:
-    def test_a_lease_that_does_not_change_is_as_old_as_its_first_sight(self) -> None:
+class TestObservedLease:
+    def test_lease_that_does_not_change_is_as_old_as_when_first_seen(self) -> None:
         first = observe_lease(lease("7", "a"), None, 100.0)
         assert observe_lease(lease("7", "a"), first, 110.0) == first
         assert observe_lease(lease("8", "a"), first, 110.0).since == 110.0
@@ -136,16 +136,16 @@ class TestSighting:
         ("holder", "age", "free"),
         [("", 0, True), ("me", 0, True), ("other", 0, False), ("other", 14.9, False), ("other", 15, True)],
     )
-    def test_it_is_free_when_nobody_holds_it_or_it_was_not_renewed(self, holder: str, age: float, free: bool) -> None:
+    def test_lease_is_free_without_a_holder_or_without_renewal(self, holder: str, age: float, free: bool) -> None:
         assert may_take(Sighting("1", holder, 15.0, 100.0), "me", 100.0 + age) is free
 
-    def test_a_lease_somebody_emptied_is_nobodys(self) -> None:
+    def test_emptied_lease_has_no_holder(self) -> None:
         seen = observe_lease({"metadata": {}, "spec": None}, None, 0.0)
         assert may_take(seen, "me", 0.0)
 
 
 class TestAcquire:
-    async def test_the_first_one_makes_the_lease_and_leads(self, place: Place) -> None:
+    async def test_first_candidate_creates_the_lease_and_leads(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         assert (first.leader.leads, place.holder) == (True, "a")
@@ -153,7 +153,7 @@ class TestAcquire:
         assert place.lease["spec"]["leaseDurationSeconds"] == DURATION
         await first.end()
 
-    async def test_the_second_one_stands_by_as_long_as_the_first_renews(self, place: Place) -> None:
+    async def test_second_candidate_stands_by_as_long_as_the_first_renews(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         second = Candidate(place, "b").run()
@@ -178,7 +178,7 @@ class TestAcquire:
         await first.end()
         await second.end()
 
-    async def test_a_released_lease_is_taken_at_the_next_look(self, place: Place) -> None:
+    async def test_released_lease_is_taken_at_the_next_check(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         second = Candidate(place, "b").run()
@@ -191,7 +191,7 @@ class TestAcquire:
         assert place.lease["spec"]["leaseTransitions"] == 1
         await second.end()
 
-    async def test_a_silent_leader_is_succeeded_when_its_lease_is_over_and_not_before(self, place: Place) -> None:
+    async def test_silent_leader_is_replaced_when_its_lease_expires_and_not_before(self, place: Place) -> None:
         place.put({"metadata": {}, "spec": {"holderIdentity": "gone", "leaseDurationSeconds": DURATION}})
         second = Candidate(place, "b").run()
         await place.advance(DURATION - 0.1)
@@ -200,7 +200,7 @@ class TestAcquire:
         assert second.leader.leads
         await second.end()
 
-    async def test_the_same_identity_takes_over_at_once(self, place: Place) -> None:
+    async def test_same_identity_takes_over_at_once(self, place: Place) -> None:
         """A container that is started again in the same pod."""
         place.put({"metadata": {}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600}})
         again = Candidate(place, "a").run()
@@ -208,7 +208,7 @@ class TestAcquire:
         assert again.leader.leads
         await again.end()
 
-    async def test_of_two_that_see_it_free_one_wins(self, place: Place) -> None:
+    async def test_one_of_two_candidates_wins_a_free_lease(self, place: Place) -> None:
         place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
         both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
         await settle()
@@ -226,9 +226,7 @@ class TestAcquire:
         assert first.leader.leads
         await first.end()
 
-    async def test_a_server_that_does_not_answer_is_told_as_such(
-        self, place: Place, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_server_that_does_not_answer_is_reported(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         async def never(*args: Any, **kwargs: Any) -> Any:
             await asyncio.Event().wait()
 
@@ -237,7 +235,7 @@ class TestAcquire:
         with pytest.raises(ClusterError, match=r"PUT of the lease: no answer within 0\.015 s"):
             await Candidate(place, "a").leader._call("PUT", {})
 
-    async def test_a_refusal_is_said_in_one_line(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_refusal_is_reported_in_one_line(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         async def refuse(*args: Any, **kwargs: Any) -> Any:
             raise ApiError(403, {"message": "leases is forbidden"})
 
@@ -247,14 +245,14 @@ class TestAcquire:
 
 
 class TestFence:
-    async def test_it_counts_from_before_the_call_that_renewed(self, place: Place) -> None:
+    async def test_remaining_time_counts_from_before_the_renewing_call(self, place: Place) -> None:
         place.slow = 1.5  # GET, then POST: the second one counts
         first = Candidate(place, "a")
         await first.leader.acquire()
         assert first.leader.remaining() == DURATION - 1.5
         await first.end()
 
-    async def test_nothing_is_begun_in_the_last_third(self, place: Place) -> None:
+    async def test_no_write_begins_in_the_last_third(self, place: Place) -> None:
         first = Candidate(place, "a")
         await first.leader.acquire()
         place.now += DURATION * FENCE_SHARE - 0.01
@@ -266,7 +264,7 @@ class TestFence:
     async def test_before_the_lease_is_held_nothing_may_be_written(self, place: Place) -> None:
         assert Candidate(place, "a").leader.remaining() == 0
 
-    async def test_it_is_closed_before_a_successor_can_begin(self, place: Place) -> None:
+    async def test_fence_closes_before_a_successor_can_begin(self, place: Place) -> None:
         """The leader is frozen, in the worst place: right after a renewal that the other one has seen."""
         first = Candidate(place, "a").run()
         await settle()
@@ -283,7 +281,7 @@ class TestFence:
 
 
 class TestKeep:
-    async def test_it_renews_in_time(self, place: Place) -> None:
+    async def test_leader_renews_in_time(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         for _ in range(200):
@@ -292,7 +290,7 @@ class TestKeep:
         assert first.lost == 0
         await first.end()
 
-    async def test_another_holder_ends_it_at_once_without_a_write(self, place: Place) -> None:
+    async def test_another_holder_ends_the_leader_at_once_without_a_write(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.put({"metadata": {}, "spec": {"holderIdentity": "b", "leaseDurationSeconds": DURATION}})
@@ -301,7 +299,7 @@ class TestKeep:
         await first.end()
         assert place.writes[-1] == "b"
 
-    async def test_a_deleted_lease_ends_it(self, place: Place) -> None:
+    async def test_deleted_lease_ends_the_leader(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.lease = None
@@ -310,7 +308,7 @@ class TestKeep:
         await first.end()
         assert place.lease is None
 
-    async def test_a_renewal_whose_answer_was_lost_is_no_loss(self, place: Place) -> None:
+    async def test_renewal_whose_answer_was_lost_keeps_leadership(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.lose_answer = True
@@ -318,7 +316,7 @@ class TestKeep:
         assert (first.lost, first.leader.leads) == (0, True)
         await first.end()
 
-    async def test_after_an_outage_it_goes_on_if_nobody_else_has_led(self, place: Place) -> None:
+    async def test_leader_continues_after_an_outage_if_nobody_else_has_led(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.away = True
@@ -329,7 +327,7 @@ class TestKeep:
         assert (first.lost, first.leader.leads) == (0, True)
         await first.end()
 
-    async def test_a_release_that_cannot_be_made_is_no_trouble(self, place: Place) -> None:
+    async def test_release_that_fails_raises_nothing(self, place: Place) -> None:
         first = Candidate(place, "a").run()
         await settle()
         place.away = True

@@ -58,7 +58,7 @@ class TestPendingDeadline:
             "not all pods were running within pendingDeadlineSeconds (60); last: train-1-1-abcde: 0/3 nodes: no GPU."
         )
 
-    def test_names_the_image_that_never_came(self) -> None:
+    def test_names_the_image_that_could_not_be_pulled(self) -> None:
         waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
         pod = child_pod(1, "Pending", node="n", status={"containerStatuses": [waiting]})
         failure = run(child_pod(0), pod, pendingDeadlineSeconds=60, seconds=60).status.last_failure
@@ -121,7 +121,7 @@ class TestActiveDeadline:
 
 
 class TestInitContainer:
-    async def test_that_fails_costs_restarts_with_a_back_off(self) -> None:
+    async def test_failure_is_charged_and_backs_off(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 3}).settle()
         init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
         for attempt, delay in ((1, 10), (2, 20), (3, 40)):
@@ -166,7 +166,7 @@ class TestProcessGroup:
         ],
         ids=["together", "apart", "a group in each pod", "one known to be apart", "one not known", "unknown", "lone"],
     )  # fmt: skip
-    def test_that_spans_all_ranks_is_a_condition_where_it_is_known(self, ends: Any, found: str | None) -> None:
+    def test_of_all_ranks_is_a_condition_where_it_is_known(self, ends: Any, found: str | None) -> None:
         decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("Distributed")
@@ -194,19 +194,19 @@ class TestSuccessPolicy:
         assert condition(decision, "Succeeded")[:2] == ("True", "RankZeroSucceeded")
         assert run(*pods).status.phase == "Running"
 
-    def test_what_peers_do_when_it_has_left_is_no_failure(self) -> None:
+    def test_failure_of_peers_after_rank_zeros_success_does_not_count(self) -> None:
         pods = child_pod(0, "Succeeded"), child_pod(1, "Failed", code=86, message=last_words("NCCL", victim=True))
         failing = child_job(conditions={"FailureTarget": "x"})
         assert run(*pods, jobs=[failing], successPolicy="RankZero").status.phase == "Succeeded"
 
-    def test_another_pods_success_is_not(self) -> None:
+    def test_success_of_another_pod_is_not_enough(self) -> None:
         assert run(child_pod(0), child_pod(1, "Succeeded"), successPolicy="RankZero").status.phase == "Running"
 
     def test_failure_before_it_is_a_failure(self) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
         assert run(child_pod(0), failed, successPolicy="RankZero").status.attempt == 2
 
-    def test_is_the_jobs_own_too(self) -> None:
+    def test_is_set_on_the_job_too(self) -> None:
         jobs = [build_children(job(**spec), attempt=1, nodes=2)[2] for spec in ({}, {"successPolicy": "RankZero"})]
         assert "successPolicy" not in jobs[0]["spec"]
         assert jobs[1]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
@@ -229,7 +229,7 @@ class TestSuspension:
             await harness.settle()
         return harness
 
-    async def test_acknowledges_what_the_pods_have_saved(self) -> None:
+    async def test_message_names_the_checkpoint_to_resume_from(self) -> None:
         saved = last_words(progress={"ddp_step": 9.0, "ddp_checkpoint_step": 9.0})
         harness = await self.suspend(saved, saved)
         assert harness.status.checkpoint is not None
@@ -242,7 +242,7 @@ class TestSuspension:
         told = [event for event in harness.cluster.events if event.reason == "Suspended"]
         assert ["the checkpoint of step 9" in event.message for event in told] == [True]
 
-    async def test_says_what_was_not_saved(self) -> None:
+    async def test_message_counts_the_steps_that_are_lost(self) -> None:
         harness = await self.suspend("", "")
         assert harness.condition("Suspended").message.endswith("from the checkpoint of step 5; 2 later steps are lost")
 

@@ -20,7 +20,7 @@ def counted(active: int) -> Any:
     return made | {"status": {"active": active}}
 
 
-class TestDoubt:
+class TestMayHaveLostLabels:
     @pytest.mark.parametrize(
         ("jobs", "pods", "doubt"),
         [
@@ -36,7 +36,7 @@ class TestDoubt:
         ],
         ids=["nothing", "all", "a pod", "one is over", "a stranger's", "the Job", "stops", "over", "another attempt"],
     )
-    def test_what_is_counted_and_not_seen(self, jobs: Any, pods: Any, doubt: bool) -> None:
+    def test_job_counts_more_pods_than_are_seen(self, jobs: Any, pods: Any, doubt: bool) -> None:
         assert may_have_lost_labels(TYPED, observe(TYPED, jobs, pods)) is doubt
 
 
@@ -67,8 +67,8 @@ class Thief:
         return True
 
 
-class TestReclaim:
-    async def test_pod_of_a_training_job_is_given_back_before_anybody_calls_it_lost(
+class TestRestoreLabels:
+    async def test_labels_of_a_training_pod_are_restored_before_it_counts_as_lost(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
@@ -79,7 +79,7 @@ class TestReclaim:
         assert thief.asked == 1
 
     @pytest.mark.parametrize("error", [ClusterError("away"), Refused("no", reason="Forbidden")])
-    async def test_refusal_stops_nothing_and_is_met_every_ten_seconds(
+    async def test_refused_restore_is_tried_again_every_ten_seconds(
         self, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
@@ -90,7 +90,7 @@ class TestReclaim:
         assert (thief.asked, harness.status.phase, harness.jobs()) == (2, "Restarting", ["train-1"])
         assert harness.requeue is not None
 
-    async def test_news_of_new_pods_may_be_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_pods_that_are_just_created_are_not_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
         harness.run_pods()
         thief = Thief(harness, monkeypatch)

@@ -48,17 +48,17 @@ def event(reason: str, message: str, *, kind: str = "Warning", at: float = 0, **
     return {"type": kind, "reason": reason, "message": message, "lastTimestamp": moment} | changes
 
 
-class TestWords:
-    def test_forbidden_pods_in_the_job_controllers_words_without_the_name_of_each_try(self) -> None:
+class TestMessages:
+    def test_forbidden_pods_are_reported_without_the_name_of_each_try(self) -> None:
         said = say(child_pod(0), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
         assert said == ("PodsForbidden", f"{words} (1/2 pods scheduled)")
 
-    def test_old_trouble_is_forgotten_once_the_pods_are_there(self) -> None:
+    def test_old_warning_is_dropped_once_the_pods_are_there(self) -> None:
         typed, seen = see(child_pod(0), child_pod(1), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
 
-    def test_sidecar_that_does_not_last_keeps_nobody_from_training(self) -> None:
+    def test_restarted_sidecar_is_mentioned_and_does_not_block(self) -> None:
         """Its state changes with every try, and each change would be an Event of the job's."""
         side = {"name": "mesh", "restartCount": 7, "lastState": {"terminated": {"reason": "OOMKilled"}}}
         side["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}}
@@ -84,7 +84,7 @@ class TestWords:
         waits = "Job train-1 waits for Kueue to admit it: words; 0/2 pods scheduled"
         assert say(jobs=[unlabelled], problems=told) == ("Inadmissible", waits)
 
-    def test_why_the_queue_does_not_admit_it_in_kueues_words(self) -> None:
+    def test_kueues_message_says_why_a_job_is_not_admitted(self) -> None:
         words = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 2 more needed"
         told = {"job-1": Problem("QuotaPending", words)}
         said = say(jobs=[QUEUED], problems=told)
@@ -129,7 +129,7 @@ class TestWords:
             ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "Unschedulable"),
         ],
     )
-    def test_schedulers_words_about_volumes(self, message: str, reason: str) -> None:
+    def test_schedulers_message_about_volumes(self, message: str, reason: str) -> None:
         waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         pod = child_pod(0, "Pending", status={"conditions": [waiting]})
         assert say(pod) == (reason, f"train-1-0-abcde: {message}")
@@ -145,12 +145,12 @@ class TestWords:
         words = "train-1-1-abcde (and 1 more pods): 0/2 nodes are available: 2 Insufficient cpu."
         assert said == ("Unschedulable", words)
 
-    def test_other_trouble_of_a_kubelet(self) -> None:
+    def test_other_warning_of_a_kubelet(self) -> None:
         said = say(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedCreatePodSandBox", "no CNI")})
         assert said == ("PodsNotStarting", "train-1-0-abcde: FailedCreatePodSandBox: no CNI")
 
     @pytest.mark.parametrize("age", [29, 30])
-    def test_job_controller_that_says_nothing_is_named(self, age: float) -> None:
+    def test_job_controller_that_does_not_act_is_named(self, age: float) -> None:
         made = child_job()
         made["metadata"]["creationTimestamp"] = format_time(NOW - timedelta(seconds=age))
         made["status"] = {}
@@ -161,7 +161,7 @@ class TestWords:
         assert say(jobs=[made]) == ("WaitingForPods", "0/2 pods scheduled")
 
     @pytest.mark.parametrize("age", [None, 29, 30])
-    def test_pods_that_the_garbage_collector_leaves_are_told(self, age: float | None) -> None:
+    def test_orphaned_pods_that_nobody_deletes_are_reported(self, age: float | None) -> None:
         """However old the attempt is: its Job may have been deleted just now, by a suspension."""
         typed, seen = see(child_pod(owner="gone"))
         old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))
@@ -172,7 +172,7 @@ class TestWords:
         assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
 
     @pytest.mark.parametrize("age", [29, 30])
-    def test_scheduler_that_says_nothing_is_named(self, age: float) -> None:
+    def test_scheduler_that_does_not_act_is_named(self, age: float) -> None:
         """The name in spec.scheduling.schedulerName may have no scheduler."""
         pods = [child_pod(n, "Pending", age=age, spec={"schedulerName": "volcanoo"}) for n in (0, 1)]
         words = "train-1-0-abcde (and 1 more pods): no scheduler has acted on it; check that volcanoo is running"
@@ -187,7 +187,7 @@ class TestWords:
 
 
 class TestEvents:
-    def test_latest_warning_that_tells_something_counts(self) -> None:
+    def test_latest_known_warning_counts(self) -> None:
         said = [
             event("FailedMount", "new", at=9),
             event("FailedAttachVolume", "old", at=1),
@@ -197,15 +197,15 @@ class TestEvents:
         for order in (said, said[::-1]):
             assert latest_warning(order) == Problem("FailedMount", "new")
 
-    def test_series_and_new_style_times_are_read(self) -> None:
+    def test_times_of_event_series_are_read(self) -> None:
         series = event("FailedMount", "again", series={"lastObservedTime": format_time(NOW + timedelta(seconds=99))})
         assert latest_warning([event("FailedCreate", "x", at=50), series]) == Problem("FailedMount", "again")
 
     @pytest.mark.parametrize("events", [[], [{}], [{"type": "Warning", "reason": "FailedMount"}]])
-    def test_strange_ones_do_no_harm(self, events: Any) -> None:
+    def test_malformed_events_are_ignored(self, events: Any) -> None:
         assert latest_warning(events) in (None, Problem("FailedMount", ""))
 
-    def test_long_ones_are_cut(self) -> None:
+    def test_long_messages_are_cut(self) -> None:
         found = latest_warning([event("FailedMount", "x \n" * 9999)])
         assert found is not None
         assert len(found.message) == 1024
@@ -268,32 +268,34 @@ class TestWorkload:
         )
 
 
-class TestAsking:
+class TestReadingEvents:
     @pytest.mark.parametrize(("seconds", "asked"), [(4, ()), (5, ("job-1",))])
-    def test_about_missing_pods_after_some_seconds(self, seconds: float, asked: tuple[str, ...]) -> None:
+    def test_events_of_a_job_with_missing_pods_are_read_after_some_seconds(
+        self, seconds: float, asked: tuple[str, ...]
+    ) -> None:
         assert objects_to_inspect(*see(child_pod(0)), NOW + timedelta(seconds=seconds)) == asked
 
     @pytest.mark.parametrize("seconds", [0, 3, 5, 100, 9999])
-    def test_is_neither_a_storm_nor_forgotten(self, seconds: float) -> None:
+    def test_delay_between_reads_grows_to_a_limit(self, seconds: float) -> None:
         wanted = event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
         assert wanted is not None
         assert 1 <= wanted <= 300
 
     @pytest.mark.parametrize(("others", "wanted"), [(1, 50), (100, 50), (1000, 200), (10_000, 2000)])
-    def test_is_shared_out_among_the_jobs_that_wait(self, others: int, wanted: float) -> None:
+    def test_rate_of_reads_is_shared_by_all_waiting_jobs(self, others: int, wanted: float) -> None:
         typed, seen = see()
         assert event_poll_delay(typed, seen, NOW + timedelta(seconds=100), others) == wanted
         # The first look is not put off by others.
         assert event_poll_delay(typed, seen, NOW + timedelta(seconds=1), others) == 4
 
-    def test_about_a_job_that_waits_in_a_queue(self) -> None:
+    def test_workload_of_a_queued_job_is_read(self) -> None:
         queued = see(jobs=[QUEUED])
         assert objects_to_inspect(*queued, NOW + timedelta(seconds=9)) == ("job-1",)
         assert objects_to_inspect(*see(jobs=[child_job(suspend=True)]), NOW + timedelta(seconds=9)) == ()
         stopped = see(jobs=[QUEUED], suspend=True)
         assert objects_to_inspect(*stopped, NOW + timedelta(seconds=9)) == ()
 
-    def test_about_a_pod_that_is_placed_and_does_not_start(self) -> None:
+    def test_events_of_a_scheduled_pod_that_does_not_start_are_read(self) -> None:
         assert objects_to_inspect(*see(bound(0), bound(1, age=2)), NOW) == ("uid-train-1-0-abcde",)
 
     @pytest.mark.parametrize(
@@ -305,14 +307,16 @@ class TestAsking:
             ((), {"conditions": {"Failed": ""}}),
         ],
     )
-    def test_about_nothing_where_nothing_is_amiss(self, pods: Any, changes: Any) -> None:
+    def test_no_events_are_read_where_nothing_is_wrong(self, pods: Any, changes: Any) -> None:
         typed, seen = see(*pods, jobs=[child_job(**changes)])
         assert (objects_to_inspect(typed, seen, NOW + timedelta(hours=1)), event_poll_delay(typed, seen, NOW, 1)) == (
             (),
             None,
         )
 
-    async def test_reconcile_asks_in_growing_intervals_and_says_it_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_reconcile_reads_events_in_growing_intervals_and_reports_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         harness = await ReconcilerHarness().settle()
         questions = []
 

@@ -19,7 +19,7 @@ TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
 
 
 class TestCreate:
-    async def test_makes_service_config_map_and_job_owned_by_the_resource(self) -> None:
+    async def test_creates_service_config_map_and_job_owned_by_the_resource(self) -> None:
         harness = await ReconcilerHarness().settle()
         children = harness.children()
         assert (children["Service"], children["Job"], len(children["ConfigMap"])) == (["train"], ["train-1"], 1)
@@ -33,17 +33,17 @@ class TestCreate:
         calls = harness.cluster.calls
         assert calls == ["dry-run Job", "create Service", "status", "create ConfigMap", "create Job", *calls[5:]]
 
-    async def test_asks_the_api_server_about_the_job_before_anything_is_made(self) -> None:
+    async def test_dry_runs_the_job_before_anything_is_created(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         assert harness.cluster.calls == ["dry-run Job", "create Service", "status"]
 
-    async def test_suspended_job_that_is_refused_makes_nothing_either(self) -> None:
+    async def test_suspended_job_that_is_refused_creates_nothing_either(self) -> None:
         harness = ReconcilerHarness(suspend=True)
         await harness.reconcile()
         assert harness.cluster.calls == ["dry-run Job", "dry-run Service", "status"]
 
-    async def test_service_of_an_earlier_pass_is_not_asked_for_again(self) -> None:
+    async def test_service_of_an_earlier_pass_is_not_created_again(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         assert harness.raw is not None
@@ -86,7 +86,7 @@ class TestCreate:
         assert len([c for c in calls if c.startswith("create")]) == 3
         assert calls.count("status") <= 3
 
-    async def test_says_each_event_once(self) -> None:
+    async def test_emits_each_event_once(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         for _ in range(3):
             await harness.reconcile()
@@ -169,7 +169,7 @@ class TestNameConflict:
         assert "Service train was left behind by a job of this name" in harness.condition("Accepted").message
         assert "-l ddp-operator.dev/job-name=train" in harness.condition("Accepted").message
 
-    async def test_service_left_by_a_deleted_namesake_is_waited_for(self) -> None:
+    async def test_service_of_a_deleted_resource_of_the_same_name_is_waited_for(self) -> None:
         harness = ReconcilerHarness()
         old = harness.cluster.add(self.service(**self.owner()))
         for _ in range(3):
@@ -182,7 +182,7 @@ class TestNameConflict:
         await harness.settle()
         assert harness.jobs() == ["train-1"]
 
-    async def test_conflict_met_only_at_creation_is_said_and_looked_at_again(self) -> None:
+    async def test_conflict_found_only_at_creation_is_reported_and_checked_again(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         [ours] = harness.cluster.store.list("Service")
@@ -211,7 +211,7 @@ class TestRefusedSpec:
         assert harness.events == ["InvalidSpec"]
         assert harness.requeue == 300
 
-    async def test_goes_on_once_it_is_mended(self) -> None:
+    async def test_job_starts_once_its_spec_is_fixed(self) -> None:
         harness = await ReconcilerHarness(template=self.BAD).settle()
         harness.edit(template=template())
         await harness.train(TRAINING)
@@ -226,7 +226,7 @@ class TestRefusedSpec:
         assert harness.condition("Accepted").message.startswith("the running attempt keeps the previous spec: ")
         assert (harness.status.phase, len(harness.pods())) == ("Running", 2)
 
-    async def test_failure_under_a_refused_spec_waits_for_the_mended_one(self) -> None:
+    async def test_failure_under_a_refused_spec_waits_for_a_valid_one(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.edit(template=self.BAD)
         harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("CUDAError"))
@@ -238,7 +238,7 @@ class TestRefusedSpec:
         assert harness.jobs() == ["train-1", "train-2"]
 
     @pytest.mark.parametrize("reason", ["Invalid", "Forbidden"])
-    async def test_words_of_the_api_server_are_shown(self, reason: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_message_of_the_api_server_is_shown(self, reason: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = ReconcilerHarness()
 
         def refuse(job: Any) -> None:
@@ -270,7 +270,7 @@ class TestRefusedSpec:
         assert (harness.state("Accepted"), harness.jobs()) == (("True", "Valid"), ["train-1"])
 
     @pytest.mark.parametrize("attempt", [1, 2])
-    async def test_api_server_that_fails_for_long_is_told_and_asked_again(
+    async def test_api_server_that_fails_for_long_is_reported_and_asked_again(
         self, attempt: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = ReconcilerHarness()
@@ -303,7 +303,7 @@ class TestRefusedSpec:
         assert (harness.state("Accepted"), harness.jobs()[-1]) == (("True", "Valid"), f"train-{attempt}")
         assert harness.status.restarts.total == attempt - 1
 
-    async def test_refused_patch_of_a_job_is_said_not_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_refused_patch_of_a_job_is_a_condition_and_no_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
 
         async def refuse(*args: Any, seen: Any) -> None:
@@ -314,7 +314,7 @@ class TestRefusedSpec:
         await harness.settle()
         assert "a webhook says no" in harness.condition("Accepted").message
 
-    async def test_spec_of_another_version_is_reported_and_told(self) -> None:
+    async def test_spec_of_another_version_is_a_condition_and_an_event(self) -> None:
         item = resource()
         item["spec"]["futureField"] = 1
         harness = ReconcilerHarness(item)
@@ -325,7 +325,7 @@ class TestRefusedSpec:
 
 
 class TestProgress:
-    async def test_goes_into_status(self) -> None:
+    async def test_progress_of_the_page_is_in_status(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         progress = harness.status.progress
         assert progress is not None
@@ -347,7 +347,7 @@ class TestProgress:
         await harness.reconcile()
         assert harness.cluster.calls.count("scrape") == before + 1
 
-    async def test_pass_between_two_pages_does_not_shake_conditions(self) -> None:
+    async def test_pass_between_two_pages_changes_no_condition(self) -> None:
         harness = await ReconcilerHarness().settle()
         harness.run_pods()
         harness.cluster.page = page(phase="Rendezvous")
@@ -360,7 +360,7 @@ class TestProgress:
         assert harness.version == version
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
 
-    async def test_silent_page_is_said_after_a_while_and_not_asked_for_every_second(self) -> None:
+    async def test_page_that_does_not_answer_is_reported_after_a_while(self) -> None:
         harness = await ReconcilerHarness().settle()
         harness.run_pods()
         harness.cluster.page = None
@@ -375,7 +375,7 @@ class TestProgress:
         assert harness.cluster.calls.count("scrape") - before <= 3
         assert harness.requeue == 10.0
 
-    async def test_steps_that_a_log_has_shown_are_none_of_workers_that_wait_for_each_other(self) -> None:
+    async def test_steps_of_a_log_are_no_progress_of_restarting_workers(self) -> None:
         """A pod that cannot reach its peer after a restart in place waits for it up to joinTimeoutSeconds."""
         harness = await ReconcilerHarness().train(page(ddp_step=7, phase="Running"))
         assert harness.state("Progressing") == ("True", "Training")
@@ -394,7 +394,7 @@ class TestProgress:
         await harness.settle()
         assert harness.state("Progressing") == ("True", "Training")
 
-    async def test_garbage_page_changes_nothing(self) -> None:
+    async def test_unreadable_page_changes_nothing(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         progress = harness.status.progress
         harness.cluster.page = "\x00garbage{{{\nddp_step NaN\nddp_loss{rank=\n" * 10
@@ -404,7 +404,7 @@ class TestProgress:
         assert harness.state("Rendezvoused") == ("True", "AllRanksJoined")
         assert progress is not None
 
-    async def test_last_words_win_over_the_last_page(self) -> None:
+    async def test_termination_message_wins_over_the_last_page(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         words = last_words(progress={"ddp_step": 10.0, "ddp_total_steps": 10.0, "ddp_validation_accuracy": 0.97})
         harness.end_pod(1)
@@ -441,7 +441,7 @@ class TestSuccess:
         await harness.settle()
         assert harness.status.phase == "Succeeded"
 
-    async def test_end_absorbs_what_comes_later(self) -> None:
+    async def test_ended_job_ignores_what_comes_later(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(0)
         harness.end_pod(1)

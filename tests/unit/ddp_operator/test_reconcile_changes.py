@@ -32,7 +32,7 @@ async def reconcile_with_late_news_of_pods(
 
 
 class TestFailure:
-    async def test_after_an_outage_the_pod_is_blamed_whose_end_is_heard_of_after_its_jobs(
+    async def test_after_an_outage_the_failed_pod_is_found_though_its_job_is_seen_first(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().train()
@@ -44,7 +44,7 @@ class TestFailure:
         assert failure is not None
         assert (harness.status.attempt, failure.node, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
 
-    async def test_a_good_end_has_all_pods_also_where_one_is_heard_of_after_its_job(
+    async def test_success_counts_all_pods_though_their_job_is_seen_first(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
@@ -117,7 +117,7 @@ class TestFailure:
         await harness.train(TRAINING)
         assert (harness.status.phase, harness.state("Restarting")) == ("Running", ("False", "NotRestarting"))
 
-    async def test_victim_waits_for_a_witness_and_the_cause_is_the_one_that_is_no_victim(self) -> None:
+    async def test_secondary_failure_waits_for_the_root_cause(self) -> None:
         harness = await ReconcilerHarness(nodes=3).train(TRAINING)
         harness.tell_end(0, constants.EXIT_PEER_LOST, PEER_LOST)
         harness.clock.advance(1)
@@ -131,7 +131,7 @@ class TestFailure:
         assert failure is not None
         assert (failure.node, failure.category, harness.status.attempt) == (2, "CUDAError", 2)
 
-    async def test_victim_is_believed_when_nobody_else_speaks(self) -> None:
+    async def test_secondary_failure_counts_when_no_other_pod_reports(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.still.obedient = False
         harness.end_pod(0, constants.EXIT_PEER_LOST, PEER_LOST)
@@ -232,7 +232,7 @@ class TestFailure:
         assert (failure.container, failure.message) == ("fetch", "no route to data")
         assert (harness.jobs(), harness.pods(1)) == (["train-1"], [])
 
-    async def test_hostile_last_words_do_not_stop_the_job_from_being_decided(self) -> None:
+    async def test_hostile_termination_message_does_not_stop_the_decision(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         words = (
             '{"category": "CUDAError", "rank": 99999999999999999999, "time": 1e308, "message": "' + "x" * 9999 + '"}'
@@ -257,14 +257,14 @@ class TestFailure:
         await harness.settle()
         assert (harness.jobs(), harness.status.attempt) == (["train-1"], 1)
 
-    async def test_service_that_somebody_deleted_is_made_anew(self) -> None:
+    async def test_deleted_service_is_created_again(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.store.delete(harness.cluster.store.list("Service")[0])
         await harness.settle()
         assert harness.children()["Service"] == ["train"]
         assert (harness.status.phase, harness.status.attempt, len(harness.pods())) == ("Running", 1, 2)
 
-    async def test_living_pods_of_a_deleted_namesake_are_waited_for(self) -> None:
+    async def test_living_pods_of_a_deleted_resource_of_the_same_name_are_waited_for(self) -> None:
         harness = ReconcilerHarness()
         stray = child_pod(0, "Running", owner="a job that is gone")
         stray["metadata"]["finalizers"] = ["example.com/keep"]
@@ -273,7 +273,7 @@ class TestFailure:
         assert harness.jobs() == []
         assert harness.state("Scheduled") == ("False", "WaitingForFormerPods")
 
-    async def test_lost_status_is_taken_up_from_the_newest_job(self) -> None:
+    async def test_lost_status_is_restored_from_the_newest_job(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
         await harness.train(TRAINING)

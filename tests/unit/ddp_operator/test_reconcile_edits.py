@@ -9,7 +9,7 @@ ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", tr
 
 
 class TestEditBeforeAnyPodHasRun:
-    async def test_makes_the_job_anew_from_the_new_template(self) -> None:
+    async def test_of_the_template_recreates_the_job(self) -> None:
         harness = await ReconcilerHarness().settle()
         harness.edit(template=template(trainer(image="corrected")))
         await harness.settle()
@@ -20,14 +20,14 @@ class TestEditBeforeAnyPodHasRun:
         assert child["spec"]["template"]["spec"]["containers"][0]["image"] == "corrected"
         assert (harness.status.attempt, harness.status.first_run_time) == (1, None)
 
-    async def test_of_what_the_job_does_not_carry_keeps_the_job(self) -> None:
+    async def test_of_a_field_that_is_not_in_the_job_keeps_it(self) -> None:
         harness = await ReconcilerHarness().settle()
         [before] = harness.cluster.store.list("Job")
         harness.edit(ttlSecondsAfterFinished=5)
         await harness.settle()
         assert [one["metadata"]["uid"] for one in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
 
-    async def test_that_comes_when_pods_run_leaves_them_alone(self) -> None:
+    async def test_after_pods_have_run_leaves_them_alone(self) -> None:
         harness = await ReconcilerHarness().settle()
         [before] = harness.cluster.store.list("Job")
         harness.run_pods()
@@ -60,7 +60,7 @@ class TestEdit:
         await harness.settle()
         assert harness.jobs() == ["train-2"]
 
-    async def test_resize_before_the_first_pod_makes_no_pods_of_the_old_size(self) -> None:
+    async def test_resize_before_the_first_pod_creates_no_pods_of_the_old_size(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
         harness.edit(nodes=3)

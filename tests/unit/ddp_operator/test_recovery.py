@@ -86,13 +86,13 @@ class TestDisruption:
         assert run(child_pod(0), child_pod(1, disrupted=True), recovery=none).status.phase == "Failed"
 
     @pytest.mark.parametrize("jobs", [[FAILED], [JOB]], ids=["Job failed", "not yet"])
-    def test_that_takes_its_peers_down_is_free(self, jobs: Any) -> None:
+    def test_that_ends_its_peers_is_free(self, jobs: Any) -> None:
         victim = child_pod(0, "Failed", code=86, message=VICTIM)
         decision = run(victim, child_pod(1, disrupted=True, deleting=True, grace=150), jobs=jobs)
         assert (decision.status.attempt, decision.status.restarts.counted) == (2, 0)
         assert failure(decision).category == "Preempted"
 
-    def test_what_peers_say_of_a_broken_collective_is_its_consequence(self) -> None:
+    def test_broken_collective_of_peers_is_a_secondary_failure(self) -> None:
         decision = run(failed_pod(category="NCCL"), child_pod(1, disrupted=True), jobs=[FAILED])
         assert (failure(decision).category, decision.status.restarts.counted) == ("Preempted", 0)
 
@@ -106,7 +106,7 @@ class TestDisruption:
         decision = run(victim, gone, jobs=[FAILED], seconds=20)
         assert (decision.status.restarts.counted, failure(decision).node) == (0, 1)
 
-    def test_pods_that_the_failed_job_itself_deletes_are_not(self) -> None:
+    def test_pods_deleted_by_the_failed_job_are_not_the_cause(self) -> None:
         victim = child_pod(0, "Failed", code=86, message=VICTIM)
         stopped = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW + timedelta(seconds=1))
         assert run(victim, stopped, jobs=[FAILED], seconds=20).status.restarts.counted == 1
@@ -116,7 +116,7 @@ class TestDisruption:
         decision = run(child_pod(0), child_pod(1, deleting=True), jobs=[child_job(**job)])
         assert decision.status.attempt == 1
 
-    def test_pod_that_never_ran_takes_nothing_from_anybody(self) -> None:
+    def test_pod_that_never_ran_begins_no_attempt(self) -> None:
         assert run(child_pod(0), child_pod(1, "Pending", deleting=True)).status.attempt == 1
 
     def test_pod_that_already_runs_again_is_left_alone(self) -> None:
@@ -128,7 +128,7 @@ class TestDisruption:
         assert run(child_pod(0), child_pod(1, disrupted=True), jobs=jobs).status.attempt == 1
 
     @pytest.mark.parametrize("about", [{"queue": "q"}, {"written": False}])
-    def test_victim_of_a_peer_that_a_queue_stopped_first_costs_nothing(self, about: Any) -> None:
+    def test_secondary_failure_after_a_queue_stopped_a_peer_is_free(self, about: Any) -> None:
         victim = child_pod(0, "Failed", code=86, message=VICTIM)
         preempted = child_job(suspend=True, conditions={"Failed": "words"}, **about)
         decision = run(victim, jobs=[preempted])
@@ -141,22 +141,22 @@ class TestSuspension:
         suspended = run(jobs=[child_job(suspend=True)], suspend=True).status
         return run(*pods, jobs=jobs, status=suspended, **spec)
 
-    def test_victim_of_a_peer_that_stopped_first_costs_nothing_on_resume(self) -> None:
+    def test_secondary_failure_while_suspending_is_free_on_resume(self) -> None:
         victim = child_pod(0, "Failed", code=86, message=VICTIM)
         for pods in ((victim,), ()):
             decision = self.resumed(*pods)
             assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
             assert state(decision, "Restarting") == ("True", "Resumed")
 
-    def test_job_that_is_resumed_before_its_pods_are_gone_is_no_other(self) -> None:
+    def test_job_resumed_before_its_pods_are_gone_counts_no_failure(self) -> None:
         stopping = run(child_pod(0), jobs=[child_job(suspend=True)], suspend=True).status
         decision = run(child_pod(0, "Failed", code=86, message=VICTIM), jobs=[FAILED], status=stopping, seconds=20)
         assert decision.status.restarts.free == 1
 
-    def test_real_error_counts_all_the_same(self) -> None:
+    def test_root_cause_while_suspending_still_counts(self) -> None:
         assert self.resumed(failed_pod()).status.restarts.counted == 1
 
-    def test_pods_that_it_stopped_are_no_loss(self) -> None:
+    def test_pods_stopped_by_a_suspension_are_not_lost(self) -> None:
         stopped = child_pod(0, "Failed", code=85, deleting=True, grace=9)
         decision = self.resumed(stopped, child_pod(1), jobs=[child_job(suspend=True)], seconds=5)
         assert decision.status.attempt == 1
@@ -175,14 +175,14 @@ class TestBudget:
         before = known(2500, 2399, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
         assert state(run(failed_pod(), jobs=[FAILED], status=before), "Failed") == ("True", "RestartBudgetExhausted")
 
-    def test_says_since_which_step(self) -> None:
+    def test_message_names_the_step_of_the_last_renewal(self) -> None:
         before = known(2500, 2400, counted=7, used=3, step=1300, checkpoint_step=2300)
         decision = run(failed_pod(), jobs=[FAILED], status=before)
         found = decision.status.condition("Failed")
         assert found is not None
         assert found.message.startswith("failed 4 times since step 2300, recovery.maxRestarts is 3; last: CUDAError")
 
-    def test_last_words_know_the_newest_step(self) -> None:
+    def test_termination_message_has_the_newest_step(self) -> None:
         words = {"progress": {"ddp_step": 50.0, "ddp_checkpoint_step": 40.0}}
         decision = run(failed_pod(**words), jobs=[FAILED], status=known(10))
         assert (decision.status.restarts.step, decision.status.restarts.checkpoint_step) == (50, 40)
@@ -255,7 +255,7 @@ class TestRepeatedFailure:
         decision = run(pod, status=replace(STARTED, last_failure=replace(seen, attempt=1, pod="train-1-1-abcde")))
         assert decision.status.phase == "Restarting"
 
-    def test_of_one_pod_is_that_pods_word(self) -> None:
+    def test_inside_one_pod_is_reported_by_that_pod(self) -> None:
         words = last_words("UserError", signature=self.SIGNATURE, step=10, repeated=True, restarts=1)
         decision = run(child_pod(0), child_pod(1, "Failed", code=81, message=words), jobs=[FAILED])
         assert state(decision, "Failed") == ("True", "RepeatedFailure")
@@ -288,7 +288,7 @@ class TestCounts:
 class TestLostNode:
     STUCK = child_pod(1, deleting=True, grace=150, node="node-b")
 
-    def test_is_asked_after_only_when_a_deleted_pod_does_not_end(self) -> None:
+    def test_is_inspected_only_when_a_deleted_pod_does_not_end(self) -> None:
         typed = job(status=STARTED, nodes=2)
         seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
         assert lost_nodes.nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
@@ -323,7 +323,7 @@ class TestLostNode:
         assert [action for action in second.actions if isinstance(action, FailPod)]
 
     @pytest.mark.parametrize(("category", "explained"), [("NCCL", True), ("Unknown", True), ("CUDAError", False)])
-    def test_explains_what_survivors_could_not(self, category: str, explained: bool) -> None:
+    def test_replaces_the_secondary_failure_in_the_ledger(self, category: str, explained: bool) -> None:
         status = replace(
             STARTED,
             attempt=2,
@@ -340,7 +340,7 @@ class TestLostNode:
             assert decision.status.restarts.free == 1
 
     @pytest.mark.parametrize(("last_step", "freed"), [(-10, True), (10, False), (None, False)])
-    def test_silent_pod_is_given_up_where_steps_have_stopped(self, last_step: float | None, freed: bool) -> None:
+    def test_silent_pod_is_declared_failed_where_steps_have_stopped(self, last_step: float | None, freed: bool) -> None:
         moment = None if last_step is None else NOW + timedelta(seconds=last_step)
         status = replace(STARTED, progress=Progress(step=5, last_step_time=moment))
         silent = child_pod(1, unready=NOW, node="node-b")
@@ -365,7 +365,7 @@ class TestLostNode:
         over = run(peer, silent, jobs=[FAILED], seconds=61, status=early.status, nodes={"node-b": READY}, **once)
         assert (over.status.phase, state(over, "Failed")) == ("Failed", ("True", "RestartBudgetExhausted"))
 
-    def test_failure_with_the_remedy_is_not_replaced_by_what_is_seen_of_the_pod_later(self) -> None:
+    def test_failure_with_a_hint_is_not_replaced_by_later_reports_of_the_pod(self) -> None:
         typed = job(status=STARTED, nodes=2)
         lost_pod = view_pod(self.STUCK)
         status = replace(
@@ -385,7 +385,7 @@ class TestLostNode:
         [(-9, ("False", "NodeNotReady")), (9, ("True", "Training")), (None, ("Unknown", "NodeNotReady"))],
         ids=["no step since", "steps are made", "steps are not reported"],
     )
-    def test_is_in_status_while_its_pod_is_not_given_up_yet(
+    def test_is_in_status_before_its_pod_is_declared_failed(
         self, last_step: float | None, found: tuple[str, str]
     ) -> None:
         moment = None if last_step is None else NOW + timedelta(seconds=last_step)
@@ -404,7 +404,7 @@ class TestLostNode:
         assert ("NodeNotReady" in events) is (found[1] == "NodeNotReady")
         assert decision.status.nodes.ready == 1
 
-    def test_is_asked_after_at_once_where_the_node_controller_holds_its_pod_for_not_ready(self) -> None:
+    def test_is_inspected_at_once_where_its_pod_is_not_ready(self) -> None:
         typed = job(status=STARTED, nodes=2)
         silent, gate = (child_pod(1, unready=NOW, node="node-b") for _ in range(2))
         gate["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
@@ -431,7 +431,7 @@ class TestLostNode:
         found = [action for action in decision.actions if isinstance(action, FailPod)]
         assert found == ([FailPod("train-1-1-abcde", "uid-train-1-1-abcde", "silent")] if again else [])
 
-    def test_pod_that_the_taint_manager_or_the_collector_took_was_lost_with_its_node(self) -> None:
+    def test_pod_deleted_by_taint_manager_or_pod_gc_was_lost_with_its_node(self) -> None:
         for reason in ("DeletionByTaintManager", "DeletionByPodGC"):
             decision = run(child_pod(0), child_pod(1, disrupted=reason, node="node-b"))
             assert (failure(decision).category, decision.status.failed_nodes) == ("NodeLost", ("node-b",))
@@ -449,7 +449,7 @@ class TestLostNode:
             (None, False),
         ],
     )
-    def test_is_ready_only_when_it_says_so(self, raw: Any, ready: bool) -> None:
+    def test_node_is_ready_only_when_it_reports_so(self, raw: Any, ready: bool) -> None:
         assert view_node(raw).ready is ready
 
 

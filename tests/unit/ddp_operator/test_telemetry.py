@@ -35,12 +35,12 @@ def marks(old: Status, new: Status, seconds: float = 7) -> tuple[Transition, ...
 OOM = LastFailure(attempt=1, category="OOM")
 
 
-class TestMarks:
-    def test_nothing_happened(self) -> None:
+class TestTransitions:
+    def test_same_status_is_no_transition(self) -> None:
         assert marks(RUNNING, RUNNING) == ()
         assert marks(Status(), RUNNING) == ()  # the first attempt is no restart
 
-    def test_a_new_attempt_after_a_failure(self) -> None:
+    def test_new_attempt_counts_its_failure(self) -> None:
         new = change(RUNNING, attempt=2, last_failure=OOM)
         assert marks(RUNNING, new) == (Failed("OOM"), Restarted("group", "OOM"))
 
@@ -59,7 +59,7 @@ class TestMarks:
         assert marks(RUNNING, new) == (Restarted("pod", "Unknown"),)
         assert marks(new, change(new, phase="Running")) == ()
 
-    def test_the_end(self) -> None:
+    def test_end_is_counted_once(self) -> None:
         new = change(RUNNING, last_failure=OOM, conditions=(condition(c.FAILED),))
         assert marks(RUNNING, new) == (Failed("OOM"), Ended("Failed"))
         assert marks(new, change(new, phase="Failed")) == ()
@@ -74,7 +74,7 @@ class TestMarks:
         second = change(joined, attempt=2)
         assert marks(change(RUNNING, attempt=2), second) == ()
 
-    def test_joining_again_after_a_restart_is_no_start(self) -> None:
+    def test_joining_again_after_a_restart_is_not_timed(self) -> None:
         old = change(RUNNING, progress=Progress(step=5))
         assert marks(old, change(old, conditions=(condition(c.RENDEZVOUSED),))) == ()
 
@@ -106,11 +106,11 @@ class TestFleet:
     def test_a_phase_that_is_not_known_is_pending(self, phase: str | None) -> None:
         assert self.value("ddp_operator_jobs", [resource("a", phase)], namespace="a", phase="Pending") == 1
 
-    def test_a_resource_of_a_strange_form_is_counted_too(self) -> None:
+    def test_resource_of_another_version_is_counted_too(self) -> None:
         body = b'{"metadata":{"namespace":"a"},"status":{"phase":7}}'
         assert self.value("ddp_operator_jobs", [body], namespace="", phase="Pending") == 1
 
-    def test_waiting_jobs_say_why_in_words_that_are_known(self) -> None:
+    def test_waiting_jobs_have_a_known_reason_or_other(self) -> None:
         bodies = [
             resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
             resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
@@ -139,7 +139,7 @@ class TestFleet:
         assert self.value("ddp_operator_nodes", bodies, namespace="a", state="desired") == 12
         assert self.value("ddp_operator_nodes", bodies, namespace="a", state="ready") == 3
 
-    def test_goodput_is_told_for_the_jobs_of_a_namespace_together(self) -> None:
+    def test_goodput_is_aggregated_for_each_namespace(self) -> None:
         def job(namespace: str, phase: str, goodput: str | None) -> bytes:
             status = {"phase": phase} | ({} if goodput is None else {"goodput": goodput})
             return msgspec.json.encode({"metadata": {"namespace": namespace}, "status": status})
@@ -162,7 +162,7 @@ class TestFleet:
 
 
 class TestMetrics:
-    def test_marks_are_counted(self) -> None:
+    def test_transitions_are_counted(self) -> None:
         metrics = Metrics(lambda: 0.0)
         for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed")):
             metrics.on_transition(mark)

@@ -77,7 +77,7 @@ class TestStall:
             ({n: RankSample(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
         ],
     )
-    def test_says_what_is_known(self, ranks: Any, words: str) -> None:
+    def test_message_names_the_ranks_that_lag(self, ranks: Any, words: str) -> None:
         assert progressing(run(stall(120), ranks=ranks))[2].endswith(words)
 
     @pytest.mark.parametrize(("age", "stalled"), [(99, False), (100, True), (math.nan, False), (math.inf, False)])
@@ -88,7 +88,7 @@ class TestStall:
         assert progressing(run(stall(999, **{constants.METRIC_SAVING: 1})))[1] == "Training"
         assert progressing(run(page(phase="Running", **{constants.METRIC_HEARTBEAT_AGE: 999})))[1] == "NoStepYet"
 
-    def test_keeps_its_words_until_it_ends(self) -> None:
+    def test_keeps_its_message_until_it_ends(self) -> None:
         first = run(stall(120), seconds=300).status
         second = run(stall(130), status=first, seconds=310)
         assert second.status.conditions == first.conditions
@@ -149,7 +149,7 @@ class TestStall:
         stalled = run(stall(120)).status
         assert progressing(run("", status=stalled, pods=(child_pod(0),), seconds=20))[1] == "NotRunning"
 
-    async def test_asks_all_pods_once_and_is_told_once(self) -> None:
+    async def test_reads_all_pods_once_and_emits_one_event(self) -> None:
         harness = await ReconcilerHarness(nodes=3).train(stall(0))
         harness.cluster.page = stall(150)
         for _ in range(12):
@@ -252,7 +252,7 @@ class TestThroughput:
             assert shown is not None
             assert (shown.samples_per_second, shown.steps_per_second, shown.eta_seconds) == (samples, steps, eta)
 
-    def test_of_a_run_whose_page_was_never_read_is_in_its_last_words(self) -> None:
+    def test_of_a_run_whose_page_was_never_read_is_in_its_termination_message(self) -> None:
         words = {"ddp_step": 40.0, "ddp_steps_total": 40.0, "ddp_samples_total": 1280.0, "ddp_step_seconds_sum": 10.0}
         ends = [child_pod(n, "Succeeded", message=last_words(progress=words)) for n in (0, 1)]
         typed = job(status=STARTED, nodes=2)
@@ -363,13 +363,13 @@ class TestProgressAcrossARestart:
     BEFORE = replace(STARTED, progress=Progress(step=30, loss="1"), checkpoint=CheckpointStatus(step=30))
     SAVED = last_words("Preempted", progress={"ddp_step": 37.0, "ddp_checkpoint_step": 36.0, "ddp_loss": 0.5})
 
-    def test_last_words_that_are_there_already_count(self) -> None:
+    def test_termination_message_that_is_there_already_counts(self) -> None:
         taken = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, disrupted=True)
         begun = run("", status=self.BEFORE, pods=(taken, child_pod(1))).status
         assert (begun.attempt, begun.restarts.free) == (2, 1)
         assert self.shown(begun) == (37, "0.5", 36, 1)
 
-    def test_last_words_that_come_when_the_next_attempt_is_in_the_ledger_count(self) -> None:
+    def test_termination_message_that_comes_after_the_next_attempt_began_counts(self) -> None:
         going = child_pod(0, deleting=True, disrupted=True, grace=60)
         begun = run("", status=self.BEFORE, pods=(going, child_pod(1))).status
         assert (begun.attempt, self.shown(begun)) == (2, (30, "1", 30, 0))
@@ -432,7 +432,7 @@ class TestHostilePods:
         assert harness.status.phase == "Running"
         assert "nan" not in str(harness.status.goodput)
 
-    async def test_ten_megabytes_of_last_words_are_cut(self) -> None:
+    async def test_termination_message_of_ten_megabytes_is_cut(self) -> None:
         harness = await ReconcilerHarness().train(page(phase="Running", ddp_step=3))
         harness.end_pod(1, constants.EXIT_RETRYABLE, "x" * 10_000_000)
         await harness.settle()
@@ -441,7 +441,7 @@ class TestHostilePods:
         assert len(failure.message) <= 2048
         assert harness.status.attempt == 2
 
-    def test_events_are_bounded_too(self) -> None:
+    def test_events_of_hostile_pods_are_bounded(self) -> None:
         long = replace(STARTED, progress=Progress(step=10**9))
         assert (
             len(progressing(run(stall(120), status=long, ranks={n: RankSample(steps=n) for n in range(9999)}))[2]) < 300

@@ -37,14 +37,14 @@ def test_a_snapshot_holds_the_resource_and_its_labelled_children() -> None:
     assert len(snapshot.jobs) == len(snapshot.services) == len(snapshot.config_maps) == 1
 
 
-def test_an_unlabelled_child_is_nobodys() -> None:
+def test_unlabelled_child_is_ignored() -> None:
     store = ObjectCache()
     assert store.apply("Pod", child("Pod", "a", 5, job=None)) is None
     assert len(store) == 0
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([11, 12, 13])))
-def test_the_newest_version_wins_in_whatever_order_news_comes(order: tuple[int, ...]) -> None:
+def test_newest_version_wins_in_whatever_order_events_come(order: tuple[int, ...]) -> None:
     store = ObjectCache()
     for version in order:
         store.apply("Job", child("Job", "digits-1", version))
@@ -59,7 +59,7 @@ def test_versions_are_compared_as_numbers() -> None:
     assert store.apply("Job", child("Job", "digits-1", 10)) == KEY
 
 
-def test_the_same_version_again_is_no_news() -> None:
+def test_same_version_again_changes_nothing() -> None:
     store = ObjectCache()
     assert store.apply(KIND, resource(5)) == KEY
     assert store.apply(KIND, resource(5)) is None
@@ -72,7 +72,7 @@ def test_versions_that_are_no_numbers_are_taken_in_the_order_they_come() -> None
     assert store.apply("Job", child("Job", "digits-1", "a")) is None
 
 
-def test_old_news_does_not_bring_a_deleted_object_back() -> None:
+def test_late_event_does_not_bring_a_deleted_object_back() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     assert store.remove("Job", child("Job", "digits-1", 8)) == KEY
@@ -87,14 +87,14 @@ def test_an_object_that_left_the_watch_by_its_label_comes_back_with_it() -> None
     assert store.apply("Job", child("Job", "digits-1", 9)) == KEY
 
 
-def test_what_we_deleted_ourselves_stays_gone_whatever_arrives_late() -> None:
+def test_object_deleted_by_the_operator_stays_gone_whatever_arrives_late() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5))
     assert store.mark_deleted("Job", "team", "digits-1", "Job-digits-1") == KEY
     assert store.apply("Job", child("Job", "digits-1", 99)) is None
 
 
-def test_a_namesake_with_another_uid_is_another_object() -> None:
+def test_same_name_with_another_uid_is_another_object() -> None:
     store = ObjectCache()
     store.apply("Job", child("Job", "digits-1", 5, uid="old"))
     store.mark_deleted("Job", "team", "digits-1", "old")
@@ -115,7 +115,7 @@ def test_a_child_moves_with_its_label() -> None:
     assert snapshot.pods == ()
 
 
-def test_of_a_deleted_resource_nothing_is_kept_that_no_watch_would_end() -> None:
+def test_deleted_resource_takes_its_unwatched_children_along() -> None:
     store = ObjectCache()
     for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy"):
         store.apply(kind, child(kind, "digits-1", 5))
@@ -131,14 +131,14 @@ def test_of_a_deleted_resource_nothing_is_kept_that_no_watch_would_end() -> None
     assert store.apply("Service", child("Service", "digits-1", 10, uid="anew")) == KEY
 
 
-def test_graves_are_bounded() -> None:
+def test_tombstones_are_bounded() -> None:
     store = ObjectCache()
     for number in range(TOMBSTONES + 10):
         store.mark_deleted("Pod", "team", f"p{number}", f"uid-{number}")
     assert len(store._tombstones) == TOMBSTONES
 
 
-def test_bulk_that_nobody_reads_is_not_kept() -> None:
+def test_managed_fields_and_last_applied_are_not_kept() -> None:
     store = ObjectCache()
     obj = resource(5)
     obj["metadata"] |= {"managedFields": [{}] * 9, "annotations": {LAST_APPLIED: "x" * 999, "mine": "kept"}}
@@ -161,7 +161,7 @@ def test_a_config_map_is_kept_without_its_data() -> None:
     assert config_map["kind"] == "ConfigMap"
 
 
-def test_a_snapshot_is_not_touched_by_later_news() -> None:
+def test_snapshot_is_not_changed_by_later_events() -> None:
     store = ObjectCache()
     store.apply(KIND, resource(5, spec={"nodes": 2}))
     snapshot = store.snapshot(KEY)
@@ -170,7 +170,7 @@ def test_a_snapshot_is_not_touched_by_later_news() -> None:
     assert snapshot.resource["spec"] == {"nodes": 2}
 
 
-def test_it_knows_what_is_at_least_as_new_as_a_list_says() -> None:
+def test_is_current_compares_with_the_version_of_a_list() -> None:
     store = ObjectCache()
     store.apply("Pod", child("Pod", "a", 5))
     assert store.is_current("Pod", child("Pod", "a", 5)["metadata"])

@@ -105,7 +105,7 @@ async def test_a_key_added_during_its_own_work_is_worked_on_again() -> None:
     assert calls == 2
 
 
-async def test_the_wish_to_be_called_again_is_granted() -> None:
+async def test_requested_requeue_is_granted() -> None:
     calls = 0
 
     async def work(key: str) -> float | None:
@@ -120,7 +120,7 @@ async def test_the_wish_to_be_called_again_is_granted() -> None:
     assert calls == 3
 
 
-async def test_a_later_answer_replaces_the_time_asked_for_earlier() -> None:
+async def test_later_requeue_time_replaces_the_earlier_one() -> None:
     answers: list[float | None] = [3600.0, None]
     calls = 0
 
