@@ -36,7 +36,7 @@ def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rests(server: StandIn, operator: Operator) -> bool:
     """Tell whether the operator works, has seen all there is, has nothing to do and nothing to tell."""
-    store, queue, poster = operator.store, operator.queue, operator.cluster._poster
+    store, queue, writer = operator.store, operator.queue, operator.cluster._writer
     if not operator.sync.synced.is_set() or not queue.alive or len(queue) or queue.active:
         return False
     for kind in (KIND, "Job", "Pod"):
@@ -47,7 +47,7 @@ def rests(server: StandIn, operator: Operator) -> bool:
             return False
         if not all(store.is_current(kind, meta) for meta in found):
             return False
-    return not poster._queue._unfinished_tasks  # type: ignore[attr-defined]
+    return not writer._queue._unfinished_tasks  # type: ignore[attr-defined]
 
 
 async def settle(server: StandIn, running: RunningOperator) -> int:
