@@ -6,7 +6,7 @@ Totals are sums, so that summing them over ranks and dividing once at the end co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -56,16 +56,8 @@ class Classification:
 
     label_smoothing: float = 0.0
     num_classes: int = 0
-
-    @property
-    def score(self) -> str:
-        """Accuracy."""
-        return "accuracy"
-
-    @property
-    def num_totals(self) -> int:
-        """Loss, right answers, samples."""
-        return 3
+    score: ClassVar[str] = "accuracy"
+    num_totals: ClassVar[int] = 3  # loss, right answers, samples
 
     def check(self, outputs: object, targets: Tensor) -> None:
         """Outputs must be logits (B, K) with at least the data's number of classes."""
@@ -104,11 +96,7 @@ class Segmentation:
 
     num_classes: int
     label_smoothing: float = 0.0
-
-    @property
-    def score(self) -> str:
-        """Mean intersection over union."""
-        return "mean_iou"
+    score: ClassVar[str] = "mean_iou"
 
     @property
     def num_totals(self) -> int:

@@ -6,13 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-SOURCES = """\
+# Explained, with their sources, in docs/benchmark.md.
+FORMULAS = """\
 ring all-reduce     t = 2 (n - 1) / n * S / B + 2 (n - 1) * a
-  Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009): each rank sends
-  and receives 2 (n - 1) parts of S / n bytes, whatever n is.
 parameter server    t = 2 n * S / B + 2 a
-  Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), with one server: its link carries
-  S bytes from and S bytes to each of n workers, which is the O(n) that the segmentation document speaks of.
 S: bytes of gradients; B: bytes a second and direction of one link; a: time of a message without content."""
 
 

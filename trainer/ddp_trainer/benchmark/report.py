@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_trainer.benchmark.network import SOURCES, Link, parameter_server_seconds, ring_seconds
+from ddp_trainer.benchmark.network import FORMULAS, Link, parameter_server_seconds, ring_seconds
 from ddp_trainer.benchmark.synthetic import EPOCH
 from ddp_trainer.benchmark.systems import Case
 
@@ -185,7 +185,7 @@ def communication(everything: Sequence[Measured], link: Link | None) -> str:
     lines = [
         "ring all-reduce and parameter server, computed",
         f"link: {link.bandwidth / 1e6:.0f} MB/s, {link.latency * 1e6:.0f} us a message ({link.what})",
-        *(f"  {line}" for line in SOURCES.splitlines()),
+        *(f"  {line}" for line in FORMULAS.splitlines()),
         f"  {'milliseconds a step':28} {'gradients':>10} " + "".join(f"{f'n = {n}':>18}" for n in WORLD_SIZES),
     ]
     seen = set()

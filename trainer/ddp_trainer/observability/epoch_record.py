@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.csv_log import CsvLog, file_name
-from ddp_trainer.observability.meters import Lap, Stopwatch
+from ddp_trainer.observability.meters import Stopwatch
 from ddp_trainer.plan import Position
 
 
@@ -33,7 +34,7 @@ class EpochRecord:
     def begin(self) -> None:
         """An epoch, or the rest of one, begins."""
         self._watch.restart()
-        self._lap: Lap | None = None
+        self._lap: Callable[[], float] | None = None
         self._samples = 0
         self._correct: Tensor | None = None
 
@@ -63,7 +64,7 @@ class EpochRecord:
         position = self._position
         streak = self._early.count(position.streak, score)
         position.streak = int(self._world.sum([float(streak) if self._world.is_main else 0.0])[0])
-        self._seconds = 0.0 if self._lap is None else self._lap.seconds()
+        self._seconds = 0.0 if self._lap is None else self._lap()
         self._total_seconds += self._seconds
         if self._csv is not None:
             self._csv.epoch(self._seconds, score)

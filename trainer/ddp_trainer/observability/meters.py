@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,26 +64,14 @@ class Timeline:
         if self._cuda:
             self.now().synchronize()
 
-    def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two moments; waits for the second."""
+    def seconds(self, start: Any, end: Any, pauses: Sequence[tuple[Any, Any]] = ()) -> float:
+        """Seconds between two moments, without the ``pauses`` between them; waits for the second."""
         if not self._cuda:
-            return float(end - start)
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1000.0
-
-
-@dataclass(frozen=True)
-class Lap:
-    """A stretch of training with the pauses in it, as moments of ``timeline``."""
-
-    timeline: Timeline
-    start: Any
-    end: Any
-    pauses: list[tuple[Any, Any]]
-
-    def seconds(self) -> float:
-        """The stretch's time without its pauses; waits until the device has come to its end."""
-        return self.timeline.seconds(self.start, self.end) - sum(self.timeline.seconds(*pause) for pause in self.pauses)
+            seconds = float(end - start)
+        else:
+            end.synchronize()
+            seconds = float(start.elapsed_time(end)) / 1000.0
+        return seconds - sum(self.seconds(*pause) for pause in pauses)
 
 
 class Stopwatch:
@@ -101,11 +90,14 @@ class Stopwatch:
         """Leave out what was between two moments of this device's timeline."""
         self._pauses.append((start, end))
 
-    def lap(self) -> Lap:
-        """End the lap, and begin the next one. Does not wait for the device."""
+    def lap(self) -> Callable[[], float]:
+        """End the lap, and begin the next one. Does not wait for the device.
+
+        Returns a function that does, and gives the seconds of the lap without its pauses.
+        """
         start, pauses = self._start, self._pauses
         self.restart()
-        return Lap(self._timeline, start, self._start, pauses)
+        return partial(self._timeline.seconds, start, self._start, pauses)
 
 
 class ComputeClock:

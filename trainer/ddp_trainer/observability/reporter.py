@@ -18,7 +18,7 @@ from ddp_trainer import contract
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import warn
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.observability.meters import AsyncScalars, Lap, Stopwatch
+from ddp_trainer.observability.meters import AsyncScalars, Stopwatch
 from ddp_trainer.plan import Plan, Position
 
 
@@ -35,7 +35,7 @@ class _Line:
     lr: float
     # Samples of all ranks since the line before, and the time that they took.
     samples: int
-    lap: Lap
+    lap: Callable[[], float]
     eta: float
 
 
@@ -167,7 +167,7 @@ class Reporter:
         losses += line.seen
         loss = sum(losses) / len(losses)
         self._exporter.set(contract.METRIC_LOSS, loss)
-        seconds = line.lap.seconds()
+        seconds = line.lap()
         rate = line.samples / seconds if seconds > 0 else 0.0
         if self._world.device.type == "cuda":
             self._exporter.set("ddp_gpu_memory_bytes", torch.cuda.max_memory_allocated())
