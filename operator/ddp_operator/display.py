@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from ddp_operator.api.status import Progress
 
@@ -66,20 +66,17 @@ class FaultTolerantStream:
         return getattr(self._stream, name)
 
 
-class Display(Protocol):
-    """Shows a job and lines of text."""
+class Display:
+    """Shows a job and lines of text; this one shows nothing."""
 
     def line(self, text: str) -> None:
         """Print a line of text as it is."""
-        ...
 
     def update(self, view: View) -> None:
         """Show the state of the job."""
-        ...
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        ...
 
 
 def describe_view(view: View) -> str:
@@ -109,7 +106,7 @@ def describe_progress(progress: Progress | None, *, percent: bool = True) -> lis
     ]
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """Lines with a time: one for each change of phase, one for the first progress, then one every few seconds."""
 
     def __init__(
@@ -145,22 +142,6 @@ class PlainDisplay:
         self._state, self._progress, self._next = state, view.progress, self._clock() + self._every
         self.line(f"{time.strftime('%H:%M:%S')} {self._prefix}{describe_view(view)}")
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to restore."""
-
-
-class QuietDisplay:
-    """Shows nothing."""
-
-    def line(self, text: str) -> None:
-        """Ignore it."""
-
-    def update(self, view: View) -> None:
-        """Ignore it."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
 
 class LiveRegion:
     """The bottom of the terminal, drawn by Rich, with lines of text above it.
@@ -188,7 +169,7 @@ class LiveRegion:
         self._live.stop()
 
 
-class RichDisplay:
+class RichDisplay(Display):
     """A bar and a line of figures. Rich is imported at the first view, when the pods are already starting."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -249,5 +230,5 @@ def build_table(jobs: Iterable[tuple[str, View]], *, figures: bool = True) -> An
 def choose_display(name: str, stream: TextIO, *, quiet: bool, plain: bool) -> Display:
     """Return the display for one job that suits the options and the stream."""
     if quiet:
-        return QuietDisplay()
+        return Display()
     return PlainDisplay(stream) if plain or not stream.isatty() else RichDisplay(stream, name)

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -49,16 +49,15 @@ def watch_one(api: Api, name: str, screen: Screen | None = None) -> int:
     return _show(follow_jobs(api, api.namespace, name), screen or choose_screen(sys.stdout), api.namespace, name)
 
 
-class Screen(Protocol):
-    """Where jobs are shown."""
+class Screen:
+    """Shows jobs."""
 
     def show(self, jobs: Jobs) -> None:
         """Show this state."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        ...
 
 
 def _show(states: Iterable[Jobs], screen: Screen, namespace: str = "", name: str = "") -> int:
@@ -92,7 +91,7 @@ def view_of(job: dict[str, Any]) -> View:
     return View(phase, status.attempt, reason, status.progress, nodes)
 
 
-class PlainScreen:
+class PlainScreen(Screen):
     """Lines with a time, each with the job's name; figures no more often than every few seconds."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -108,11 +107,8 @@ class PlainScreen:
         for key in sorted(self._displays.keys() - jobs.keys()):
             self._displays.pop(key).line(f"{key[1]}: deleted")
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to restore."""
 
-
-class JsonScreen:
+class JsonScreen(Screen):
     """One line of JSON for each state of each job."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -128,11 +124,8 @@ class JsonScreen:
                 self._stream.write(json.dumps(job) + "\n")
                 self._stream.flush()
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to restore."""
 
-
-class TableScreen:
+class TableScreen(Screen):
     """A table that stays in place, a row and a bar for each job."""
 
     def __init__(self, stream: TextIO) -> None:
