@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
+from ddp_operator.kube.client import SEND_BUFFER
 from ddp_operator.launcher import bootstrap
 from ddp_operator.local.job_controller import build_pod
 from ddp_operator.manifests.children import build_children, load_launcher, without_docstrings
@@ -112,6 +114,9 @@ class TestLauncher:
             for line, original in zip(text.splitlines(), sources[name].splitlines(), strict=True):
                 assert line == original or line.strip() in ("", "...")
             assert ast.get_docstring(ast.parse(text)) == ast.get_docstring(ast.parse(sources[name]))
+
+    def test_its_body_goes_to_the_kernel_in_one_piece(self) -> None:
+        assert len(json.dumps(children()["ConfigMap"])) < 0.95 * SEND_BUFFER
 
     def test_a_docstring_leaves_empty_lines(self) -> None:
         source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
