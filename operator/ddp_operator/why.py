@@ -35,16 +35,16 @@ _LOOK_AT_LOGS: Final = "Look at its last words: ddp logs {name}."
 # reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.
 REMEDIES: Final = {
     # Accepted
-    "InvalidSpec": "Mend that field and apply the file again; `ddp render FILE` checks it without a cluster.",
+    "InvalidSpec": "Fix that field and apply the file again; `ddp render FILE` checks it without a cluster.",
     "NameConflict": "Delete or rename that object, or give the job another name.",
     "ClaimInUse": "It starts by itself, within half a minute of the other job's end: ddp list shows both.",
     "Forbidden": "The operator's role lacks that permission, or a quota or policy of the namespace forbids the object: "
     "ask whoever owns the namespace.",
-    "ServerError": "It is tried again every half a minute; an admission webhook that does not answer is mended or "
+    "ServerError": "It is tried again every half a minute; an admission webhook that does not answer is fixed or "
     "removed by whoever runs the cluster: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations.",
     # Suspended
     "SuspendedBySpec": "Let it go on with: ddp resume {name}.",
-    "Stopping": "Its pods save a checkpoint and end within their grace time; nothing is to be done.",
+    "Stopping": "Its pods save a checkpoint and end within their grace time; no action needed.",
     # Scheduled
     "Unschedulable": "Free or add nodes that have what the pods ask for, ask for less in resources, nodeSelector or "
     "tolerations, or run on fewer nodes: ddp scale {name} N.",
@@ -79,24 +79,24 @@ REMEDIES: Final = {
     "to); its log says what it does: ddp logs {name} -f.",
     "NotRunning": "See the pods: kubectl get pods -l ddp-operator.dev/job-name={name}.",
     "WaitingForPeers": "The cause is known when that pod reports or its node is found lost, which costs no restart; "
-    "no action is needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
+    "no action needed. The pods: kubectl get pods -o wide -l ddp-operator.dev/job-name={name}.",
     "NodeNotReady": "Look at the node that is named: kubectl describe node. If it stays away, the job restarts on "
     "other nodes by itself, without using up spec.recovery.maxRestarts.",
     "Stalled": "A rank hangs: its stacks are in the log (ddp logs {name}).",
     # Restarting
-    "GroupRestart": "Training starts again by itself, {onward}; no action is needed.",
-    "PodReplacement": "The pod is replaced under the same index and training goes on; nothing is to be done.",
-    "Disrupted": "Evictions and lost nodes are free: it starts again by itself, {onward}; no action is needed.",
-    "Resumed": "It starts again by itself, {onward}; no action is needed.",
+    "GroupRestart": "Training starts again by itself, {onward}; no action needed.",
+    "PodReplacement": "The pod is replaced under the same index and training goes on; no action needed.",
+    "Disrupted": "Evictions and lost nodes are free: it starts again by itself, {onward}; no action needed.",
+    "Resumed": "It starts again by itself, {onward}; no action needed.",
     "NodesReadmitted": "No other node could take a pod, so the nodes that failed are used again; look at them.",
-    "Resized": "It goes on with the new number of nodes by itself; nothing is to be done.",
+    "Resized": "It goes on with the new number of nodes by itself; no action needed.",
     # Distributed and Failed
     "NoProcessGroup": "Let the script initialize torch.distributed and wrap its model in DistributedDataParallel; "
     "where ranks are meant to work apart, set spec.processGroupPolicy: Ignore.",
-    "RestartBudgetExhausted": "A failed job is not started again: mend the cause, or set a larger "
+    "RestartBudgetExhausted": "A failed job is not started again: fix the cause, or set a larger "
     "spec.recovery.maxRestarts in the file if the cause is gone by now; then ddp delete {name}, and submit the file.",
-    "RepeatedFailure": "Another attempt would end alike: mend the cause, then ddp delete {name}, and submit the file.",
-    "CrashLoop": "Every attempt died without getting further, so another would too: mend the cause and submit the job "
+    "RepeatedFailure": "Another attempt would end alike: fix the cause, then ddp delete {name}, and submit the file.",
+    "CrashLoop": "Every attempt died without getting further, so another would too: fix the cause and submit the job "
     "anew.",
     "PendingDeadlineExceeded": "Free or add nodes, ask for less, or raise spec.pendingDeadlineSeconds, and submit the "
     "job anew.",
@@ -128,8 +128,8 @@ _BETTER: Final = (
     ),
     (
         re.compile(r'\b(secret|configmap) "[^"]+" not found', re.IGNORECASE),
-        "Create it in the job's namespace, and the pods start by themselves within two minutes; or mend its name in a "
-        "new job.",
+        "Create it in the job's namespace, and the pods start by themselves within two minutes; or correct its name "
+        "in a new job.",
     ),
 )
 # Reasons of Scheduled for which a job that starts again waits until somebody acts.
@@ -152,7 +152,7 @@ _EVENT_LIMIT: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The explanation: ``what`` is the case, ``todo`` the remedy (empty where nothing is to be done)."""
+    """The explanation: ``what`` is the case, ``todo`` the remedy (empty where none is needed)."""
 
     name: str
     phase: str
@@ -292,11 +292,11 @@ def _describe_training(name: str, status: Status) -> str:
     if again and status.last_failure is not None:
         again += f"; the last failure was {_describe_cause(status.last_failure)}"
     if p is None:
-        return f"{name} is running; it waits for nothing.{again}"
+        return f"{name} is running; nothing is blocking it.{again}"
     parts = [f"step {p.step}" + (f" of {p.total_steps}" if p.total_steps else "")] if p.step is not None else []
     parts += [f"{p.percent} done"] if p.percent else []
     parts += [f"{p.eta} left"] if p.eta else []
-    return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + f"; it waits for nothing.{again}"
+    return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + f"; nothing is blocking it.{again}"
 
 
 def _advise_on_restarts(status: Status) -> str:

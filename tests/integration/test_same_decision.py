@@ -121,8 +121,8 @@ async def play(actors: ClusterActors) -> History:
         async with watching(actors) as history:
             await actors.phase(NAME, "Pending")
             await act_attempt(actors, page, 1)
-            witness = {"version": 1, "category": "UserError", "exitCode": 1, "rank": 1, "node": 1, "message": FAILURE}
-            await actors.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE, message=json.dumps(witness))
+            root = {"version": 1, "category": "UserError", "exitCode": 1, "rank": 1, "node": 1, "message": FAILURE}
+            await actors.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE, message=json.dumps(root))
             # Nobody runs pod 0 here: once the Job controller deletes it, it is gone.
             await act_attempt(actors, page, 2)
             for index in (0, 1):

@@ -83,6 +83,7 @@ MEMBERS = (
     "hint",
     "time",
     "restarts",
+    "secondary",
     "victim",
     "progress",
 )
@@ -103,7 +104,7 @@ words = st.one_of(
             "traceback": st.text(),
             "time": st.floats(),
             "restarts": st.integers(),
-            "victim": st.booleans(),
+            "secondary": st.booleans(),
             "progress": st.dictionaries(metrics, st.floats()),
         },
     ).map(stdlib_json.dumps),

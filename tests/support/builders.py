@@ -179,7 +179,7 @@ def last_words(category: str = "", **members: Any) -> Json:
         "hint": "",
         "time": NOW.timestamp(),
         "restarts": 0,
-        "victim": False,
+        "secondary": False,
         "progress": {},
     }
     return base | members

@@ -136,7 +136,7 @@ def words(draw: st.DrawFn, category: str) -> Json:
     """Return a launcher's last words."""
     return last_words(
         category,
-        victim=draw(st.booleans()),
+        secondary=draw(st.booleans()),
         rank=draw(st.integers(0, 3)),
         progress={"ddp_step": float(draw(st.integers(0, 50))), "ddp_total_steps": 50.0},
         restarts=draw(st.integers(0, 3)),

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ddp_operator import constants
+from ddp_operator.api.limits import IN_PLACE_RESTARTS
 from ddp_operator.api.rules import ONCE_RUN
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
@@ -38,7 +39,7 @@ class DDPTrainingJob:
         asked = self.spec.recovery.in_place_restarts
         if asked is not None:
             return asked
-        return 0 if self.spec.rendezvous.backend == "static" else 2
+        return 0 if self.spec.rendezvous.backend == "static" else IN_PLACE_RESTARTS
 
     @property
     def spec_digest(self) -> str:

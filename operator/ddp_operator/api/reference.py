@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api.crd import build_crd, build_resource_schema
+from ddp_operator.api.limits import LIMITS
 from ddp_operator.api.rules import RULES
+from ddp_operator.launcher.failure_table import CATEGORIES, EXIT_CODES
 
 _HEAD: Final = f"""\
 # The resource `{constants.KIND}`
@@ -41,7 +44,40 @@ def write_reference() -> str:
     for column in build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]:
         wide = " (`-o wide`)" if column.get("priority") else ""
         lines.append(f"| {column['name'].upper()}{wide} | `{column['jsonPath'].strip('.')}` |")
+    lines += ["", *_write_limits(), "", *_write_failures()]
     return "\n".join(lines) + "\n"
+
+
+def _write_limits() -> Iterator[str]:
+    yield from ("## Limits that can end a job", "")
+    yield from ("What follows is the reason of the condition Failed, or as it says.", "")
+    yield from ("| limit | value | what follows | where to change it |", "|---|---|---|---|")
+    for limit in LIMITS:
+        change = re.sub(r"spec\.[\w.]+", r"`\g<0>`", limit.change)
+        what = re.sub(r"spec\.[\w.]+", r"`\g<0>`", limit.what)
+        reason = f"`{limit.reason}`" if limit.reason.isalpha() else limit.reason
+        yield f"| {what} | {limit.value} | {reason} | {change} |"
+
+
+def _write_failures() -> Iterator[str]:
+    yield from (
+        "## Failures",
+        "",
+        "`status.lastFailure.category`. The root cause is the earliest failure that is not secondary. A symptom is",
+        "what a rank reports that has lost a peer: a pod that was taken away before, or a lost node, explains it.",
+        "Only a failure of the script's own ends the job when it repeats without progress.",
+        "",
+        "| category | what failed | kind | what to do, where nothing better is known |",
+        "|---|---|---|---|",
+    )
+    for one in CATEGORIES.values():
+        kind = "symptom" if one.symptom else "the script's own" if one.own else ""
+        yield f"| `{one.name}` | {one.meaning} | {kind} | {one.remedy} |"
+    yield from ("", "A training pod ends with one of these exit codes, which a script may use too:", "")
+    yield from ("| exit code | category, where nothing more is known | another attempt |", "|---|---|---|")
+    for outcome in EXIT_CODES.values():
+        follows = "no" if outcome.exit_code == constants.EXIT_USER_ERROR else "yes"
+        yield f"| {outcome.exit_code} | `{outcome.category}`{', secondary' if outcome.secondary else ''} | {follows} |"
 
 
 def _walk(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .clock import AwakeClock
 
-_FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
+FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
 _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
 _GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
 
@@ -31,7 +31,7 @@ class RendezvousQuorum:
     def take_free_restart(self) -> bool:
         """Take one of the free restarts. Returns whether there was one."""
         self._free += 1
-        return self._free <= _FREE_RESTARTS
+        return self._free <= FREE_RESTARTS
 
     def decide(self, state: Any, node: Any, least: int, now: float) -> bool | None:
         """Return whether the round is complete now; None: as torchrun sees it. Times are of a monotonic clock."""

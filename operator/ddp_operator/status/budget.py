@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
 
 from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.limits import CRASH_LOOP_FAILURES
 from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c
 from ddp_operator.status.describe import take_final_progress
 from ddp_operator.status.diagnosis import Diagnosis
 from ddp_operator.status.observation import Pods
-
-CRASH_LOOP: Final = 3
-"""So many failures in a row without a step beyond what was reached before end a job: more would be a waste."""
 
 Limit = tuple[str, str]
 """Why there is no further attempt: the reason of the condition Failed, and the conclusion."""
@@ -63,7 +60,7 @@ def find_limit(job: DDPTrainingJob, cause: LastFailure, charged: Restarts) -> Li
         often = f"failed {charged.used} times{since}" if charged.used > 1 else "not started again"
         joint = ", " if charged.used > 1 else ", as "
         return c.RESTART_BUDGET_EXHAUSTED, f"{often}{joint}recovery.maxRestarts is {limit}"
-    if charged.without_progress >= CRASH_LOOP and not cause.container:
+    if charged.without_progress >= CRASH_LOOP_FAILURES and not cause.container:
         at = f"beyond step {charged.step}" if charged.step else "before the first step"
         return c.CRASH_LOOP, f"failed {charged.without_progress} times in a row without progress {at}"
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ddp_operator import constants
+from ddp_operator.api.limits import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.status import LastFailure
 from ddp_operator.failures.termination import Termination, parse_termination
 from ddp_operator.kubeobjects.timestamps import EPOCH, format_time, truncate
@@ -17,11 +18,6 @@ from ddp_operator.status.lost_nodes import find_node_problem
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.views import JobView, NodeView, PodView
 
-# Secondary failures are often reported first: the pod that caused them still writes its traceback.
-_REPORT_WAIT = timedelta(seconds=15)
-# A pod that runs may be on a lost node. Kubernetes finds that out after 50 seconds (40 before 1.32), and a kubelet that
-# lives has reported by then too; the next attempt could not begin before the end of that pod anyway.
-_NODE_WAIT = timedelta(seconds=60)
 # A pod that was killed longer before the first secondary failure has long been replaced: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
 _NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", NODE_LOST.name)
@@ -233,7 +229,7 @@ def _wait_for_peers(
     if since is None or not silent:
         return None
     peer = silent[0]
-    wait = _NODE_WAIT if peer.has_run else _REPORT_WAIT
+    wait = timedelta(seconds=SILENT_POD_SECONDS if peer.has_run else SILENT_START_SECONDS)
     if abs(now - since) > wait:  # also where clocks disagree by more than that
         return None
     others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""

@@ -335,9 +335,9 @@ class TestLookingAgain:
         assert decision.requeue_after == 7.0
 
     def test_every_requeue_leaves_time_between_passes(self) -> None:
-        victim = child_pod(0, "Failed", code=constants.EXIT_PEER_LOST, message=last_words("NCCL", victim=True))
+        secondary = child_pod(0, "Failed", code=constants.EXIT_PEER_LOST, message=last_words("NCCL", secondary=True))
         for decision in (
-            run(trained(), pods=[victim, child_pod(1)]),
+            run(trained(), pods=[secondary, child_pod(1)]),
             run(jobs=(), pods=[child_pod(0, owner="gone")]),
             run(trained(), pods=RUNNING, seconds=6.99, activeDeadlineSeconds=7),
         ):

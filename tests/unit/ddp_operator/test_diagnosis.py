@@ -11,7 +11,7 @@ from ddp_operator.status.diagnosis import Diagnosis, diagnose, will_fail_job
 from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words
 
-PEER_LOST = last_words("NCCL", victim=True)
+PEER_LOST = last_words("NCCL", secondary=True)
 
 
 def at(seconds: float) -> Any:
@@ -19,10 +19,10 @@ def at(seconds: float) -> Any:
 
 
 def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float = 0, **changes: Any) -> dict[str, Any]:
-    """Return a pod that failed; a code that is a victim's says so."""
+    """Return a pod that failed; that of a lost peer says so."""
     words = last_words(category, rank=index, node=index, time=at(seconds).timestamp())
     if code == constants.EXIT_PEER_LOST:
-        words |= {"category": "NCCL", "victim": True}
+        words |= {"category": "NCCL", "secondary": True}
     message = changes.pop("message", words if code not in (137, 143) else "")
     return child_pod(index, "Failed", code=code, message=message, at=at(seconds), **changes)
 
@@ -60,7 +60,7 @@ class TestNoFailure:
 
 
 class TestCause:
-    def test_earliest_of_two_that_are_no_victims(self) -> None:
+    def test_earliest_of_two_that_are_not_secondary(self) -> None:
         pods = ended(0, 82, "NCCL", seconds=5), ended(1, 82, "CUDAError", seconds=2)
         assert blamed(diagnosis(*pods)) == blamed(diagnosis(*reversed(pods))) == (1, "CUDAError")
 
@@ -71,7 +71,7 @@ class TestCause:
         unknown["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = ""
         assert blamed(diagnosis(unknown, ended(2, 82, seconds=9), seconds=10)) == (2, "CUDAError")
 
-    def test_that_is_no_victim_although_it_spoke_last(self) -> None:
+    def test_that_is_not_secondary_although_it_was_reported_last(self) -> None:
         assert blamed(diagnosis(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
 
     def test_whole_story_is_kept(self) -> None:
@@ -132,8 +132,8 @@ class TestCause:
         assert blamed(diagnosis(pod)) == (0, "CUDAError")
 
 
-class TestVictims:
-    def test_wait_for_a_witness_while_another_pod_lives(self) -> None:
+class TestSecondaryFailures:
+    def test_wait_for_another_report_while_another_pod_lives(self) -> None:
         found = diagnosis(ended(0, 86), child_pod(1), seconds=10)
         assert found is not None
         assert found.cause is None
@@ -180,7 +180,7 @@ class TestVictims:
         assert blamed(diagnosis(long_ago, ended(0, 86), ended(1, 86, seconds=1), seconds=20)) == (0, "NCCL")
 
 
-class TestJobWithoutWitness:
+class TestJobWithoutReport:
     def failed(self, seconds: float = 0) -> dict[str, Any]:
         return child_job(conditions={"FailureTarget": "backoff limit"}, at=at(seconds))
 

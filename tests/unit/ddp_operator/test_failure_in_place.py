@@ -29,11 +29,11 @@ class TestFailureInPlace:
         return harness
 
     async def test_is_in_status_while_training_goes_on(self) -> None:
-        victim = self.page(1, category="NCCL", victim=True, restarts=1)
+        secondary = self.page(1, category="NCCL", secondary=True, restarts=1)
         cause = self.page(
             1, category="UserError", rank=1, message="KeyError: 10", signature="KeyError at t.py:3", step=10, restarts=1
         )
-        harness = await self.train(victim, cause)
+        harness = await self.train(secondary, cause)
         found = harness.status.last_failure
         assert found is not None
         assert (found.attempt, found.node, found.rank, found.message) == (1, 1, 1, "KeyError: 10")
@@ -64,6 +64,6 @@ class TestFailureInPlace:
         await harness.settle()
         assert asked == ["0"]
 
-    async def test_a_victims_word_is_none(self) -> None:
-        harness = await self.train(self.page(1, category="NCCL", victim=True, restarts=1), self.page(1))
+    async def test_a_secondary_failure_is_not_shown(self) -> None:
+        harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
         assert harness.status.last_failure is None

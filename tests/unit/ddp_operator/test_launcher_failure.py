@@ -102,7 +102,7 @@ GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/
         (86, "", "", Outcome("Network", 86, True)),
     ],
 )
-def test_verdicts(code: int, kind: str, message: str, expected: Outcome) -> None:
+def test_the_outcome_of_a_worker(code: int, kind: str, message: str, expected: Outcome) -> None:
     assert classify(code, kind, message, oom_killed=False, non_retryable=[2]) == expected
 
 

@@ -195,7 +195,7 @@ class TestSuccessPolicy:
         assert run(*pods).status.phase == "Running"
 
     def test_failure_of_peers_after_rank_zeros_success_does_not_count(self) -> None:
-        pods = child_pod(0, "Succeeded"), child_pod(1, "Failed", code=86, message=last_words("NCCL", victim=True))
+        pods = child_pod(0, "Succeeded"), child_pod(1, "Failed", code=86, message=last_words("NCCL", secondary=True))
         failing = child_job(conditions={"FailureTarget": "x"})
         assert run(*pods, jobs=[failing], successPolicy="RankZero").status.phase == "Succeeded"
 

@@ -11,7 +11,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
 ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", traceback="line 1\nline 2", hint="do x")
-PEER_LOST = last_words("NCCL", victim=True, message="connection closed by peer")
+PEER_LOST = last_words("NCCL", secondary=True, message="connection closed by peer")
 
 
 async def reconcile_with_late_news_of_pods(
@@ -68,10 +68,10 @@ class TestFailure:
         assert harness.status.phase == "Restarting"
 
     async def test_hang_ends_the_job_where_the_watchdog_says_so_also_if_all_ranks_wait_for_each_other(self) -> None:
-        for victims in ((False, True), (True, True)):
+        for secondary_ones in ((False, True), (True, True)):
             harness = await ReconcilerHarness(watchdog={"action": "Fail"}).train(TRAINING)
-            for node, victim in enumerate(victims):
-                words = last_words("Hang", rank=node, node=node, victim=victim, message="no step for 300 s")
+            for node, secondary in enumerate(secondary_ones):
+                words = last_words("Hang", rank=node, node=node, secondary=secondary, message="no step for 300 s")
                 harness.tell_end(node, constants.EXIT_USER_ERROR, words)
             await harness.settle()
             assert (harness.status.phase, harness.status.attempt, harness.state("Failed")) == (

@@ -23,7 +23,7 @@ FAILED = child_job(conditions={"FailureTarget": "exit code 86"})
 NOT_READY = NodeView(False, "the node is not ready: Kubelet stopped posting node status.")
 READY = NodeView(True, "")
 FORBIDDEN = NodeView(None, "")
-VICTIM = last_words("NCCL", victim=True)
+PEER_LOST = last_words("NCCL", secondary=True)
 
 
 def run(
@@ -87,8 +87,8 @@ class TestDisruption:
 
     @pytest.mark.parametrize("jobs", [[FAILED], [JOB]], ids=["Job failed", "not yet"])
     def test_that_ends_its_peers_is_free(self, jobs: Any) -> None:
-        victim = child_pod(0, "Failed", code=86, message=VICTIM)
-        decision = run(victim, child_pod(1, disrupted=True, deleting=True, grace=150), jobs=jobs)
+        secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
+        decision = run(secondary, child_pod(1, disrupted=True, deleting=True, grace=150), jobs=jobs)
         assert (decision.status.attempt, decision.status.restarts.counted) == (2, 0)
         assert failure(decision).category == "Preempted"
 
@@ -101,15 +101,15 @@ class TestDisruption:
         assert (failure(decision).category, decision.status.restarts.counted) == ("CUDAError", 1)
 
     def test_pod_that_was_deleted_before_the_job_failed_is_the_cause(self) -> None:
-        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         gone = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW - timedelta(seconds=5))
-        decision = run(victim, gone, jobs=[FAILED], seconds=20)
+        decision = run(secondary, gone, jobs=[FAILED], seconds=20)
         assert (decision.status.restarts.counted, failure(decision).node) == (0, 1)
 
     def test_pods_deleted_by_the_failed_job_are_not_the_cause(self) -> None:
-        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         stopped = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW + timedelta(seconds=1))
-        assert run(victim, stopped, jobs=[FAILED], seconds=20).status.restarts.counted == 1
+        assert run(secondary, stopped, jobs=[FAILED], seconds=20).status.restarts.counted == 1
 
     @pytest.mark.parametrize("job", [{"suspend": True}, {"deleting": True}, {"conditions": {"Complete": ""}}])
     def test_pods_go_with_a_job_that_is_stopped(self, job: Any) -> None:
@@ -129,9 +129,9 @@ class TestDisruption:
 
     @pytest.mark.parametrize("about", [{"queue": "q"}, {"written": False}])
     def test_secondary_failure_after_a_queue_stopped_a_peer_is_free(self, about: Any) -> None:
-        victim = child_pod(0, "Failed", code=86, message=VICTIM)
+        secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         preempted = child_job(suspend=True, conditions={"Failed": "words"}, **about)
-        decision = run(victim, jobs=[preempted])
+        decision = run(secondary, jobs=[preempted])
         assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
         assert state(decision, "Restarting") == ("True", "Disrupted")
 
@@ -142,15 +142,15 @@ class TestSuspension:
         return run(*pods, jobs=jobs, status=suspended, **spec)
 
     def test_secondary_failure_while_suspending_is_free_on_resume(self) -> None:
-        victim = child_pod(0, "Failed", code=86, message=VICTIM)
-        for pods in ((victim,), ()):
+        secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
+        for pods in ((secondary,), ()):
             decision = self.resumed(*pods)
             assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
             assert state(decision, "Restarting") == ("True", "Resumed")
 
     def test_job_resumed_before_its_pods_are_gone_counts_no_failure(self) -> None:
         stopping = run(child_pod(0), jobs=[child_job(suspend=True)], suspend=True).status
-        decision = run(child_pod(0, "Failed", code=86, message=VICTIM), jobs=[FAILED], status=stopping, seconds=20)
+        decision = run(child_pod(0, "Failed", code=86, message=PEER_LOST), jobs=[FAILED], status=stopping, seconds=20)
         assert decision.status.restarts.free == 1
 
     def test_root_cause_while_suspending_still_counts(self) -> None:
@@ -278,7 +278,7 @@ class TestCounts:
             status = replace(status, attempt=1)
             pods = [
                 failed_pod(restarts=in_place),
-                child_pod(1, "Failed", code=86, message=last_words("NCCL", victim=True, restarts=in_place)),
+                child_pod(1, "Failed", code=86, message=last_words("NCCL", secondary=True, restarts=in_place)),
             ]
             status = run(*pods, jobs=[FAILED], status=status, recovery={"maxRestarts": 9}).status
         assert (status.phase, status.restarts.in_place, status.restarts.in_place_before) == ("Failed", 3, 2)
@@ -350,7 +350,7 @@ class TestLostNode:
     @pytest.mark.parametrize("nodes", [{}, {"node-b": NOT_READY}, {"node-b": FORBIDDEN}], ids=["no", "yes", "may not"])
     def test_costs_no_restart_although_a_peer_reported_a_secondary_failure_first(self, nodes: Any) -> None:
         """The peer's connection breaks at once, the node is found not ready 50 seconds later."""
-        peer = child_pod(0, "Failed", code=86, message=VICTIM)
+        peer = child_pod(0, "Failed", code=86, message=PEER_LOST)
         once = {"recovery": {"maxRestarts": 0, "inPlaceRestarts": 0}}
         stuck = child_pod(1, deleting=True, grace=30, node="node-b")
         early = run(peer, stuck, jobs=[FAILED], seconds=45, **once)

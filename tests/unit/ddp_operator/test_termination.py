@@ -1,4 +1,4 @@
-"""The launcher's last words, including those that no launcher would write."""
+"""The termination message, including those that no launcher would write."""
 
 import json
 from datetime import UTC, datetime
@@ -78,7 +78,7 @@ def test_out_of_memory_keeps_the_rank_that_the_launcher_has_reported(category: s
     """The kernel has killed a process of the container, not its first one."""
     end = parse(last_words(category, rank=3, exitCode=137, traceback="t"), 84, "OOMKilled")
     assert (end.category, end.rank, end.exit_code, end.traceback) == ("OOM", 3, 137, "t")
-    secondary = parse(last_words("Network", rank=1, victim=True), constants.EXIT_PEER_LOST, "OOMKilled")
+    secondary = parse(last_words("Network", rank=1, secondary=True), constants.EXIT_PEER_LOST, "OOMKilled")
     assert (secondary.category, secondary.secondary) == ("Network", True)
 
 
@@ -99,8 +99,16 @@ def test_image_without_the_program_is_a_users_error_that_no_retry_helps(
     assert ("is not in the image" in end.hint) is permanent
 
 
-def test_peer_lost_is_a_victim_whatever_it_says() -> None:
-    assert parse(last_words("NCCL", victim=False), constants.EXIT_PEER_LOST).secondary
+@pytest.mark.parametrize("name", ["secondary", "victim"])
+def test_a_secondary_failure_is_known_by_the_name_of_an_older_launcher_too(name: str) -> None:
+    words = last_words("Hang")
+    del words["secondary"]
+    assert parse({**words, name: True}, constants.EXIT_HANG).secondary
+    assert not parse(words, constants.EXIT_HANG).secondary
+
+
+def test_peer_lost_is_secondary_whatever_it_says() -> None:
+    assert parse(last_words("NCCL", secondary=False), constants.EXIT_PEER_LOST).secondary
     assert parse("", constants.EXIT_PEER_LOST).secondary
 
 
@@ -109,7 +117,7 @@ def test_peer_lost_is_a_victim_whatever_it_says() -> None:
     [
         "{", "[]", "null", "3", '"x"', "[" * 100_000, "{" * 50_000, '{"rank": "x"}', '{"rank": 1.5}', '{"message": 3}',
         '{"progress": {"a": "b"}}', '{"time": 1e999}', '{"time": "now"}', '{"message": "\\ud800"}', "\ud800", "\x00",
-        '{"victim": 1}', "x" * 10_000_000, '{"message": "' + "x" * 10_000_000 + '"}',
+        '{"secondary": 1}', "x" * 10_000_000, '{"message": "' + "x" * 10_000_000 + '"}',
     ],
     ids=lambda words: words[:20],
 )  # fmt: skip

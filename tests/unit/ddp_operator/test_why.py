@@ -153,7 +153,7 @@ class TestWhatIsTold:
     def test_a_remedy_is_that_of_the_words_where_they_are_known(self, reason: str, message: str, todo: str) -> None:
         assert todo in why(condition(c.SCHEDULED, "False", reason, message), phase="Pending").todo
 
-    def test_a_spec_of_another_version_is_not_the_users_to_mend(self) -> None:
+    def test_a_spec_of_another_version_is_not_the_users_to_fix(self) -> None:
         words = 'unknown field "spec.x"; the definition d in the cluster is not that of this operator (version 1)'
         assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.INVALID_SPEC, words), phase="Running").todo
 
@@ -162,7 +162,7 @@ class TestWhatIsTold:
         refused = condition(c.SCHEDULED, "False", c.PODS_FORBIDDEN, said)
         assert "last warning" not in why(refused, events=(event(said.replace("*", "0-2n9g4")),), phase="Pending").what
 
-    def test_a_job_that_trains_waits_for_nothing(self) -> None:
+    def test_nothing_blocks_a_job_that_trains(self) -> None:
         good = [
             condition(c.ACCEPTED, "True", c.VALID),
             condition(c.SUSPENDED, "False", c.NOT_SUSPENDED),
@@ -172,7 +172,7 @@ class TestWhatIsTold:
         ]
         progress = {"step": 42, "totalSteps": 100, "percent": "42.0%", "eta": "5m12s"}
         found = why(*good, phase="Running", progress=progress)
-        assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); it waits for nothing."
+        assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing is blocking it."
 
     def test_a_silent_metrics_page_is_told_though_nothing_is_false(self) -> None:
         found = why(
@@ -321,7 +321,7 @@ class TestEvents:
 
     def test_a_job_that_trains_is_not_called_ill_for_an_old_warning(self) -> None:
         found = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
-        assert str(found) == "x is running; it waits for nothing."
+        assert str(found) == "x is running; nothing is blocking it."
 
     def test_a_long_warning_is_cut(self) -> None:
         assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600

@@ -1,0 +1,59 @@
+"""The limits of docs/api.md are those that decide."""
+
+import re
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.crd import build_resource_schema
+from ddp_operator.api.limits import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS, LIMITS, Limit
+from ddp_operator.api.reference import write_reference
+from ddp_operator.api.status import LastFailure, Restarts
+from ddp_operator.launcher.rendezvous_quorum import FREE_RESTARTS, RendezvousQuorum
+from ddp_operator.status import conditions as c
+from ddp_operator.status.budget import find_limit
+from tests.support.builders import job
+
+CAUSE = LastFailure(attempt=1, category="UserError")
+
+
+def field(path: str) -> dict[str, Any]:
+    found = build_resource_schema()["properties"]["spec"]
+    for name in path.split(".")[1:]:
+        found = found["properties"][name]
+    return dict(found)
+
+
+@pytest.mark.parametrize("limit", [one for one in LIMITS if re.fullmatch(r"spec\.[\w.]+", one.change)])
+def test_a_limit_that_is_a_field_has_the_fields_default(limit: Limit) -> None:
+    default = field(limit.change).get("default")
+    if isinstance(default, list):
+        assert limit.value == ", ".join(map(str, default))
+    elif default is not None:
+        assert limit.value == default
+    rows = [line for line in write_reference().splitlines() if line.endswith(f"| `{limit.change}` |")]
+    assert [f"| {limit.value} |" in row for row in rows] == [True]
+
+
+def test_a_crash_loop_ends_at_the_documented_failure() -> None:
+    before = Restarts(used=1, without_progress=CRASH_LOOP_FAILURES - 1)
+    assert find_limit(job(), CAUSE, before) is None
+    ended = find_limit(job(), CAUSE, Restarts(used=1, without_progress=CRASH_LOOP_FAILURES))
+    assert ended is not None
+    assert ended[0] == c.CRASH_LOOP
+    assert ended[1].startswith(f"failed {CRASH_LOOP_FAILURES} times in a row without progress")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_the_budget_ends_at_the_failure_after_max_restarts(limit: int) -> None:
+    spec = job(recovery={"maxRestarts": limit})
+    assert find_limit(spec, CAUSE, Restarts(used=limit)) is None
+    ended = find_limit(spec, CAUSE, Restarts(used=limit + 1, counted=limit + 1))
+    assert ended is not None
+    assert ended[0] == c.RESTART_BUDGET_EXHAUSTED
+
+
+def test_restarts_in_place_are_as_documented() -> None:
+    assert job().in_place_restarts == IN_PLACE_RESTARTS
+    quorum = RendezvousQuorum(2)
+    assert [quorum.take_free_restart() for _ in range(FREE_RESTARTS + 1)] == [True] * FREE_RESTARTS + [False]
