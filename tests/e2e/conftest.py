@@ -132,14 +132,17 @@ class Operator:
 
     def __init__(self, kubeconfig: str, log: Path) -> None:
         self.kubeconfig, self.log = kubeconfig, log
+        self.source: Path | None = None
+        """The folder ``operator`` of another checkout whose operator works now."""
         self.start()
 
-    def start(self) -> None:
-        """Start it."""
+    def start(self, source: Path | None = None) -> None:
+        """Start it, or that of another checkout."""
+        self.source = source
         with self.log.open("a") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ddp_operator"],
-                env=os.environ | {"KUBECONFIG": self.kubeconfig},
+                env=os.environ | {"KUBECONFIG": self.kubeconfig} | ({"PYTHONPATH": str(source)} if source else {}),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
@@ -150,6 +153,12 @@ class Operator:
         self.process.wait()
 
 
+def apply_crds(kubeconfig: str, checkout: Path = ROOT) -> None:
+    """Install the custom resource as a checkout defines it."""
+    crds = str(checkout / "deploy" / "crds")
+    subprocess.run(["kubectl", "--kubeconfig", kubeconfig, "apply", "-f", crds], check=True, timeout=60)
+
+
 @pytest.fixture(scope="session")
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | None]:
     """See to it that an operator runs; returns it where it is a process of these tests."""
@@ -157,8 +166,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | No
     if os.environ.get("DDP_E2E_OPERATOR", "installed") == "installed":
         yield None
         return
-    crds = str(ROOT / "deploy" / "crds")
-    subprocess.run(["kubectl", "--kubeconfig", kubeconfig, "apply", "-f", crds], check=True, timeout=60)
+    apply_crds(kubeconfig)
     found = Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
     try:
         yield found
