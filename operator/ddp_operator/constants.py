@@ -39,6 +39,8 @@ ANNOTATION_SPEC: Final = f"{GROUP}/spec"
 ANNOTATION_SUSPEND: Final = f"{GROUP}/suspend"
 # Written by the Job controller on every pod of an Indexed Job.
 ANNOTATION_COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+JOB_TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
+"""On a pod until the Job controller has counted how it ended."""
 
 # <name>-<attempt>-<index> must be a DNS label of at most 63 characters: 50 + "-" + 6 + "-" + 5.
 MAX_NAME_LENGTH: Final = 50

@@ -27,7 +27,7 @@ from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.launcher.metrics import fetch_page
 from ddp_operator.local import fields, gpus, pods
 from ddp_operator.local.environment import MissingReference, build_environment
-from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job, is_controlled_by
+from ddp_operator.local.job_controller import JobDecision, build_pod, decide_job, is_controlled_by
 from ddp_operator.local.kubelet import Kubelet
 from ddp_operator.local.store import Store, grace_of, place_of
 
@@ -309,7 +309,7 @@ class LocalCluster:
         metadata, phase = pod["metadata"], pod["status"].get("phase")
         jobs = self.store.list("Job", metadata["namespace"])
         owned = any(is_controlled_by(pod, job["metadata"]["uid"]) for job in jobs)
-        if not owned and FINALIZER in (metadata.get("finalizers") or ()):
+        if not owned and constants.JOB_TRACKING_FINALIZER in (metadata.get("finalizers") or ()):
             self._release(pod)
         elif metadata.get("deletionTimestamp"):
             if self.kubelet.is_running(pod):
@@ -320,7 +320,7 @@ class LocalCluster:
             self.kubelet.start(pod)
 
     def _release(self, pod: Object) -> None:
-        left = [name for name in pod["metadata"].get("finalizers") or () if name != FINALIZER]
+        left = [name for name in pod["metadata"].get("finalizers") or () if name != constants.JOB_TRACKING_FINALIZER]
         self.store.change(pod, meta={"finalizers": left})
 
 

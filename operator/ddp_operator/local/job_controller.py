@@ -1,8 +1,9 @@
 """What Kubernetes' Job controller decides for an Indexed Job, as a pure function over plain objects.
 
-The local cluster and the stand-in API server of the tests both use it, so that one reading of the Job controller (1.31
-and later, whose code this follows) serves wherever no real one runs. A caller applies one decision and asks again until
-a decision changes nothing: like the real controller, it never finishes a Job in the pass that sees the reason.
+The local cluster and the stand-in API server of the tests both use it, so that one reading of the Job controller serves
+wherever no real one runs; ``tests/contract`` holds it against recordings of a real one (1.36). A caller applies one
+decision and asks again until a decision changes nothing: like the real controller, it never finishes a Job in the pass
+that sees the reason.
 
 Left out on purpose: the growth of the back-off between failures, ``backoffLimitPerIndex``,
 ``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs. The operator uses none.
@@ -10,20 +11,18 @@ Left out on purpose: the growth of the back-off between failures, ``backoffLimit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX
+from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
 from ddp_operator.kubeobjects.timestamps import format_time
 
 LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
 LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX: Final = ANNOTATION_COMPLETION_INDEX
-FINALIZER: Final = "batch.kubernetes.io/job-tracking"
-"""On a pod until the Job's status has counted it: a pod deleted meanwhile waits for that."""
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]
@@ -80,7 +79,6 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
 
     delete: list[Object] = []
     create: tuple[int, ...] = ()
-    retry_after: float | None = None
     target = _condition(conditions, "FailureTarget")
     if target is None and _condition(conditions, "SuccessCriteriaMet") is None:
         message = _fail_job_message(spec, mine)
@@ -98,19 +96,26 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
             _set(conditions, "SuccessCriteriaMet", "True", *why, stamp)
             delete = active
         elif suspended:
-            _set(conditions, "Suspended", "True", "JobSuspended", "Job suspended", stamp)
+            if _set(conditions, "Suspended", "True", "JobSuspended", "Job suspended", stamp) is not None:
+                status.pop("startTime", None)
             delete = active
         else:
             if _set(conditions, "Suspended", "False", "JobResumed", "Job resumed", stamp) is not None:
                 status["startTime"] = stamp
             delete, create = _scale(spec, active, terminating, succeeded, completions)
             retry_after = _backoff_left(mine, backoff, now) if create else None
-            create = create if retry_after is None else ()
+            if retry_after is not None:  # a failure is counted, and its pod let go, once there is another pod
+                return JobDecision(status=dict(job.get("status") or {}), retry_after=retry_after)
     else:
         delete = active
         if not active and not terminating:
             _finish(status, conditions, target, stamp)
 
+    # A pod that is deleted here is let go at once; where the Job fails, all that have not ended count as failed.
+    ends = target or _condition(conditions, "SuccessCriteriaMet")
+    let_go = [p for p in (*delete, *(terminating if ends else ())) if _is_tracked(p)]
+    if target is not None:
+        status["failed"] += sum(_has_index_below(p, completions) for p in let_go)
     left = [p for p in active if p not in delete]
     status["active"] = len(left) + len(create)
     status["ready"] = sum(_is_ready(p) for p in left)
@@ -118,7 +123,7 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
     if not conditions:
         del status["conditions"]
     names = tuple(_name(p) for p in delete)
-    return JobDecision(status=status, release=release, delete=names, create=create, retry_after=retry_after)
+    return JobDecision(status=status, release=(*release, *map(_name, let_go)), delete=names, create=create)
 
 
 def build_pod(job: Object, index: int, *, suffix: str) -> Json:
@@ -146,7 +151,7 @@ def build_pod(job: Object, index: int, *, suffix: str) -> Json:
             "namespace": job["metadata"]["namespace"],
             "labels": labels,
             "annotations": {**metadata.get("annotations", {}), ANNOTATION_COMPLETION_INDEX: str(index)},
-            "finalizers": [FINALIZER],
+            "finalizers": [JOB_TRACKING_FINALIZER],
             "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
         },
         "spec": spec,
@@ -172,14 +177,17 @@ def has_condition(item: Object, kind: str) -> bool:
 
 
 def format_indexes(indexes: Iterable[int]) -> str:
-    """Write indexes as the Job's status does: ``0-2,5``."""
+    """Write indexes as the Job's status does: ``0-2,5,6``."""
     runs: list[list[int]] = []
     for index in sorted(indexes):
         if runs and index == runs[-1][1] + 1:
             runs[-1][1] = index
         else:
             runs.append([index, index])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    words = [
+        [first, last] if last - first == 1 else [f"{first}-{last}"] if last > first else [first] for first, last in runs
+    ]
+    return ",".join(str(word) for run in words for word in run)
 
 
 def parse_indexes(text: str) -> set[int]:
@@ -200,11 +208,10 @@ def _count(job: Object, pods: Sequence[Object], completions: int) -> tuple[tuple
         if not _is_tracked(pod) or not _is_finished(pod):
             continue
         release.append(_name(pod))
-        index = completion_index(pod)
-        if index is None or index >= completions:
+        if not _has_index_below(pod, completions):
             continue
         if pod["status"]["phase"] == "Succeeded":
-            succeeded.add(index)
+            succeeded.add(int(pod["metadata"]["annotations"][ANNOTATION_COMPLETION_INDEX]))
         elif policy is None or _match_policy(policy, pod)[0] != "Ignore":
             failed += 1
     return tuple(release), failed, {index for index in succeeded if index < completions}
@@ -244,17 +251,24 @@ def _meets_success_policy(spec: Object, succeeded: set[int]) -> bool:
 
 
 def _backoff_left(pods: Sequence[Object], backoff: float, now: datetime) -> float | None:
-    """Return the seconds left of the back-off that began with the latest failure of a pod that is still listed."""
-    ends = [
-        datetime.fromisoformat(terminated["finishedAt"])
-        for pod in pods
-        if pod["status"].get("phase") == "Failed"
-        for container in _container_statuses(pod)
-        if (terminated := (container.get("state") or {}).get("terminated")) and terminated.get("finishedAt")
-    ]
-    left = max(ends).timestamp() + backoff - now.timestamp() if ends else 0.0
+    """Return the seconds left of the back-off that began with the latest failure of a pod that is still listed.
+
+    A success since then has ended it.
+    """
+    failed, succeeded = (max(_ends(pods, phase), default=0.0) for phase in ("Failed", "Succeeded"))
+    left = failed + backoff - now.timestamp() if failed > succeeded else 0.0
     # More than the whole of it is left where the clock was set back since.
     return left if 0 < left <= backoff else None
+
+
+def _ends(pods: Sequence[Object], phase: str) -> Iterator[float]:
+    """Yield when the containers of pods in this phase ended (Unix time)."""
+    for pod in pods:
+        if pod["status"].get("phase") == phase:
+            for container in _container_statuses(pod):
+                terminated = (container.get("state") or {}).get("terminated") or {}
+                if terminated.get("finishedAt"):
+                    yield datetime.fromisoformat(terminated["finishedAt"]).timestamp()
 
 
 def _fail_job_message(spec: Object, pods: Sequence[Object]) -> str | None:
@@ -299,7 +313,8 @@ def _finish(status: Json, conditions: list[Json], target: Json | None, stamp: st
     if target is not None:
         _set(conditions, "Failed", "True", target["reason"], target["message"], stamp)
     else:
-        _set(conditions, "Complete", "True", *COMPLETIONS_REACHED, stamp)
+        (met,) = [c for c in conditions if c["type"] == "SuccessCriteriaMet"]
+        _set(conditions, "Complete", "True", met["reason"], met["message"], stamp)
         status["completionTime"] = stamp
 
 
@@ -326,8 +341,13 @@ def _worth(pod: Object) -> tuple[bool, bool, bool]:
     return bool(pod["spec"].get("nodeName")), phase == "Running", _is_ready(pod)
 
 
+def _has_index_below(pod: Object, completions: int) -> bool:
+    index = completion_index(pod)
+    return index is not None and index < completions
+
+
 def _is_tracked(pod: Object) -> bool:
-    return FINALIZER in (pod["metadata"].get("finalizers") or ())
+    return JOB_TRACKING_FINALIZER in (pod["metadata"].get("finalizers") or ())
 
 
 def _is_finished(pod: Object) -> bool:

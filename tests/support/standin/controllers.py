@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Callable
 from datetime import datetime
 
-from ddp_operator.local.job_controller import FINALIZER, JobDecision, build_pod, decide_job
+from ddp_operator.constants import JOB_TRACKING_FINALIZER
+from ddp_operator.local.job_controller import JobDecision, build_pod, decide_job
 
 from .actors import FINISHED, killed
 from .errors import Failure
@@ -79,6 +80,8 @@ class Controllers:
     def _control(self, controller: JobController, job: Object, own: list[Object]) -> None:
         namespace, pods = job["metadata"]["namespace"], self._kind("Pod")
         decision = controller(job, own, self._storage.clock())
+        if decision.retry_after is not None:
+            asyncio.get_running_loop().call_later(decision.retry_after, self.round)
         if not decision.changes(job):
             return
         if decision.status != job.get("status", {}):
@@ -96,9 +99,9 @@ class Controllers:
                     raise
 
     def _release(self, pod: Object | None) -> None:
-        if pod is not None and FINALIZER in (pod["metadata"].get("finalizers") or []):
+        if pod is not None and JOB_TRACKING_FINALIZER in (pod["metadata"].get("finalizers") or []):
             released = copied(pod)
-            released["metadata"]["finalizers"] = [name for name in pod["metadata"]["finalizers"] if name != FINALIZER]
+            released["metadata"]["finalizers"].remove(JOB_TRACKING_FINALIZER)
             self._storage.update(self._kind("Pod"), copied(pod), released, verb="job controller")
 
     def _collect_garbage(self) -> None:

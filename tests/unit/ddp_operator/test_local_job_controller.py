@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.local.job_controller import (
-    FINALIZER,
     JobDecision,
     build_pod,
     completion_index,
@@ -66,7 +66,7 @@ def settle(owner: dict[str, Any], pods: list[Any]) -> list[JobDecision]:
         owner["status"] = decision.status
         for p in pods:
             if p["metadata"]["name"] in decision.release:
-                p["metadata"]["finalizers"].remove(FINALIZER)
+                p["metadata"]["finalizers"].remove(JOB_TRACKING_FINALIZER)
         pods[:] = [p for p in pods if p["metadata"]["name"] not in decision.delete]
         pods += [pod(owner, index, "Pending") for index in decision.create]
     return decisions
@@ -113,7 +113,7 @@ def test_running_pods_are_active_and_ready_and_nothing_is_to_do() -> None:
 def test_success_of_every_index_completes_the_job_in_two_passes() -> None:
     owner = job()
     decisions = settle(owner, [pod(owner, 0, "Succeeded"), pod(owner, 1, "Succeeded")])
-    assert owner["status"]["completedIndexes"] == "0-1"
+    assert owner["status"]["completedIndexes"] == "0,1"
     assert owner["status"]["completionTime"] == STAMP
     assert [c[0] for c in conditions(owner)] == ["SuccessCriteriaMet", "Complete"]
     assert not has_condition({"status": decisions[0].status}, "Complete")
@@ -215,6 +215,27 @@ def test_a_failed_pod_is_replaced_after_the_back_off(finished: str, waits: float
     failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = finished
     decision = decide_job(owner, [pod(owner, 0), failed], NOW, backoff=10)
     assert (decision.retry_after, decision.create) == (waits, create)
+
+
+def test_while_it_backs_off_a_failure_is_not_counted_and_its_pod_is_not_let_go() -> None:
+    owner = job() | {"status": {"active": 2, "ready": 2}}
+    failed = pod(owner, 1, "Failed", code=137)
+    failed["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = STAMP
+    decision = decide_job(owner, [pod(owner, 0), failed], NOW, backoff=10)
+    assert (decision.status, decision.release) == (owner["status"], ())
+
+
+def test_a_success_ends_the_back_off() -> None:
+    owner = job()
+    failed, succeeded = pod(owner, 1, "Failed", code=137), pod(owner, 0, "Succeeded")
+    for ended, second in ((failed, 0), (succeeded, 1)):
+        ended["status"]["containerStatuses"] = [
+            {
+                "name": "trainer",
+                "state": {"terminated": {"exitCode": 137, "finishedAt": f"2026-11-20T12:00:0{second}Z"}},
+            }
+        ]
+    assert decide_job(owner, [failed, succeeded], NOW, backoff=10).create == (1,)
 
 
 def test_a_job_created_suspended_has_no_pods_and_no_start_time() -> None:

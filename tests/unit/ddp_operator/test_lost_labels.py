@@ -7,6 +7,7 @@ import pytest
 
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import ClusterError, Refused
+from ddp_operator.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.status.lost_labels import may_have_lost_labels
 from tests.support.builders import child_job, child_pod, job, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
@@ -20,6 +21,11 @@ def counted(active: int) -> Any:
     return made | {"status": {"active": active}}
 
 
+def uncounted(index: int) -> Any:
+    made = child_pod(index, "Failed", code=1)
+    return made | {"metadata": made["metadata"] | {"finalizers": [JOB_TRACKING_FINALIZER]}}
+
+
 class TestMayHaveLostLabels:
     @pytest.mark.parametrize(
         ("jobs", "pods", "doubt"),
@@ -29,12 +35,26 @@ class TestMayHaveLostLabels:
             ([counted(2)], [child_pod(0)], True),
             ([counted(1)], [child_pod(0), child_pod(1, "Succeeded")], False),
             ([counted(2)], [child_pod(0), child_pod(1, owner="another")], True),
+            ([counted(2)], [child_pod(0), uncounted(1)], False),
+            ([counted(2)], [child_pod(0), child_pod(1, "Failed", code=1)], True),
             ([], [child_pod(0)], True),
             ([], [child_pod(0, deleting=True)], False),
             ([], [child_pod(0, "Failed", code=1)], False),
             ([], [child_pod(0, attempt=7)], False),
         ],
-        ids=["nothing", "all", "a pod", "one is over", "a stranger's", "the Job", "stops", "over", "another attempt"],
+        ids=[
+            "nothing",
+            "all",
+            "a pod",
+            "one is over",
+            "a stranger's",
+            "backing off",
+            "counted",
+            "the Job",
+            "stops",
+            "over",
+            "another attempt",
+        ],
     )
     def test_job_counts_more_pods_than_are_seen(self, jobs: Any, pods: Any, doubt: bool) -> None:
         assert may_have_lost_labels(TYPED, observe(TYPED, jobs, pods)) is doubt
