@@ -7,11 +7,16 @@ import gc
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from .support import ROOT
 from .support.processes import ProcessGuard
 from .support.tiers import TIERS, TierReport
+
+if TYPE_CHECKING:
+    from .support.control_plane import ControlPlane
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -19,6 +24,9 @@ GOLDEN = Path(__file__).parent / "golden"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this repository."""
     parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing them")
+    parser.addoption(
+        "--record-traces", action="store_true", help="write what a real control plane does (apiserver tier)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,3 +90,16 @@ def _no_process_left(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     if guard.leaked:
         pytest.fail("left running:\n" + "\n".join(guard.leaked), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A real control plane with the CRD and the operator's account; asked for by tests marked ``apiserver``."""
+    from .support.control_plane import ControlPlane
+
+    with ControlPlane(tmp_path_factory.mktemp("control-plane")) as found:
+        found.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
+        for name in ("namespace.yaml", "rbac.yaml"):
+            found.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / name))
+        found.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        yield found

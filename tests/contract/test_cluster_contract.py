@@ -1,31 +1,22 @@
-"""What every cluster promises the reconcile. One suite for all in ``support.cluster_drivers``."""
+"""What every cluster promises the reconcile: one suite for all implementations (the fixture ``driver``)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from ddp_operator import constants
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cluster import AlreadyExists, Conflict, Event, Key, Object, Refused, Snapshot
-from tests.support.cluster_drivers import OPENERS, ClusterDriver
+from tests.support.cluster_drivers import ClusterDriver
 from tests.support.cluster_drivers.base import index_of, living, serve
 
 KEY = Key("default", "train")
 JOB = "train-1"
 FATAL, REPLACED = 82, 85
 LABELS = {constants.LABEL_JOB_NAME: KEY.name, constants.LABEL_MANAGED_BY: constants.MANAGED_BY}
-
-
-@pytest_asyncio.fixture(params=sorted(OPENERS))
-async def driver(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ClusterDriver]:
-    async with OPENERS[request.param](tmp_path) as opened:
-        yield opened
 
 
 def metadata(name: str, owner: Object | None = None) -> dict[str, Any]:

@@ -11,8 +11,6 @@ import pytest
 import pytest_asyncio
 
 from ddp_operator.settings import Settings
-from tests.support import ROOT
-from tests.support.control_plane import ControlPlane
 from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors, StandIn
 
@@ -51,14 +49,3 @@ def start(kubeconfig: Path) -> Iterator[Start]:
             return operator
 
         yield begin
-
-
-@pytest.fixture(scope="session")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A real control plane with the CRD and the operator's account; asked for by tests marked ``apiserver``."""
-    with ControlPlane(tmp_path_factory.mktemp("control-plane")) as found:
-        found.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
-        for name in ("namespace.yaml", "rbac.yaml"):
-            found.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / name))
-        found.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
-        yield found

@@ -40,17 +40,8 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
 @pytest_asyncio.fixture
 async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
     """Users, and kubelets that let deleted pods go."""
-    async with ClusterActors(plane.admin, namespace) as found:
-        kubelet = asyncio.create_task(_kubelet(found))
+    async with ClusterActors(plane.admin, namespace) as found, found.kubelet():
         yield found
-        kubelet.cancel()
-        await asyncio.gather(kubelet, return_exceptions=True)
-
-
-async def _kubelet(actors: ClusterActors) -> None:
-    while True:
-        await actors.end_deleted_pods()
-        await asyncio.sleep(0.2)
 
 
 @pytest.fixture

@@ -97,21 +97,12 @@ async def test_a_real_api_server(plane: ControlPlane) -> None:
     settings = Settings(kubeconfig=str(plane.admin), health_port=0, progress_interval=1.0)
     operator = RunningOperator(settings).start()
     try:
-        async with ClusterActors(plane.admin, name) as actors:
-            kubelet = asyncio.create_task(_end_deleted_pods(actors))
+        async with ClusterActors(plane.admin, name) as actors, actors.kubelet():
             history = await play(actors)
-            kubelet.cancel()
-            await asyncio.gather(kubelet, return_exceptions=True)
     finally:
         operator.stop()
         plane.kubectl("delete", "namespace", name, "--wait=false")
     assert history.facts() == EXPECTED
-
-
-async def _end_deleted_pods(actors: ClusterActors) -> None:
-    while True:
-        await actors.end_deleted_pods()
-        await asyncio.sleep(0.2)
 
 
 async def play(actors: ClusterActors) -> History:

@@ -6,6 +6,7 @@ ports of the loopback address, keeps its state in one temporary folder, checks p
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -80,6 +81,11 @@ class ControlPlane(Stoppable):
     def url(self) -> str:
         """Where the API server listens."""
         return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def version(self) -> str:
+        """The version of Kubernetes."""
+        return str(json.loads(self.kubectl("get", "--raw", "/version").stdout)["gitVersion"])
 
     def __enter__(self) -> ControlPlane:
         try:

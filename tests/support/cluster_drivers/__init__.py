@@ -1,22 +1,13 @@
 """Drivers for the contract suite of a cluster, one for each implementation.
 
-A new implementation (a real API server, say) gets a module with a ``ClusterDriver`` and an entry in ``OPENERS``; the
-suite then runs on it as it stands.
+A new implementation gets a module with a ``ClusterDriver`` and a place in the fixture ``driver`` of ``tests/contract``;
+the suite then runs on it as it stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-
-from .api_server import open_standin
+from .api_server import open_control_plane, open_standin
 from .base import ClusterDriver
 from .local import open_local
 
-OPENERS: dict[str, Callable[[Path], AbstractAsyncContextManager[ClusterDriver]]] = {
-    "local": open_local,
-    "standin": open_standin,
-}
-
-__all__ = ["OPENERS", "ClusterDriver"]
+__all__ = ["ClusterDriver", "open_control_plane", "open_local", "open_standin"]

@@ -1,15 +1,20 @@
-"""Drives the stand-in API server, to which the cluster speaks through the operator's own client."""
+"""Drives an API server, the stand-in or a real one, to which the cluster speaks through the operator's own client."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddp_operator.cluster import Object
+from ddp_operator.constants import KIND, LABEL_JOB_NAME
 from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.kube.resources import path
+from ddp_operator.local.job_controller import decide_job
+from tests.support.control_plane import ControlPlane
 from tests.support.standin.actors import ClusterActors
 from tests.support.standin.running import StandIn
 
@@ -19,9 +24,16 @@ from .base import ClusterDriver, build_resource
 class ApiServerDriver(ClusterDriver):
     """Acts as users and kubelets do: through the API."""
 
-    def __init__(self, api: ClusterActors) -> None:
+    def __init__(self, api: ClusterActors, standin: StandIn | None = None) -> None:
         self.api = api
         self.cluster = KubeCluster(api.client)
+        self._standin = standin
+
+    async def let_pods_end(self, allowed: bool) -> None:
+        """Switch the kubelets that are played."""
+        self.api.kubelet_works = allowed
+        if self._standin is not None:
+            self._standin.end_pods(allowed)
 
     async def add_resource(self, name: str, **spec: Any) -> Object:
         """Create it as a user does."""
@@ -47,12 +59,40 @@ class ApiServerDriver(ClusterDriver):
 
 
 @asynccontextmanager
-async def open_standin(folder: Path) -> AsyncIterator[ApiServerDriver]:
+async def open_standin(folder: Path, *, backoff: float = 0.0) -> AsyncIterator[ApiServerDriver]:
     """Start a stand-in and a client of it."""
     with StandIn() as server:
+        server.controllers.job_controller = partial(decide_job, backoff=backoff)
         async with ClusterActors(server.write_kubeconfig(folder)) as api:
-            driver = ApiServerDriver(api)
+            driver = ApiServerDriver(api, server)
             try:
                 yield driver
             finally:
                 await driver.cluster.close()
+
+
+@asynccontextmanager
+async def open_control_plane(plane: ControlPlane) -> AsyncIterator[ApiServerDriver]:
+    """Use a real control plane, whose nodes have no kubelet: what kubelets do is done here."""
+    async with ClusterActors(plane.admin) as api, api.kubelet():
+        driver = ApiServerDriver(api)
+        try:
+            yield driver
+        finally:
+            await driver.cluster.close()
+            await _empty(api)
+
+
+async def _empty(api: ClusterActors) -> None:
+    """Delete what a test has left in its namespace: the next one finds the same names free."""
+    for kind in (KIND, "Job", "Pod", "Service", "ConfigMap"):
+        own = {} if kind == KIND else {"labelSelector": LABEL_JOB_NAME}
+        await api.client.request(
+            "DELETE", path(kind, api.namespace), params=own, body={"propagationPolicy": "Background"}
+        )
+    for kind in (KIND, "Job", "Pod"):
+
+        async def is_empty(kind: str = kind) -> bool:
+            return not await api.list(kind)
+
+        await api.until(is_empty, f"the end of every {kind}")

@@ -46,6 +46,17 @@ class ClusterDriver(ABC):
     def unacceptable(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Return the Job, spoiled so that this cluster must refuse it."""
 
+    can_hold_pods = True
+    """Whether deleted pods may be kept from ending."""
+
+    async def let_pods_end(self, allowed: bool) -> None:
+        """Let deleted pods end, or keep them terminating."""
+        raise NotImplementedError
+
+    def comparable(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return what of a Job's recorded state is the same here as on a real control plane."""
+        return state
+
     async def until(self, key: Key, ready: Callable[[Snapshot], Any], what: str) -> Snapshot:
         """Observe until ``ready(snapshot)`` is true and return that snapshot."""
         seen: Snapshot | None = None

@@ -33,9 +33,15 @@ sys.exit(said["code"])
 class LocalClusterDriver(ClusterDriver):
     """Acts by writing files that the pods read."""
 
-    def __init__(self, folder: Path) -> None:
+    can_hold_pods = False
+
+    def __init__(self, folder: Path, backoff: float) -> None:
         self.folder = folder
-        self.local = self.cluster = LocalCluster(folder / "run", folder / "claims", backoff=0.0)
+        self.local = self.cluster = LocalCluster(folder / "run", folder / "claims", backoff=backoff)
+
+    def comparable(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Leave out pods that have ended: here a deleted pod is gone at once, and seen a while longer."""
+        return state | {"pods": [pod for pod in state["pods"] if pod["phase"] == "Running" and not pod["deleted"]]}
 
     def dress(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """Give its containers the program that obeys."""
@@ -80,9 +86,9 @@ class LocalClusterDriver(ClusterDriver):
 
 
 @asynccontextmanager
-async def open_local(folder: Path) -> AsyncIterator[LocalClusterDriver]:
+async def open_local(folder: Path, *, backoff: float = 0.0) -> AsyncIterator[LocalClusterDriver]:
     """Open a local cluster and end all of its pods afterwards."""
-    driver = LocalClusterDriver(folder)
+    driver = LocalClusterDriver(folder, backoff)
     try:
         yield driver
     finally:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,8 @@ class ClusterActors:
 
     def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
         self.namespace = namespace
+        self.kubelet_works = True
+        """Whether ``kubelet`` ends deleted pods."""
         self.client = ApiClient(lambda: login(str(kubeconfig)), qps=10_000, burst=10_000)
 
     async def __aenter__(self) -> ClusterActors:
@@ -227,9 +230,26 @@ class ClusterActors:
             meta = pod["metadata"]
             if not meta.get("deletionTimestamp") or not pod["spec"].get("nodeName"):
                 continue
-            if pod["status"].get("phase") not in FINISHED:
-                await self.patch("Pod", meta["name"], {"status": killed(pod, _now())}, "status")
-            await self.delete("Pod", meta["name"], gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
+            with suppress(ApiError):  # gone meanwhile
+                if pod["status"].get("phase") not in FINISHED:
+                    await self.patch("Pod", meta["name"], {"status": killed(pod, _now())}, "status")
+                await self.delete("Pod", meta["name"], gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
+
+    @asynccontextmanager
+    async def kubelet(self) -> AsyncIterator[None]:
+        """Let deleted pods go all the while."""
+        task = asyncio.create_task(self._end_deleted_pods_for_ever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _end_deleted_pods_for_ever(self) -> None:
+        while True:
+            if self.kubelet_works:
+                await self.end_deleted_pods()
+            await asyncio.sleep(0.1)
 
 
 def killed(pod: Object, now: str) -> Object:

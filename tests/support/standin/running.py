@@ -153,6 +153,11 @@ class StandIn(Stoppable):
         """Answer SelfSubjectAccessReviews by this rule on their resourceAttributes."""
         self._api.allow = rule
 
+    def end_pods(self, allowed: bool) -> None:
+        """Let deleted pods on a node end, as a living kubelet sees to, or keep them there."""
+        self.controllers.ends_pods = allowed
+        self.call(self.controllers.round)
+
     def cut_watches(self) -> None:
         """End all watches."""
         self.call(self._api.watches.cut)

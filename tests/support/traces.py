@@ -1,0 +1,111 @@
+"""Recordings of a real control plane, which whatever plays one is held against.
+
+A test calls ``Trace.step`` for everything that it does and says how what comes of it is read. Under
+``--record-traces``, on a real control plane, what came of it is written down; else it must become what was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tests.support import ROOT
+
+FOLDER = ROOT / "tests" / "contract" / "traces"
+PATIENCE = 60.0
+"""Seconds after which something counts as never happening; a real Job controller's first back-off is shorter."""
+PATIENCE_HERE = 20.0
+"""The same where nothing but this machine's load takes time."""
+QUIET = 3.0
+"""Seconds without a change after which a real control plane counts as settled; its Job controller batches for one."""
+POLL = 0.02
+
+Read = Callable[[], Awaitable[Any]]
+View = Callable[[Any], Any]
+
+
+class Trace:
+    """One file of steps, each with what came of it."""
+
+    def __init__(self, name: str, *, server: str | None = None, patience: float = PATIENCE) -> None:
+        """Open the recording ``name``; with ``server``, the version of a real one, write it anew."""
+        self._patience = patience
+        self._path = FOLDER / f"{name}.json"
+        self._server = server
+        self._steps: list[dict[str, Any]] = [] if server else json.loads(self._path.read_text())["steps"]
+        self._next = 0
+
+    def answer(self, does: str, found: Any, *, view: View = lambda found: found) -> None:
+        """Record what came of a step at once, or compare it."""
+        if self._server:
+            self._steps.append({"do": does, "then": found})
+        else:
+            wanted = view(self._recorded(does))
+            assert view(found) == wanted, difference(does, wanted, view(found))
+
+    async def step(
+        self,
+        does: str,
+        read: Read,
+        *,
+        view: View = lambda found: found,
+        changes: bool = False,
+        quiet: float = QUIET,
+    ) -> None:
+        """Record what ``read`` settles at after a step, or wait until it is what was recorded.
+
+        ``view`` takes from the recording and from what is read what can be compared here. With ``changes`` the
+        recording waits for a change before it waits for quiet, which is so many seconds without another one.
+        """
+        if self._server:
+            before = self._steps[-1]["then"] if changes else None
+            self._steps.append({"do": does, "then": await _settled(read, before, quiet)})
+            return
+        wanted = view(self._recorded(does))
+        found = None
+        try:
+            async with asyncio.timeout(self._patience):
+                while True:
+                    if (found := view(await read())) == wanted:
+                        return
+                    await asyncio.sleep(POLL)
+        except TimeoutError:
+            raise AssertionError(difference(does, wanted, found)) from None
+
+    def _recorded(self, does: str) -> Any:
+        recorded = self._steps[self._next]
+        self._next += 1
+        assert recorded["do"] == does, "the scenario has changed: record it anew with --record-traces"
+        return recorded["then"]
+
+    def close(self) -> None:
+        """Write the recording, or see to it that all of it has happened."""
+        if not self._server:
+            assert self._next == len(self._steps), "the scenario has changed: record it anew with --record-traces"
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(f"  {json.dumps(step, sort_keys=True)}" for step in self._steps)
+        self._path.write_text(f'{{"kubernetes": {json.dumps(self._server)}, "steps": [\n{lines}\n]}}\n')
+
+
+def difference(does: str, wanted: Any, found: Any) -> str:
+    """Return the lines in which what was found differs from what was recorded."""
+    old, new = (json.dumps(value, indent=1, sort_keys=True).splitlines() for value in (wanted, found))
+    lines = difflib.unified_diff(old, new, "recorded", "found", lineterm="", n=1)
+    return "\n".join((f"after: {does}", *lines))
+
+
+async def _settled(read: Read, before: Any, quiet: float) -> Any:
+    loop = asyncio.get_running_loop()
+    last, quiet_since = before, loop.time()
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = await read()
+            if found != last:
+                last, quiet_since = found, loop.time()
+            elif last != before and loop.time() - quiet_since > quiet:
+                return last
+            await asyncio.sleep(POLL)
