@@ -62,5 +62,5 @@ def test_what_may_not_be_done_is_said_in_one_sentence(
     assert main(["list", "--kubeconfig", str(kubeconfig), "-n", namespace]) == ExitCode.CLUSTER
     complaint = capsys.readouterr().err
     assert "cannot list resource" in complaint
-    assert "ask the cluster's owner for that permission" in complaint
+    assert "ask the cluster's administrator for this permission" in complaint
     assert complaint.count("\n") == 1

@@ -29,6 +29,16 @@ class Kind:
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def resource(self) -> str:
+        """What refusals call its objects: ``jobs.batch``."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def named(self) -> str:
+        """What errors in an object's fields call it: ``Job.batch``."""
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
     def discovery(self) -> list[dict[str, Any]]:
         """Return the entries of /apis/<group>/<version> for this kind."""
         main = {

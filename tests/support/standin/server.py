@@ -15,13 +15,16 @@ from .patches import json_patch, merge
 from .resources import BUILTIN, Kind, custom_kind
 from .scale import from_scale, to_scale
 from .selectors import labels_of, parse
-from .storage import Object, Storage, copied
+from .storage import Object, Storage, check_version, copied
 from .validation import admit, default_builtin
 from .watching import Watches
 
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 FINISHED = ("Succeeded", "Failed")
-PRECONDITIONS = ("uid", "resourceVersion")
+PRECONDITIONS = (
+    ("uid", "UID", "deleted and then recreated"),
+    ("resourceVersion", "ResourceVersion", "modified"),
+)
 
 
 class Ask(NamedTuple):
@@ -144,6 +147,8 @@ class Api:
         verb, kind, namespace, name, subresource = place
         resource = place.resource
         user = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if impersonated := request.headers.get("Impersonate-User"):
+            return _answer(forbidden(place, impersonated))
         fault = self.faults.match(verb, resource, name or "")
         if fault is not None and fault.status == "timeout":
             await asyncio.sleep(3600)
@@ -257,6 +262,9 @@ class Api:
         elif "namespace" in obj["metadata"]:
             del obj["metadata"]["namespace"]
         obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
+        if kind.kind == "Event" and obj.get("involvedObject", {}).get("namespace") != namespace:
+            where = "involvedObject.namespace: Invalid value: does not match event.namespace"
+            raise Failure(422, f'Event "{obj["metadata"].get("name")}" is invalid: {where}')
         if self.webhook is not None and kind.kind == "Job":
             self.webhook(obj)
         if "status" in kind.subresources and kind.schema is not None:
@@ -283,7 +291,7 @@ class Api:
             after = from_scale(kind, stored, changed)
         elif subresource == "status":
             after = copied(stored) | {"status": changed.get("status", {})}
-            kept = (*PRECONDITIONS, "labels") if kind.kind == "Pod" else PRECONDITIONS
+            kept = ("uid", "resourceVersion", *(["labels"] if kind.kind == "Pod" else []))
             after["metadata"] |= {key: changed["metadata"][key] for key in kept if key in changed["metadata"]}
         else:
             after = changed
@@ -291,8 +299,8 @@ class Api:
                 after.pop("status", None)
                 if "status" in stored:
                     after["status"] = stored["status"]
-        if after["metadata"].get("uid", stored["metadata"]["uid"]) != stored["metadata"]["uid"]:
-            raise Failure(409, f"Precondition failed: UID in precondition: {after['metadata']['uid']}")
+        check_version(kind, stored, after)
+        _check_metadata(kind, stored["metadata"], after["metadata"])
         strictness = ask.query.get("fieldValidation", "Warn")
         after = admit(kind, after, stored, strictness=strictness, status_only=subresource == "status")
         _keep_template(kind, stored, after)
@@ -303,14 +311,14 @@ class Api:
 
     def _delete(self, kind: Kind, stored: Object, options: Object) -> Object:
         meta = stored["metadata"]
-        for name, words in zip(PRECONDITIONS, ("UID", "ResourceVersion"), strict=True):
+        for name, words, guess in PRECONDITIONS:
             wanted = options.get("preconditions", {}).get(name)
             if wanted is not None and wanted != meta[name]:
-                raise Failure(
-                    409,
-                    f'Operation cannot be fulfilled on {kind.plural} "{meta["name"]}": Precondition failed: {words} in '
-                    f"precondition: {wanted}, {words} in object meta: {meta[name]}",
+                differs = (
+                    f"the {words} in the precondition ({wanted}) does not match the {words} in record ({meta[name]})"
                 )
+                which = f'Operation cannot be fulfilled on {kind.named} "{meta["name"]}"'
+                raise Failure(409, f"{which}: {differs}. The object might have been {guess}")
         grace = None
         if kind.kind == "Pod" and stored["spec"].get("nodeName") and stored["status"].get("phase") not in FINISHED:
             wanted = options.get("gracePeriodSeconds")
@@ -320,6 +328,10 @@ class Api:
         left = self.storage.delete(kind, stored, grace=grace)
         if left is not None:
             return left
+        if kind.kind == "Pod":
+            return stored | {
+                "metadata": {"deletionTimestamp": self.storage.timestamp(), **meta, "deletionGracePeriodSeconds": 0}
+            }
         details = {"name": meta["name"], "kind": kind.plural, "uid": meta["uid"]}
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
@@ -341,9 +353,36 @@ class Api:
 
 def _keep_template(kind: Kind, before: Object, after: Object) -> None:
     """A Job's template may not change (the API server lets a suspended Job's scheduling fields change; nobody here)."""
-    if kind.kind == "Job" and before["spec"]["template"] != after["spec"]["template"]:
-        name = before["metadata"]["name"]
-        raise Failure(422, f'Job.batch "{name}" is invalid: spec.template: Invalid value: field is immutable')
+    if kind.kind != "Job":
+        return
+    wrong, (old, new) = None, (before["spec"], after["spec"])
+    if old["template"] != new["template"]:
+        wrong = "spec.template.spec: Invalid value: field is immutable"
+    elif old["completions"] != new["completions"] != new["parallelism"]:
+        wrong = "spec.completions: Invalid value: can only be modified in tandem with spec.parallelism"
+    if wrong:
+        raise Failure(422, f'Job.batch "{before["metadata"]["name"]}" is invalid: {wrong}')
+
+
+def forbidden(place: Place, user: str) -> Failure:
+    """The refusal of somebody who has no right to do this."""
+    verb, kind, namespace, name, _ = place
+    what = f'{kind.resource} "{name}"' if name else kind.resource
+    where = "at the cluster scope" if namespace is None else f'in the namespace "{namespace}"'
+    does = f'cannot {verb} resource "{place.resource}" in API group "{kind.group}" {where}'
+    return Failure(403, f'{what} is forbidden: User "{user}" {does}')
+
+
+def _check_metadata(kind: Kind, before: Object, after: Object) -> None:
+    """Refuse what may not change in an object's metadata."""
+    if after.get("uid", before["uid"]) != before["uid"]:
+        raise Failure(
+            422, f'{kind.named} "{before["name"]}" is invalid: metadata.uid: Invalid value: field is immutable'
+        )
+    added = set(after.get("finalizers") or ()) - set(before.get("finalizers") or ())
+    if added and "deletionTimestamp" in before:
+        words = f"no new finalizers can be added if the object is being deleted, found new finalizers {sorted(added)}"
+        raise Failure(422, f'{kind.named} "{before["name"]}" is invalid: metadata.finalizers: Forbidden: {words}')
 
 
 def _parse(body: bytes, *, partial: bool = False) -> Object:

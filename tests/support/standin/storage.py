@@ -68,7 +68,7 @@ class Storage:
         try:
             return copied(self._objects[kind, namespace, name])
         except KeyError:
-            raise not_found(kind.plural, name) from None
+            raise not_found(kind.resource, name) from None
 
     def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """Return one object or None."""
@@ -97,7 +97,7 @@ class Storage:
             meta["name"] = meta["generateName"] + uuid.uuid4().hex[:5]
         ident = (kind, str(meta.get("namespace", "")), str(meta["name"]))
         if ident in self._objects:
-            raise Failure(409, f'{kind.plural} "{meta["name"]}" already exists', reason="AlreadyExists")
+            raise Failure(409, f'{kind.resource} "{meta["name"]}" already exists', reason="AlreadyExists")
         meta |= {"uid": self.new_uid(), "creationTimestamp": self.timestamp(), "generation": 1}
         meta.pop("deletionTimestamp", None)
         if dry_run:
@@ -109,13 +109,7 @@ class Storage:
         self, kind: Kind, before: Object, after: Object, *, dry_run: bool = False, verb: str = "update"
     ) -> Object:
         """Store a changed object; what changes nothing gets no new version. Raises: Failure 409."""
-        wanted = after["metadata"].get("resourceVersion")
-        if wanted and wanted != before["metadata"]["resourceVersion"]:
-            raise Failure(
-                409,
-                f'Operation cannot be fulfilled on {kind.plural} "{before["metadata"]["name"]}": the object has been '
-                "modified; please apply your changes to the latest version and try again",
-            )
+        check_version(kind, before, after)
         for name in ("uid", "creationTimestamp", "resourceVersion", "generation", "deletionTimestamp"):
             if name in before["metadata"]:
                 after["metadata"][name] = before["metadata"][name]
@@ -183,6 +177,17 @@ class Storage:
         self.history.append(change)
         for tell in list(self._watchers.values()):
             tell(change)
+
+
+def check_version(kind: Kind, before: Object, after: Object) -> None:
+    """Refuse a change of another version. Raises: Failure 409."""
+    wanted = after["metadata"].get("resourceVersion")
+    if wanted and wanted != before["metadata"]["resourceVersion"]:
+        raise Failure(
+            409,
+            f'Operation cannot be fulfilled on {kind.resource} "{before["metadata"]["name"]}": the object has been '
+            "modified; please apply your changes to the latest version and try again",
+        )
 
 
 def _generation_of(obj: Object) -> Object:

@@ -45,7 +45,8 @@ def _admit_custom(kind: Kind, obj: Object, strictness: str, *, parts: tuple[str,
     obj = _prune(schema, obj, "", unknown)
     if unknown and strictness == "Strict":
         words = ", ".join(f'unknown field "{path}"' for path in unknown)
-        raise Failure(400, f"{kind.kind} in version {kind.version!r} cannot be handled: strict decoding error: {words}")
+        where = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
+        raise Failure(400, f"{where}: strict decoding error: {words}")
     obj = _default(schema, obj)
     errors = _validator(kind, parts).iter_errors(obj)
     _refuse(kind, whole, [f"{_path(error.absolute_path)}: Invalid value: {error.message}" for error in errors])
