@@ -115,7 +115,7 @@ def test_a_job_without_a_label_waits_for_its_quota_and_loses_nothing(cluster: Cl
     queue.submit("first", 60)
     cluster.phase("first", "Running")
     queue.submit("second", 5)
-    assert "queue default admits it" in queue.waits("second")
+    assert "queue default to admit it" in queue.waits("second")
     job = cluster.batch.read_namespaced_job("second-1", cluster.namespace)
     assert (job.spec.suspend, job.metadata.generation) == (True, 1), "nobody but Kueue resumes it"
     queue.succeeds("first", "second")

@@ -146,6 +146,6 @@ def test_pods_of_a_deleted_job_are_the_garbage_collectors_for_a_while() -> None:
         await sim.settle(20)
         assert words(sim) == "waiting for 2 pods of the previous attempt to terminate"
         await sim.settle(20)
-        assert words(sim).endswith("does kube-controller-manager run?")
+        assert words(sim).endswith("check that kube-controller-manager is running")
 
     asyncio.run(play_it(OperatorSimulation()))
