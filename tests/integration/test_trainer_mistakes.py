@@ -73,7 +73,7 @@ MISTAKES = {
     "distributed.compression: PowerSGD needs nccl": ["--compression", "powersgd"],
     "precision.grad_scaler: a gradient scaler does nothing for bf16": ["--precision", "bf16", "--grad-scaler"],
     "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
-    "data.download: nowhere:load is not a dataset": ["--data", "nowhere:load", "--data-download"],
+    "data.download: only built-in datasets can be downloaded": ["--data", "nowhere:load", "--data-download"],
     "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet"],
 }
 
