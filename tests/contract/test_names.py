@@ -27,7 +27,7 @@ def test_name_that_occurs_twice_means_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(("prefix", "least"), [("ENV_", 5), ("EXIT_", 7), ("METRIC_", 12)])
-def test_enough_is_compared(prefix: str, least: int) -> None:
+def test_the_comparison_of_names_covers_both_sides(prefix: str, least: int) -> None:
     assert len([name for name in COMMON if name.startswith(prefix)]) >= least
 
 

@@ -157,7 +157,7 @@ def test_an_image_that_is_not_there_is_told_once(cluster: Cluster) -> None:
     assert len(said) == 1, said
 
 
-def test_deletion_leaves_nothing(cluster: Cluster) -> None:
+def test_a_deleted_job_leaves_no_object_behind(cluster: Cluster) -> None:
     assert cluster.apply(adapt(DIGITS)).returncode == 0
     cluster.phase("digits", "Running")
     assert cluster.kubectl("delete", "ddp", "digits").returncode == 0

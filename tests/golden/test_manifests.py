@@ -117,7 +117,7 @@ def normalised(children: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_children(name: str, golden: Callable[[str, str], None]) -> None:
+def test_children_of_a_job_are_as_kept(name: str, golden: Callable[[str, str], None]) -> None:
     attempt = 2 if name == "gpu-four-nodes" else 1
     golden(f"manifests/{name}.yaml", normalised(build(CASES[name], attempt)))
 
@@ -131,7 +131,7 @@ def test_children_are_valid_in_kubernetes(name: str, version: str) -> None:
         kubernetes_validate.validate(child, version, strict=True)
 
 
-def test_validation_can_fail() -> None:
+def test_validation_of_kept_manifests_can_fail() -> None:
     [service, *_] = build(CASES["single-node"], 1)
     service["spec"]["prots"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -143,7 +143,7 @@ def test_every_golden_file_has_its_test() -> None:
     assert kept == set(CASES)
 
 
-def test_printer_columns(golden: Callable[[str, str], None]) -> None:
+def test_columns_of_kubectl_get_are_as_kept(golden: Callable[[str, str], None]) -> None:
     [version] = build_crd()["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     width = max(len(column["name"]) for column in columns)

@@ -88,7 +88,7 @@ class TestOldest:
         print("torch", about.stdout, about.stderr)
         return Pods(folder, ["train.py", *arguments], python=python, warm=False, **options)  # type: ignore[arg-type]
 
-    def test_trains(self, oldest: str, folder: Path) -> None:
+    def test_job_trains_on_other_versions_of_torch(self, oldest: str, folder: Path) -> None:
         job = self.job(oldest, folder, nproc=2)
         assert run(job) == (0, 0)
         assert "sum 4 (3, 9) 2.2." in job.log(0)
@@ -108,7 +108,7 @@ class TestOldest:
             job.stop()
         assert (ended.code, ended.message["message"]) == (82, "KeyError: 'a cause'"), ended.log
 
-    def test_is_elastic(self, oldest: str, folder: Path) -> None:
+    def test_job_is_elastic_on_other_versions_of_torch(self, oldest: str, folder: Path) -> None:
         job = self.job(oldest, folder, elastic=(1, 2))
         assert run(job) == (0, 0)
         assert "sum 2 (3, 9) 2.2." in job.log(0)

@@ -100,7 +100,7 @@ def without_times(status: Status) -> Any:
 
 
 @given(st.lists(steps(), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_any_history(history: list[Step], shuffle: random.Random) -> None:
+def test_decisions_keep_their_promises_over_any_history_of_a_job(history: list[Step], shuffle: random.Random) -> None:
     status = Status()
     for step in history:
         before, decision = status, step.decide(status)

@@ -92,7 +92,7 @@ def test_there_is_nothing_to_complain_about(name: str) -> None:
         ("FROM p:1.2.3\nUSER 1:1\nCMD python", "form of a list"),
     ],
 )
-def test_fault_is_found(text: str, complaint: str) -> None:
+def test_a_faulty_dockerfile_is_found(text: str, complaint: str) -> None:
     assert any(complaint in found for found in complaints(parse(text)))
 
 

@@ -38,7 +38,7 @@ def rendered_job(name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_there_is_one_for_each_use() -> None:
+def test_there_is_a_sample_for_each_use() -> None:
     assert {path.stem for path in FILES} >= {
         "digits", "job", "voc", "kueue", "volcano", "own-script", "private-image", "checkpoint", "elastic"
     }  # fmt: skip
@@ -47,20 +47,20 @@ def test_there_is_one_for_each_use() -> None:
 
 
 @samples
-def test_passes_ddp_render(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sample_passes_ddp_render(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "--check", str(path)]) == 0
     assert capsys.readouterr() == ("", "")
 
 
 @samples
-def test_what_comes_along_is_valid(path: Path) -> None:
+def test_other_objects_in_a_sample_are_valid(path: Path) -> None:
     for document in documents(path):
         if document["kind"] != KIND:
             kubernetes_validate.validate(document, "1.31", strict=True)
 
 
 @samples
-def test_begins_with_what_it_is_for(path: Path) -> None:
+def test_sample_begins_with_a_comment_on_its_use(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     comment = re.match(r"(# .*\n)+", text)
     assert comment is not None
@@ -69,7 +69,7 @@ def test_begins_with_what_it_is_for(path: Path) -> None:
 
 
 @samples
-def test_images_have_a_tag_and_presets_exist(path: Path) -> None:
+def test_images_of_samples_have_a_tag_and_presets_exist(path: Path) -> None:
     for container in job_of(path)["spec"]["template"]["spec"]["containers"]:
         _, _, tag = container["image"].rpartition(":")
         assert tag
@@ -83,7 +83,7 @@ def test_images_have_a_tag_and_presets_exist(path: Path) -> None:
 
 
 @samples
-def test_what_it_mounts_is_declared(path: Path) -> None:
+def test_volumes_mounted_by_a_sample_are_declared(path: Path) -> None:
     pod = job_of(path)["spec"]["template"]["spec"]
     declared = {volume["name"] for volume in pod.get("volumes", [])}
     mounted = {mount["name"] for container in pod["containers"] for mount in container.get("volumeMounts", [])}
@@ -95,7 +95,7 @@ def test_what_it_mounts_is_declared(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "pods", "workers"), [("digits", 2, 1), ("job", 2, 4), ("voc", 4, 8), ("private-image", 2, 1)]
 )
-def test_has_as_many_pods_and_workers_as_it_says(name: str, pods: int, workers: int) -> None:
+def test_sample_has_as_many_pods_and_workers_as_it_says(name: str, pods: int, workers: int) -> None:
     job = rendered_job(name)
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (pods, pods)
     container = job["spec"]["template"]["spec"]["containers"][0]

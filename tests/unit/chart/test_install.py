@@ -74,7 +74,7 @@ def children(plane: ControlPlane, namespace: str) -> list[str]:
     return [item["metadata"]["uid"] for item in found["items"]]
 
 
-def test_install_upgrade_uninstall(plane: ControlPlane) -> None:
+def test_chart_installs_upgrades_and_uninstalls(plane: ControlPlane) -> None:
     with helm(plane) as client:
         client.install(CHART, "ddp-operator", {}, create_namespace=True, timeout=300)
         assert [release["name"] for release in client.list()] == ["ddp-operator"]

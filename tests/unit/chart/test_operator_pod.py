@@ -44,7 +44,7 @@ class TestSettings:
     def test_defaults_are_the_operators_own(self) -> None:
         assert settings_of(render()) == Settings(log_format="json")
 
-    def test_values_arrive(self) -> None:
+    def test_settings_of_the_chart_arrive_in_the_operator(self) -> None:
         values = {
             "namespaces": ["a", "b"], "port": 9090,
             "settings": {"workers": 3, "qps": 0.5, "burst": 100000, "callTimeout": 1.5, "progressInterval": 60,

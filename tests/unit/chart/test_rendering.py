@@ -154,7 +154,7 @@ class TestSchema:
         with pytest.raises(helm_python.HelmValuesError, match=re.escape(message)):
             render(values)
 
-    def test_defaults_obey_it(self) -> None:
+    def test_default_values_obey_their_schema(self) -> None:
         jsonschema.validate(read_values(CHART / "values.yaml"), json.loads((CHART / "values.schema.json").read_text()))
 
     def test_missing_account_is_named(self) -> None:

@@ -288,7 +288,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ("name", "good"), [("a", True), ("a-1", True), ("1a", False), ("a.b", False), ("a" * 64, False)]
     )
-    def test_service_names(self, name: str, good: bool) -> None:
+    def test_a_service_name_is_a_dns_label(self, name: str, good: bool) -> None:
         assert names.is_service_name(name) is good
 
     @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ class TestRendezvoused:
         said = self.describe(child_pod(1), child_pod(2, "Pending"), nodes=3)
         assert said == ("False", "WaitingForRanks", "1/3 pods running; waiting for pods 0, 2")
 
-    def test_names_at_most_ten(self) -> None:
+    def test_message_names_at_most_ten_pods(self) -> None:
         assert self.describe(nodes=500)[2].endswith("waiting for pods 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …")
 
     @pytest.mark.parametrize("phase", ["Running", "Stopping", "Done"])

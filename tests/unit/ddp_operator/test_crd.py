@@ -62,7 +62,7 @@ class TestStructure:
     def test_status_invents_nothing(self) -> None:
         assert [path for path, node in nodes(SCHEMA["properties"]["status"]) if "default" in node] == []
 
-    def test_is_itself_valid(self) -> None:
+    def test_schema_is_valid_openapi(self) -> None:
         jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
     def test_subresources_and_names(self) -> None:
@@ -121,7 +121,7 @@ def test_defaults_of_the_schema_are_those_of_the_parser(spec: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("sample", sorted((FILE.parents[1] / "samples").glob("*.yaml")), ids=lambda path: path.name)
-def test_samples_pass(sample: Path) -> None:
+def test_samples_pass_the_schema(sample: Path) -> None:
     manifest = parse_manifest(sample.read_text(encoding="utf-8"))
     jsonschema.validate(manifest.resource, SCHEMA)
 

@@ -90,7 +90,7 @@ class TestCause:
         assert found is not None
         assert found.permanent is permanent
 
-    def test_killed_for_memory(self) -> None:
+    def test_pod_killed_for_memory_is_the_root_cause(self) -> None:
         pod = child_pod(1, "Failed", code=137, reason="OOMKilled")
         assert blamed(diagnosis(pod, child_pod(0))) == (1, "OOM")
         assert not will_fail_job((view_pod(pod),)), "the Job controller would replace it"

@@ -28,7 +28,7 @@ def kubeconfig(path: Path, *, user: dict[str, Any] | None = None, **cluster: Any
     return path
 
 
-async def test_inline_certificates(tmp_path: Path) -> None:
+async def test_certificates_may_stand_in_the_kubeconfig_itself(tmp_path: Path) -> None:
     user = {"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}
     path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority-data": "Q0E="})
     info = await login(str(path))

@@ -176,7 +176,7 @@ class TestWords:
             ),
         ],
     )
-    def test_of_metadata(self, metadata: Any, words: str) -> None:
+    def test_mistake_in_metadata_is_named(self, metadata: Any, words: str) -> None:
         assert refusal(resource() | {"metadata": metadata}) == [words]
 
     @pytest.mark.parametrize("spec", ["x", [], 3])
@@ -184,12 +184,12 @@ class TestWords:
         [said] = refusal(resource() | {"spec": spec})
         assert said.startswith("spec: Invalid value: ")
 
-    def test_missing_spec(self) -> None:
+    def test_missing_spec_is_named(self) -> None:
         assert refusal({k: v for k, v in resource().items() if k != "spec"}) == [
             "spec: Required value: add spec with at least spec.template"
         ]
 
-    def test_wrong_version(self) -> None:
+    def test_wrong_api_version_is_named(self) -> None:
         assert refusal(resource() | {"apiVersion": "ddp-operator.dev/v1"}) == [
             'apiVersion: Invalid value: "ddp-operator.dev/v1": must be ddp-operator.dev/v1alpha1; change it'
         ]

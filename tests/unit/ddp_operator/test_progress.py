@@ -53,14 +53,14 @@ class TestGoodPage:
         page = parse_page(GOOD)
         assert (page.launcher_phase, page.in_place_restarts, page.training) == ("Running", 3, True)
 
-    def test_progress(self) -> None:
+    def test_page_with_steps_has_progress(self) -> None:
         progress = build_progress(parse_page(GOOD).values)
         assert progress == Progress(
             epoch=2, epochs=5, step=40, total_steps=100, percent="40.0%", eta="1m00s", eta_seconds=60, loss="0.25",
             samples_per_second="64", steps_per_second="1", last_step_time=datetime(2025, 11, 20, 12, tzinfo=UTC),
         )  # fmt: skip
 
-    def test_checkpoint(self) -> None:
+    def test_page_with_a_checkpoint_has_its_step(self) -> None:
         checkpoint = build_checkpoint(parse_page(GOOD).values)
         assert checkpoint is not None
         assert checkpoint.step == 30
@@ -230,7 +230,7 @@ class TestBadPage:
             "\ud800",
         ],
     )
-    def test_garbage_is_nothing(self, text: str) -> None:
+    def test_a_page_that_is_garbage_says_nothing(self, text: str) -> None:
         assert parse_page(text) == Page()
 
     @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from ddp_operator.kubeobjects.quantities import count_gpus, cpu_limit, parse_qua
         ("-1", -1), ("0", 0),
     ],
 )  # fmt: skip
-def test_quantity_is_read(text: Any, number: Any) -> None:
+def test_a_quantity_of_kubernetes_is_parsed(text: Any, number: Any) -> None:
     assert parse_quantity(text) == Decimal(str(number))
 
 
 @pytest.mark.parametrize(
     "value", ["", "x", "1x", "1 Gi", "1gi", True, None, [], {}, float("nan"), float("inf"), "1e999", "--1"]
 )
-def test_anything_else_is_none(value: Any) -> None:
+def test_what_is_no_quantity_is_parsed_as_none(value: Any) -> None:
     assert parse_quantity(value) is None
 
 
@@ -50,5 +50,5 @@ def test_gpus_are_counted_by_the_names_of_device_plugins(resources: Any, count: 
 @pytest.mark.parametrize(
     ("resources", "cpus"), [({}, None), ({"limits": {"cpu": "1500m"}}, "1.5"), ({"requests": {"cpu": 2}}, None)]
 )
-def test_cpu_limit(resources: Any, cpus: str | None) -> None:
+def test_the_cpu_limit_of_a_container_is_read(resources: Any, cpus: str | None) -> None:
     assert cpu_limit(resources) == (None if cpus is None else Decimal(cpus))

@@ -79,7 +79,7 @@ class TestDisruption:
         decision = run(child_pod(0), child_pod(1, deleting=True, grace=150))
         assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
 
-    def test_may_be_counted(self) -> None:
+    def test_disruptions_count_where_the_spec_says_so(self) -> None:
         decision = run(child_pod(0), child_pod(1, disrupted=True), recovery={"countDisruptions": True})
         assert decision.status.restarts == Restarts(total=1, counted=1, used=1, without_progress=1, all=1)
         none = {"countDisruptions": True, "maxRestarts": 0}

@@ -212,7 +212,7 @@ class TestCharts:
     def test_times_below_a_chart_are_few(self, high: float) -> None:
         assert 1 <= len(time_ticks(high)) <= 8
 
-    def test_numbers_are_short(self) -> None:
+    def test_numbers_in_the_report_are_short(self) -> None:
         assert [format_number(n) for n in (0.0, 0.01234, 12.34, 1234.0, 2.5e6)] == [
             "0",
             "0.0123",

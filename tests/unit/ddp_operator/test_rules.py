@@ -134,7 +134,7 @@ def test_every_rule_about_one_object_is_met_by_a_bad_value_above() -> None:
     assert {rule.message for rule in RULES if not rule.is_transition} - met == set()
 
 
-def test_defaults_pass() -> None:
+def test_a_spec_of_defaults_passes_all_rules() -> None:
     assert refused(stored()) == []
 
 

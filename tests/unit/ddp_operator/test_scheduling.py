@@ -35,7 +35,7 @@ def refusal(**spec: Any) -> str:
 
 
 class TestDefault:
-    def test_nothing_is_added(self) -> None:
+    def test_a_job_without_scheduling_gets_no_scheduling_fields(self) -> None:
         assert set(children()) == {"Service", "ConfigMap", "Job"}
         ours = {"schedulerName", "priorityClassName", "affinity", "topologySpreadConstraints"}
         assert pod_of()["spec"].keys() & ours == set()
@@ -111,7 +111,7 @@ class TestRefusals:
         words = refusal(scheduling={"priorityClassName": "a"}, template=template(priorityClassName="a"))
         assert words.startswith("spec.scheduling.priorityClassName:")
 
-    def test_two_queues(self) -> None:
+    def test_two_queues_are_refused(self) -> None:
         words = refusal(scheduling={"gang": "Volcano"}, labels=QUEUED)
         assert "where Kueue queues the job" in words
         assert children(scheduling={"gang": "Coscheduling"}, labels=QUEUED)["PodGroup"]
@@ -124,12 +124,12 @@ class TestRefusals:
         assert words.startswith("spec.networkPolicy.metricsFrom[1]: Invalid value: must have namespaceSelector,")
 
     @pytest.mark.parametrize("peer", [{"namespace": "monitoring"}, {"podSelector": {}, "ports": []}])
-    def test_a_reader_that_is_none(self, peer: dict[str, Any]) -> None:
+    def test_an_unknown_field_of_a_metrics_reader_is_refused(self, peer: dict[str, Any]) -> None:
         words = refusal(networkPolicy={"enabled": True, "metricsFrom": [{"podSelector": {}}, peer]})
         assert words.startswith('unknown field "spec.networkPolicy.metricsFrom[1].')
 
     @pytest.mark.parametrize("cidr", ["10.0.0.0/33", "10.0.0.1/8", "example.com", ""])
-    def test_a_network_that_is_none(self, cidr: str) -> None:
+    def test_an_invalid_cidr_is_refused(self, cidr: str) -> None:
         words = refusal(networkPolicy={"enabled": True, "egressCidrs": ["10.0.0.0/8", cidr]})
         assert words.startswith("spec.networkPolicy.egressCidrs[1]:")
         assert "write it such as 10.0.0.0/8" in words

@@ -144,7 +144,7 @@ class TestShape:
 
 class TestReserved:
     @pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "PET_NNODES", "DDP_RUN_ID", "TORCHELASTIC_RUN_ID"])
-    def test_variable(self, name: str) -> None:
+    def test_reserved_variable_is_refused(self, name: str) -> None:
         [said] = refusal(template(trainer(env=[{"name": "OK"}, {"name": name, "value": "x"}])))
         assert said == (
             f'spec.template.spec.containers[0].env[1].name: Invalid value: "{name}": '
@@ -221,7 +221,7 @@ class TestProcesses:
             (7, None, 7),
         ],
     )
-    def test_are_counted(self, asked: Any, resources: Any, count: int) -> None:
+    def test_workers_of_a_pod_follow_from_its_resources(self, asked: Any, resources: Any, count: int) -> None:
         made = template(trainer(resources=resources))
         assert resolve_template(job(template=made, procPerNode=asked)).nproc == count
 
