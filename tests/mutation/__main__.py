@@ -20,6 +20,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -97,18 +98,23 @@ def _child(module: str, tests: Sequence[str], tree: ast.Module | None) -> None:
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        terminal = os.dup(1)
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - until this process ends
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
         if tree is not None:
             sys.meta_path.insert(0, Mutated(module, tree))
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1)
-            os.dup2(silence, 2)
         import pytest
 
         os.environ["HYPOTHESIS_EXAMPLES"] = "10"
         runnable = "not process and not apiserver and not nightly"
         options = ["-x", "-qq", "--no-summary", "-p", "no:cacheprovider", "-m", runnable]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins: they are imported before
-        os._exit(int(pytest.main([*options, *tests])))
+        code = int(pytest.main([*options, *tests]))
+        if code and tree is None:  # they fail without any mutation: say why
+            output.seek(0)
+            os.write(terminal, output.read())
+        os._exit(code)
     except BaseException:
         traceback.print_exc()
         os._exit(3)

@@ -28,7 +28,7 @@ class Nearest:
 DECISIONS = (
     "test_{name}*", "test_decide*", "test_diagnosis*", "test_truth*", "test_lifecycle*", "test_conditions*",
     "test_recovery.py", "test_queue*", "test_elastic*", "test_*scheduling*", "test_lost_*", "test_failure*",
-    "test_termination*", "test_event*", "test_reconcile*", "test_claims*", "test_c*",
+    "test_termination*", "test_event*", "test_reconcile*", "test_claims*", "test_c*", "test_why*", "test_report*",
 )  # fmt: skip
 # What the launcher decides; what it does with processes is shown by the process tier.
 LAUNCHER = ("failure", "hints", "log_patterns", "metrics", "restarts", "stacks", "stall", "termination", "tracebacks")
@@ -36,7 +36,7 @@ CONTRACT = "contract/test_cluster_contract.py"
 TABLE = (
     Nearest("operator/ddp_operator/status/*.py", DECISIONS),
     Nearest("operator/ddp_operator/reconcile*", DECISIONS),
-    Nearest("operator/ddp_operator/failures*", DECISIONS),
+    Nearest("operator/ddp_operator/failures*", ("test_{name}*", "test_why*", "test_report*", *DECISIONS)),
     Nearest("operator/ddp_operator/progress.py", ("test_progress*", *DECISIONS)),
     Nearest("operator/ddp_operator/kube/cluster.py", (CONTRACT, "integration/test_operator_kube.py")),
     *(

@@ -1,0 +1,268 @@
+"""Every option of the trainer changes something: the weights, the lines, the files, or what torch is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer import assembly, engine
+from ddp_trainer.cli import parse
+from ddp_trainer.config.options import options
+from ddp_trainer.config.run import RunConfig
+from ddp_trainer.data import sources
+from ddp_trainer.distributed import ddp, world
+from ddp_trainer.distributed.world import RankEnv
+from ddp_trainer.errors import UserError
+from ddp_trainer.exporter import Exporter
+from ddp_trainer.trainer import run
+from tests.support.tiny_datasets import write_cifar10
+from tests.support.trainer_plugins import COLOURED
+
+BASE = (
+    "--data", COLOURED, "--model", "small-resnet", "--model-width", "4", "--batch-size", "25", "--epochs", "2",
+    "--lr", "0.05", "--device", "cpu", "--log-every", "2", "--output-dir", "out",
+)  # fmt: skip
+CIFAR = ("--data", "cifar10", "--max-steps", "1", "--data-verify", "false")
+WIDE = ("--model", "wide-resnet", "--model-widen", "1", "--max-steps", "1")
+KEPT = ("--checkpoint-dir", "kept")
+# option -> the value that changes something, and the options without which it would change nothing
+CASES: dict[str, tuple[str, ...]] = {
+    "epochs": ("3",),
+    "max_steps": ("1",),
+    "seed": ("1",),
+    "log_every": ("1",),
+    "nonfinite": ("stop", "--lr", "1e30", *KEPT),
+    "train_accuracy": ("true",),
+    "csv_dir": ("tables",),
+    "output_dir": ("elsewhere",),
+    "data.name": ("digits",),
+    "data.dir": ("nowhere", *CIFAR),
+    "data.download": ("true", *CIFAR),
+    "data.verify": ("true", *CIFAR),
+    "data.cache": ("none", "--workers", "0"),
+    "data.workers": ("1", "--data-cache", "none"),
+    "data.image_size": ("16", "--data", "voc2012"),
+    "data.batch_size": ("30",),
+    "data.eval_batch_size": ("5",),
+    "data.augment": ("flip",),
+    "data.crop_padding": ("1", "--augment", "crop"),
+    "data.rotation": ("90", "--augment", "rotate"),
+    "data.shear": ("45", "--augment", "affine"),
+    "data.scale_min": ("0.5", "--augment", "affine"),
+    "data.scale_max": ("1.9", "--augment", "affine"),
+    "data.jitter": ("0.9", "--augment", "jitter"),
+    "data.drop_last": ("true",),
+    "data.validation_fraction": ("0.5", "--data", "digits", "--max-steps", "1"),
+    "data.split_seed": ("1", "--data", "digits", "--max-steps", "1"),
+    "data.validation_as_training": ("true", "--eval-batch-size", "5"),
+    "data.validation_augment": ("true", "--augment", "jitter", "--jitter", "1"),
+    "model.name": ("wide-resnet", "--model-widen", "1"),
+    "model.width": ("8",),
+    "model.norm": ("group",),
+    "model.dropout": ("0.5",),
+    "model.widen": ("2", *WIDE),
+    "model.pool": ("2", *WIDE),
+    "model.num_outputs": ("4",),
+    "model.small_maps": ("false", "--model", "resnet18", "--max-steps", "1"),
+    "model.sparse_dropout": ("false", "--dropout", "0.1", *WIDE),
+    "optim.name": ("adamw",),
+    "optim.lr": ("0.1",),
+    "optim.momentum": ("0.5",),
+    "optim.nesterov": ("true",),
+    "optim.beta1": ("0.5", "--optimizer", "adamw"),
+    "optim.beta2": ("0.5", "--optimizer", "adamw"),
+    "optim.grad_averaging": ("false", "--optimizer", "novograd"),
+    "optim.weight_decay": ("0.1",),
+    "optim.clip_norm": ("0.01",),
+    "optim.accumulate": ("2",),
+    "optim.label_smoothing": ("0.1",),
+    "optim.ema_decay": ("0.5",),
+    "schedule.name": ("cosine",),
+    "schedule.warmup_epochs": ("1", "--warmup-start", "0.1"),
+    "schedule.warmup_start": ("0.5", "--warmup-epochs", "1"),
+    "schedule.warmup_stairs": ("true", "--warmup-epochs", "2", "--warmup-start", "0.1"),
+    "schedule.final": ("0.5", "--schedule", "cosine"),
+    "precision.name": ("bf16",),
+    "precision.grad_scaler": ("true",),
+    "precision.channels_last": ("true",),
+    "precision.deterministic": ("true",),
+    "precision.compile": ("true",),
+    "precision.compile_mode": ("max-autotune", "--compile", "true"),
+    "early_stop.target_accuracy": ("0.1", "--patience", "1"),
+    "early_stop.patience": ("1", "--target-accuracy", "0.1"),
+    "checkpoint.dir": ("kept",),
+    "checkpoint.every_epochs": ("0", *KEPT),
+    "checkpoint.every_steps": ("1", *KEPT, "--checkpoint-keep", "9"),
+    "checkpoint.keep": ("1", *KEPT, "--checkpoint-every-steps", "1"),
+    "checkpoint.resume": ("never", "--checkpoint-dir", "full"),
+    "metrics.port": ("0",),
+}
+# The same for what only shows where there are several ranks, of which one is looked at.
+OF_RANKS: dict[str, tuple[str, ...]] = {
+    "model.sync_batchnorm": ("true",),
+    "optim.lr_scaling": ("linear",),
+    "schedule.warmup_by_node": ("true", "--warmup-epochs", "1"),
+    "distributed.device": ("cuda",),
+    "distributed.backend": ("nccl", "--device", "cuda"),
+    "distributed.timeout_seconds": ("7",),
+    "distributed.bucket_mb": ("3",),
+    "distributed.bucket_view": ("false",),
+    "distributed.static_graph": ("true",),
+    "distributed.find_unused_parameters": ("true",),
+    "distributed.broadcast_buffers": ("true",),
+    "distributed.compression": ("bf16",),
+    "distributed.powersgd_rank": ("2", "--compression", "powersgd", "--device", "cuda"),
+}
+FLAGS = {option.key: option.flag for option in options(RunConfig)}
+
+
+def test_every_option_has_a_case() -> None:
+    assert sorted([*CASES, *OF_RANKS]) == sorted(FLAGS)
+
+
+class Asked(list[str]):
+    """What torch and the exporter have been asked for."""
+
+    def note(self, name: str, answer: Any = None) -> Any:
+        """Return a function that notes its arguments, and gives ``answer`` or its first argument."""
+
+        def call(*args: Any, **named: Any) -> Any:
+            plain = [arg for arg in args if isinstance(arg, str | int | float | bool)]
+            self.append(f"{name} {plain} {sorted((key, str(value)) for key, value in named.items())}")
+            return args[0] if answer is None else answer
+
+        return call
+
+
+def observe(arguments: Sequence[str], env: RankEnv, asked: Asked, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Run in the working directory; return all that can be seen of it, but for times and the configuration itself."""
+    refused = ""
+    try:
+        run(parse([*BASE, *arguments]), env)
+    except UserError as error:
+        refused = str(error)
+    said = capsys.readouterr()
+    lines = [
+        re.sub(r"\d+ samples/s|\b[\d.]+ s\b|ETA [\d:]+", "", line)
+        for line in (said.out.partition("training:")[2] + said.err).splitlines()
+    ]
+    files = sorted(str(path) for path in Path().rglob("*") if path.is_file() and "data" not in path.parts)
+    weights = [
+        f"{path} {name} {hashlib.sha256(tensor.contiguous().float().numpy().tobytes()).hexdigest()} {tensor.stride()}"
+        for path in sorted(Path().rglob("model.pt"))
+        for name, tensor in torch.load(path, weights_only=True).items()
+    ]
+    return [*asked, refused, *lines, *files, *weights]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
+    """Let nothing be compiled, downloaded or served, and note what would be."""
+    found = Asked()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("DDP_METRICS_PORT", "9400")
+    monkeypatch.delenv("DDP_CHECKPOINT_DIR", raising=False)
+    monkeypatch.setattr(torch, "compile", found.note("compile"))
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", found.note("deterministic"))
+    monkeypatch.setattr(assembly, "download", found.note("download"))
+    monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: found.append(f"port {port}"))
+    validation = assembly.ValidationLoader
+
+    def validate(*args: Any, **named: Any) -> Any:
+        loader = validation(*args, **named)
+        found.append(f"validations of {loader.rounds} batches")
+        return loader
+
+    monkeypatch.setattr(assembly, "ValidationLoader", validate)
+    made = sources.DataLoader
+    monkeypatch.setattr(
+        sources, "DataLoader",
+        lambda *args, **named: found.append(f"workers {named['num_workers']}") or made(*args, **named),
+    )  # fmt: skip
+    return found
+
+
+def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder that has the data in ``data`` and a checkpoint in ``full``."""
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (Path("data")).mkdir()
+    write_cifar10(Path("data"))
+
+
+def test_a_run_that_is_repeated_shows_the_same(
+    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+    for name in ("one", "other"):
+        fresh(tmp_path / name, monkeypatch)
+        asked.clear()
+        seen.append(observe(["--train-accuracy", "true", *KEPT], RankEnv(), asked, capsys))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_an_option_changes_what_a_run_does(
+    key: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, *needs = CASES[key]
+    seen = []
+    for name, more in (("without", ()), ("with", (FLAGS[key], value))):
+        fresh(tmp_path / name, monkeypatch)
+        if "full" in needs:
+            run(parse([*BASE, *needs, "--max-steps", "1"]), RankEnv())
+        asked.clear()
+        try:
+            parse([*BASE, *needs, *more])
+        except UserError as error:  # that it is refused is what can be seen
+            seen.append([str(error)])
+            continue
+        seen.append(observe([*needs, *more], RankEnv(), asked, capsys))
+    assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("key", OF_RANKS)
+def test_an_option_changes_what_several_ranks_do(
+    key: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, *needs = OF_RANKS[key]
+
+    def gather(everyone: list[Any], mine: Any) -> None:
+        everyone[:] = [mine] * len(everyone)
+
+    class Replica(torch.nn.Module):
+        def __init__(self, module: torch.nn.Module, **named: Any) -> None:
+            super().__init__()
+            self.module = module
+            asked.note("ddp", self)(**named)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.module(x)
+
+        def register_comm_hook(self, state: Any, hook: Any) -> None:
+            asked.append(f"hook {hook.__name__} {getattr(state, 'matrix_approximation_rank', state)}")
+
+    class Done:
+        def wait(self) -> None: ...
+
+    for name in ("init_process_group", "broadcast", "all_reduce"):
+        monkeypatch.setattr(torch.distributed, name, asked.note(name, answer=Done()))
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(ddp, "DistributedDataParallel", Replica)
+    monkeypatch.setattr(engine, "replicate", ddp.replicate)
+    monkeypatch.setattr(assembly, "convert", asked.note("sync batch norm"))
+    if "powersgd" in needs:
+        monkeypatch.setattr(world, "_choose_device", lambda config, env: torch.device("cpu"))
+        monkeypatch.setattr(ddp, "uses_gloo", lambda config, device: False)
+    seen = []
+    for name, more in (("without", ()), ("with", (FLAGS[key], value))):
+        fresh(tmp_path / name, monkeypatch)
+        asked.clear()
+        seen.append(observe([*needs, *more], RankEnv(world_size=2, local_world_size=2), asked, capsys))
+    assert seen[0] != seen[1]
