@@ -48,9 +48,12 @@ def test_an_operator_that_is_killed_loses_nothing(cluster: Cluster, operator: Op
     job.recovered(done, interfere, "the operator was killed, then a pod deleted, then the operator started")
     status = job.status
     # Whether it is free depends on what was left to see: a pod that is gone when the operator comes back told nobody.
+    jobs = [one.metadata.name for one in cluster.batch.list_namespaced_job(cluster.namespace).items]
+    if status["attempt"] == 1:  # the operator took longer to start than the Job controller to replace the pods
+        assert jobs == ["orphan-1"], jobs
+        return
     assert (status["attempt"], status["restarts"]["total"]) == (2, 1), status
     assert status["lastFailure"]["attempt"] == 1, status
-    jobs = [one.metadata.name for one in cluster.batch.list_namespaced_job(cluster.namespace).items]
     assert "orphan-2" in jobs
     assert set(jobs) <= {"orphan-1", "orphan-2"}, jobs
 

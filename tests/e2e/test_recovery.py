@@ -116,7 +116,10 @@ class Training:
     def log(self) -> str:
         """Return what rank 0 has printed in pod 0 as it is now, or nothing where there is none."""
         prefix = f"{self.status.get('jobName')}-0-"
-        for pod in self.cluster.pods(self.name):
+        newest_first = sorted(
+            self.cluster.pods(self.name), key=lambda pod: pod.metadata.creation_timestamp, reverse=True
+        )
+        for pod in newest_first:
             if pod.metadata.name.startswith(prefix):
                 return self.cluster.kubectl("logs", pod.metadata.name).stdout
         return ""
