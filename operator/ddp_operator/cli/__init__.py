@@ -21,7 +21,8 @@ from ddp_operator.cli.errors import CommandError, ExitCode
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
-    ("run", "ddp_operator.cli.run", "run a job's YAML on this machine"),
+    ("run", "ddp_operator.cli.run", "run a job's YAML, or a training script, on this machine"),
+    ("init", "ddp_operator.cli.init", "write the YAML that would run a training script in a cluster"),
     ("render", "ddp_operator.cli.render", "check a job's YAML and print what the operator would create"),
     ("report", "ddp_operator.cli.report", "write an HTML report with the charts of a run"),
     ("convert", "ddp_operator.cli.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
@@ -50,7 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(asked, _explain_missing(error), ExitCode.BAD_INPUT)
     command_line = shlex.join(["ddp", *words])
     words, extra = _split(words)
-    arguments = parser.parse_args(words)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        hint = (
+            "" if asked not in ("run", "init") else f"; arguments of the script go after --: -- {shlex.join(unknown)}"
+        )
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
     if arguments.command is None:
         parser.print_help()
         return ExitCode.BAD_INPUT

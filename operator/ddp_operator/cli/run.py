@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.init import add_script, find_script
 from ddp_operator.cli.io import integer, read_file
+from ddp_operator.scaffold import write_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - reads standard input")
-    parser.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: spec.nodes")
+    add_script(parser, "the YAML with the DDPTrainingJob, - for standard input; or a training script, train.py")
+    parser.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: spec.nodes, or 1")
     parser.add_argument(
         "--procs", type=integer(1), metavar="N", help="worker processes per pod; default: spec.procPerNode"
     )
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_operator.local.adapt import Unsuitable
 
     try:
-        plan = _prepare(read_file(arguments.file), arguments)
+        plan = _prepare(_read_manifest(arguments), arguments)
     except Unsuitable as error:
         raise CommandError(f"refused\n{error}") from None
     from ddp_operator.local.runner import CannotStart, run_job
@@ -64,6 +66,17 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.signal is not None:
         return 128 + outcome.signal
     return {"Succeeded": ExitCode.OK, "Rejected": ExitCode.BAD_INPUT}.get(outcome.phase, ExitCode.FAILED)
+
+
+def _read_manifest(arguments: argparse.Namespace) -> str:
+    """Return the YAML that is named, or one for the script that is. Raises: CommandError."""
+    script = find_script(arguments.file, arguments.module)
+    if script is None:
+        return read_file(arguments.file)
+    from ddp_operator.local.gpus import find_gpus
+
+    gpus = 0 if arguments.cpu else len(find_gpus(os.environ)) // (arguments.nodes or 1)
+    return write_manifest(script, gpus=min(gpus, arguments.procs or gpus))
 
 
 def _prepare(text: str, arguments: argparse.Namespace) -> Any:

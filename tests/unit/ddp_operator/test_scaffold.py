@@ -1,0 +1,126 @@
+"""A job's YAML for a script: what `ddp init` writes and `ddp run train.py` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.cli import main
+from ddp_operator.cli import run as cli_run
+from ddp_operator.scaffold import Option, find_options, read_module, read_script, write_manifest
+from ddp_operator.validation import check_manifest
+
+SCRIPT = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", "-e", type=int, default=3, help="passes over   the data")
+parser.add_argument("--amp", action="store_true", default=False)
+parser.add_argument("data")
+parser.add_argument("--lr", default=compute())
+@click.option("--seed", default=0)
+def main(): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_the_options_of_a_script_are_found_with_their_defaults() -> None:
+    assert find_options(SCRIPT) == (
+        Option("--epochs", "3", "passes over the data"), Option("--amp"), Option("--lr"), Option("--seed", "0"),
+    )  # fmt: skip
+    assert find_options("def broken(:") == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("train.py", "train"), ("src/Train_GPT2.py", "train-gpt2"), ("01-mnist.py", "job-01-mnist"), ("Ü.py", "job"),
+        ("a" * 80 + ".py", "a" * 40), ("my train (2).py", "my-train-2"), ("123.py", "job-123"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_any_script_makes_a_job_that_would_be_taken(path: str, name: str, gpus: int) -> None:
+    script = read_script(path, SCRIPT)
+    text = write_manifest(script, ["--epochs", "5", 'say "x"'], nodes=2, gpus=gpus)
+    resource = check_manifest(text).manifest.resource
+    job = parse_resource(resource)
+    assert (job.name, job.spec.nodes) == (name, 2)
+    (container,) = resource["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", path]
+    assert container["args"] == ["--epochs", "5", 'say "x"']
+    assert container.get("resources") == ({"limits": {"nvidia.com/gpu": "8"}} if gpus else None)
+    assert "--epochs 3" in text
+    assert max(map(len, text.splitlines())) <= 120 + len(path)
+
+
+def test_a_module_is_run_as_python_does() -> None:
+    script = read_module("pkg.train.__main__")
+    assert (script.name, list(script.words)) == ("train", ["-m", "pkg.train.__main__"])
+
+
+def test_init_prints_the_yaml_or_writes_a_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "train.py", "--nodes", "4", "--", "--epochs", "9"]) == 0
+    printed = capsys.readouterr().out
+    assert check_manifest(printed).manifest.resource["spec"]["nodes"] == 4
+    assert main(["init", "train.py", "--nodes", "4", "-o", "job.yaml", "--", "--epochs", "9"]) == 0
+    assert (folder / "job.yaml").read_text() == printed
+    assert "ddp run job.yaml" in capsys.readouterr().out
+    assert main(["init", "train.py", "-o", "job.yaml"]) == 2
+    assert "job.yaml: is there already" in capsys.readouterr().err
+    assert (folder / "job.yaml").read_text() == printed, "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "name a job's YAML or a script (train.py), or a module with -m"),
+        (["init", "job.yaml"], "not a Python script"),
+        (["run", "gone.py"], "gone.py: No such file or directory"),
+        (["run", "train.py", "-m", "pkg"], "both a file (train.py) and -m pkg"),
+    ],
+)
+def test_what_cannot_be_run_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "init"])
+def test_a_flag_of_the_script_in_the_wrong_place_is_told_about_the_dashes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "train.py", "--epochs", "3"])
+    assert ended.value.code == 2
+    assert "arguments of the script go after --: -- --epochs 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "nodes", "procs"),
+    [
+        ("train.py", "", 1, 1), ("train.py --nodes 2 --procs 3", "", 2, 3), ("train.py", "0,1", 1, 2),
+        ("train.py --nodes 2", "0,1", 2, 1), ("train.py --procs 1", "0,1", 1, 1), ("train.py --cpu", "0,1", 1, 1),
+        ("-m train", "", 1, 1),
+    ],
+)  # fmt: skip
+def test_run_takes_a_script_and_what_this_machine_has(
+    words: str, gpus: str, nodes: int, procs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import argparse
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    parser = argparse.ArgumentParser()
+    cli_run.add_arguments(parser)
+    arguments = parser.parse_args(words.split())
+    arguments.extra, arguments.command_line = ["--epochs", "2"], f"ddp run {words}"
+    plan: Any = cli_run._prepare(cli_run._read_manifest(arguments), arguments)
+    assert (plan.resource["spec"]["nodes"], plan.nproc) == (nodes, procs)
+    (container,) = plan.resource["spec"]["template"]["spec"]["containers"]
+    assert container["args"] == ["--epochs", "2"]
