@@ -38,7 +38,9 @@ TABLE = (
     Nearest("operator/ddp_operator/reconcile*", DECISIONS),
     Nearest("operator/ddp_operator/failures*", ("test_{name}*", "test_why*", "test_report*", *DECISIONS)),
     Nearest("operator/ddp_operator/progress.py", ("test_progress*", *DECISIONS)),
-    Nearest("operator/ddp_operator/kube/cluster.py", (CONTRACT, "integration/test_operator_kube.py")),
+    Nearest(
+        "operator/ddp_operator/kube/cluster.py", ("test_kube_cluster.py", CONTRACT, "integration/test_operator_kube.py")
+    ),
     *(
         Nearest(f"operator/ddp_operator/launcher/{name}.py", ("test_launcher_{name}*", "test_launcher*"))
         for name in LAUNCHER

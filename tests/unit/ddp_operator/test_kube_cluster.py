@@ -1,0 +1,240 @@
+"""The calls of KubeCluster to the letter, and what becomes of each answer. No server: what is sent is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Key, Refused, ServerError
+from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster
+from ddp_operator.kube.errors import ApiError
+
+CORE, BATCH, OURS = (
+    "/api/v1/namespaces/ns",
+    "/apis/batch/v1/namespaces/ns",
+    "/apis/ddp-operator.dev/v1alpha1/namespaces/ns",
+)
+WRITE = {"fieldManager": "ddp-operator", "fieldValidation": "Strict"}
+JOB = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"namespace": "ns", "name": "j-1", "uid": "u", "resourceVersion": "7"},
+}
+POD = {
+    "metadata": {"namespace": "ns", "name": "p", "uid": "pu", "resourceVersion": "3"},
+    "status": {"phase": "Running"},
+}
+CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "ns", "name": "c"}}
+GROUP = {
+    "apiVersion": "scheduling.volcano.sh/v1beta1",
+    "kind": "PodGroup",
+    "metadata": {"namespace": "ns", "name": "g"},
+}
+
+
+@dataclass
+class Recorder:
+    """An ApiClient that answers from a list: an object, or an error to raise. Without one it answers with {}."""
+
+    answers: list[Any] = field(default_factory=list)
+    calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+
+    async def request(self, method: str, path: str, *, kind: str = "", **options: Any) -> Any:
+        assert kind, "every call is counted by its kind"
+        self.calls.append((method, path, {key: value for key, value in options.items() if value is not None}))
+        answer = self.answers.pop(0) if self.answers else {}
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def error(status: int, reason: str = "", message: str = "said") -> ApiError:
+    return ApiError(status, {"reason": reason, "message": message})
+
+
+def broken(status: int) -> ClusterError:
+    """What the client raises once it has tried often enough."""
+    wrapped = ClusterError("gave up")
+    wrapped.__cause__ = error(status, message="webhook away")
+    return wrapped
+
+
+async def run(work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers: Any) -> tuple[Any, Recorder]:
+    """Do something with a cluster whose server answers so; return the result, or the error, and what was asked."""
+    client = Recorder(list(answers))
+    cluster = KubeCluster(client)  # type: ignore[arg-type]
+    try:
+        result: Any = await work(cluster)
+    except (ClusterError, Refused, AlreadyExists) as raised:
+        result = raised
+    finally:
+        await cluster.close()
+    return result, client
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(("child", "place"), [(JOB, f"{BATCH}/jobs"), (CONFIG_MAP, f"{CORE}/configmaps")])
+async def test_create_is_strict_and_asks_for_no_more_of_the_answer_than_it_needs(
+    child: dict[str, Any], place: str, dry_run: bool
+) -> None:
+    _, client = await run(lambda cluster: cluster.create(child, dry_run=dry_run))
+    ((method, path, options),) = client.calls
+    assert (method, path, options["body"]) == ("POST", place, child)
+    assert options["params"] == (WRITE | {"dryRun": "All"} if dry_run else WRITE)
+    brief = dry_run or child is CONFIG_MAP
+    assert options["accept"] == (ONE_METADATA_ONLY if brief else "application/json")
+
+
+@pytest.mark.parametrize(
+    ("answer", "child", "expected", "said"),
+    [
+        (error(403), JOB, Refused, "said"),
+        (error(400, message="admission webhook denied the request"), JOB, Refused, "denied"),
+        (error(422), JOB, Refused, "said"),
+        (error(413), JOB, Refused, "said"),
+        (error(404), GROUP, Refused, "the cluster knows no PodGroup of scheduling.volcano.sh/v1beta1"),
+        (error(404), JOB, ClusterError, "said"),
+        (error(409, "Conflict"), JOB, ClusterError, "said"),
+        (error(429), JOB, ClusterError, "said"),
+        (broken(500), JOB, ServerError, "Job j-1: webhook away"),
+        (broken(429), JOB, ClusterError, "gave up"),
+    ],
+)
+async def test_an_answer_to_create_is_told_for_what_it_is(
+    answer: Exception, child: dict[str, Any], expected: type[Exception], said: str
+) -> None:
+    raised, client = await run(lambda cluster: cluster.create(child), answer)
+    assert type(raised) is expected
+    assert said in str(raised)
+    assert len(client.calls) == 1
+    if isinstance(raised, Refused):
+        denied = getattr(answer, "status", 0) == 403 or "denied" in str(answer)
+        assert raised.reason == ("Forbidden" if denied else "Invalid")
+
+
+async def test_a_namesake_is_looked_at_with_its_resource() -> None:
+    labels = {"labels": {"ddp-operator.dev/job-name": "j"}}
+    there = {"kind": "Job", "metadata": JOB["metadata"] | labels}
+    raised, client = await run(lambda cluster: cluster.create(JOB), error(409, "AlreadyExists"), there, POD)
+    assert isinstance(raised, AlreadyExists)
+    assert raised.existing == there
+    assert [(method, path) for method, path, _ in client.calls] == [
+        ("POST", f"{BATCH}/jobs"), ("GET", f"{BATCH}/jobs/j-1"), ("GET", f"{OURS}/ddptrainingjobs/j"),
+    ]  # fmt: skip
+    raised, _ = await run(lambda cluster: cluster.create(JOB), error(409, "AlreadyExists"), error(404))
+    assert type(raised) is ClusterError
+    assert "is gone again" in str(raised)
+
+
+async def test_patch_of_a_job_names_the_version_that_was_seen() -> None:
+    patch = {"metadata": {"annotations": {"a": "b"}}, "spec": {"suspend": True}}
+    _, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", patch, seen=JOB))
+    ((method, path, options),) = client.calls
+    assert (method, path, options["params"]) == ("PATCH", f"{BATCH}/jobs/j-1", WRITE)
+    assert options["content_type"] == "application/merge-patch+json"
+    assert options["body"] == {
+        "metadata": {"annotations": {"a": "b"}, "uid": "u", "resourceVersion": "7"}, "spec": {"suspend": True},
+    }  # fmt: skip
+    _, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", patch))
+    assert client.calls[0][2]["body"] == patch
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(404, type(None)), (409, Conflict), (422, Refused), (403, Refused), (429, ClusterError)]
+)
+async def test_an_answer_to_a_patch_of_a_job_is_told_for_what_it_is(status: int, expected: type) -> None:
+    raised, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", {}, seen=JOB), error(status), error(404))
+    assert type(raised) is expected
+    assert len(client.calls) == (2 if status == 409 else 1), "after a lost race it is read again"
+
+
+@pytest.mark.parametrize("version", [None, "7"])
+async def test_delete_names_the_uid_and_the_version_and_leaves_no_orphans(version: str | None) -> None:
+    work = lambda cluster: cluster.delete("Job", "ns", "j-1", uid="u", resource_version=version)  # noqa: E731
+    _, client = await run(work)
+    preconditions = {"uid": "u"} | ({"resourceVersion": version} if version else {})
+    body = {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "propagationPolicy": "Background",
+        "preconditions": preconditions,
+    }
+    assert client.calls == [("DELETE", f"{BATCH}/jobs/j-1", {"body": body})]
+    assert (await run(work, error(404)))[0] is None
+    assert type((await run(work, error(409), JOB))[0]) is Conflict
+    assert (await run(work, error(409), {"metadata": JOB["metadata"] | {"uid": "other"}}))[0] is None
+
+
+async def test_a_lost_pod_is_failed_at_its_version_before_it_is_removed_at_once() -> None:
+    condition = {"type": "Ready", "status": "True"}
+    pod = POD | {"status": {"conditions": [condition, {"type": "DisruptionTarget", "status": "False"}]}}
+    _, client = await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", "node n is lost"))
+    (_, patched, options), (method, deleted, removal) = client.calls
+    assert (patched, method, deleted) == (f"{CORE}/pods/p/status", "DELETE", f"{CORE}/pods/p")
+    assert options["body"]["metadata"] == {"uid": "pu", "resourceVersion": "3"}
+    status = options["body"]["status"]
+    assert (status["phase"], status["reason"], status["message"]) == ("Failed", "NodeLost", "node n is lost")
+    kept, target = status["conditions"]
+    assert kept == condition
+    assert {key: target[key] for key in ("type", "status", "reason", "message")} == {
+        "type": "DisruptionTarget", "status": "True", "reason": "NodeLost", "message": "node n is lost",
+    }  # fmt: skip
+    assert removal["body"]["gracePeriodSeconds"] == 0
+    assert removal["body"]["preconditions"] == {"uid": "pu"}
+    _, client = await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(404))
+    assert len(client.calls) == 1, "a pod that is gone is not removed"
+    assert type((await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(409)))[0]) is Conflict
+
+
+async def test_the_status_is_put_whole_at_its_version() -> None:
+    work = lambda cluster: cluster.patch_status(Key("ns", "j"), {"phase": "Running"}, resource_version="9")  # noqa: E731
+    _, client = await run(work)
+    ((method, path, options),) = client.calls
+    assert (method, path, options["params"]) == ("PUT", f"{OURS}/ddptrainingjobs/j/status", WRITE)
+    assert options["body"] == {
+        "apiVersion": "ddp-operator.dev/v1alpha1", "kind": "DDPTrainingJob", "status": {"phase": "Running"},
+        "metadata": {"name": "j", "namespace": "ns", "resourceVersion": "9"},
+    }  # fmt: skip
+    assert type((await run(work, error(404)))[0]) is Conflict
+
+
+async def test_fetch_asks_for_the_resource_and_its_labelled_children() -> None:
+    resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
+    pods = {"items": [{"metadata": {"name": "b"}}, {"metadata": {"name": "a"}}]}
+    answers = {"pods": pods}
+    client = Recorder()
+
+    async def request(method: str, path: str, *, kind: str = "", **options: Any) -> Any:
+        client.calls.append((method, path, options))
+        return resource if path.endswith("/j") else answers.get(path.rsplit("/", 1)[-1], {})
+
+    client.request = request  # type: ignore[method-assign]
+    cluster = KubeCluster(client)  # type: ignore[arg-type]
+    snapshot = await cluster.observe(Key("ns", "j"))
+    await cluster.close()
+    assert snapshot is not None
+    assert [pod["metadata"]["name"] for pod in snapshot.pods] == ["a", "b"]
+    assert client.calls[0][1] == f"{OURS}/ddptrainingjobs/j"
+    asked = {path.rsplit("/", 1)[-1]: options for _, path, options in client.calls[1:]}
+    assert set(asked) == {"services", "configmaps", "jobs", "pods", "networkpolicies"}
+    assert all(options["params"] == {"labelSelector": "ddp-operator.dev/job-name=j"} for options in asked.values())
+    brief = {kind for kind, options in asked.items() if options["accept"] == METADATA_ONLY}
+    assert brief == {"services", "configmaps", "networkpolicies"}
+    assert {asked[kind]["accept"] for kind in ("jobs", "pods")} == {"application/json"}
+    assert (await run(lambda cluster: cluster.fetch(Key("ns", "j")), error(404)))[0] is None
+
+
+async def test_workloads_are_asked_for_in_both_versions_from_the_cache() -> None:
+    _, client = await run(lambda cluster: cluster.workloads_of(JOB), error(404), {"items": [{"a": 1}]})
+    assert [path.split("/")[3] for _, path, _ in client.calls] == ["v1beta1", "v1beta2"]
+    for _, _, options in client.calls:
+        assert options["params"] == {"labelSelector": "kueue.x-k8s.io/job-uid=u", "resourceVersion": "0"}
+    raised, _ = await run(lambda cluster: cluster.workloads_of(JOB), error(404), error(404))
+    assert isinstance(raised, Refused)
+    assert raised.reason == "Invalid"
+    raised, _ = await run(lambda cluster: cluster.workloads_of(JOB), error(403))
+    assert isinstance(raised, Refused)
+    assert raised.reason == "Forbidden"
