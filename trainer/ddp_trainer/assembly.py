@@ -24,6 +24,7 @@ from ddp_trainer.errors import Superseded, UserError, warn
 from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
+from ddp_trainer.models.strided_pointwise import slice_before_narrow_convolutions
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision, check_graphs, graph_warning
@@ -89,6 +90,8 @@ def assemble(config: RunConfig, world: World) -> Parts:
         _check_shapes(model, task, datasets, precision, world.device)
     # Afterwards: lazy layers have no shape before they have met an image. Before DDP, whose buckets take this layout.
     model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
+    if world.device.type == "cpu" and config.precision.channels_last:
+        slice_before_narrow_convolutions(model)
     if config.model.sync_batchnorm and world.is_distributed:
         model = convert(model, world.device)
     if world.is_main and (warning := graph_warning(config.precision, model, world.size, world.device)):
