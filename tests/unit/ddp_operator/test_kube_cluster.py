@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Key, Refused, ServerError
+from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster
 from ddp_operator.kube.errors import ApiError
 
@@ -238,3 +239,60 @@ async def test_workloads_are_asked_for_in_both_versions_from_the_cache() -> None
     raised, _ = await run(lambda cluster: cluster.workloads_of(JOB), error(403))
     assert isinstance(raised, Refused)
     assert raised.reason == "Forbidden"
+
+
+OWNED = {"ownerReferences": [{"uid": "resource", "controller": True}]}
+LABELS = {"ddp-operator.dev/job-name": "j"}
+
+
+def pod_of_job(name: str, **labels: str) -> dict[str, Any]:
+    owner = [{"uid": "u", "controller": True}]
+    return {
+        "metadata": {"namespace": "ns", "name": name, "uid": f"uid-{name}", "ownerReferences": owner, "labels": labels}
+    }
+
+
+async def test_lost_labels_come_back_on_the_job_and_on_its_own_pods_by_their_status() -> None:
+    job = {"metadata": JOB["metadata"] | OWNED}
+    stranger = {"metadata": {"namespace": "ns", "name": "s", "uid": "s", "labels": {}}}
+    pods = {"items": [pod_of_job("a"), pod_of_job("b", **LABELS, more="kept"), stranger]}
+    work = lambda cluster: cluster.restore_labels("resource", "ns", "j-1", LABELS)  # noqa: E731
+    restored, client = await run(work, job, pods, job, pods["items"][0])
+    assert restored is True
+    assert [(method, path) for method, path, _ in client.calls] == [
+        ("GET", f"{BATCH}/jobs/j-1"), ("GET", f"{CORE}/pods"),
+        ("PATCH", f"{BATCH}/jobs/j-1"), ("PATCH", f"{CORE}/pods/a/status"),
+    ]  # fmt: skip
+    assert client.calls[1][2]["params"] == {"labelSelector": "batch.kubernetes.io/controller-uid=u"}
+    assert [options["body"] for _, _, options in client.calls[2:]] == [
+        {"metadata": {"uid": "u", "labels": LABELS}}, {"metadata": {"uid": "uid-a", "labels": LABELS}},
+    ]  # fmt: skip
+    whole = {"metadata": job["metadata"] | {"labels": LABELS}}
+    assert (await run(work, whole, {"items": [pod_of_job("b", **LABELS)]}))[0] is False
+    foreign, client = await run(work, {"metadata": JOB["metadata"]})
+    assert (foreign, len(client.calls)) == (False, 1), "a Job of somebody else's is left alone"
+    assert (await run(work, error(404)))[0] is False
+    for answers in ([error(403)], [job, error(403)], [job, pods, error(403)]):
+        assert isinstance((await run(work, *answers))[0], Refused)
+    assert (await run(work, job, pods, error(404)))[0] is False
+
+
+async def test_a_node_and_events_that_may_not_be_read_are_refused() -> None:
+    found, client = await run(lambda cluster: cluster.node("n"), {"metadata": {"name": "n"}})
+    assert (found, client.calls[0][:2]) == ({"metadata": {"name": "n"}}, ("GET", "/api/v1/nodes/n"))
+    assert (await run(lambda cluster: cluster.node("n"), error(404)))[0] is None
+    assert isinstance((await run(lambda cluster: cluster.node("n"), error(403)))[0], Refused)
+    _, client = await run(lambda cluster: cluster.events_of(JOB), {"items": []})
+    assert client.calls[0][1].endswith("/namespaces/ns/events")
+    assert client.calls[0][2]["params"]["fieldSelector"].startswith("involvedObject.kind=Job,")
+    assert isinstance((await run(lambda cluster: cluster.events_of(JOB), error(403)))[0], Refused)
+
+
+async def test_a_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
+    changed: list[Key] = []
+    cache = ObjectCache()
+    cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS}})
+    cluster = KubeCluster(Recorder([error(404)]), cache, on_change=changed.append)  # type: ignore[arg-type]
+    await cluster.fail_pod(POD, "NodeLost", "")
+    await cluster.close()
+    assert changed == [Key("ns", "j")]
