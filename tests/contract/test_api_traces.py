@@ -313,7 +313,9 @@ async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[A
     """The stand-in and a real API server, each with a namespace for what is recorded."""
     async with AsyncExitStack() as stack:
         if request.param == "standin":
-            kubeconfig = stack.enter_context(StandIn()).write_kubeconfig(tmp_path)
+            standin = stack.enter_context(StandIn())
+            standin.controllers.dead_nodes.add("node-0")  # the recorded control plane has no kubelet there
+            kubeconfig = standin.write_kubeconfig(tmp_path)
         else:
             kubeconfig = request.getfixturevalue("plane").admin
         session = await stack.enter_async_context(aiohttp.ClientSession())
