@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.builders import job_manifest
+
 NAME = "twice"
 FAILURE = "ValueError: rank 1 was told to fail"
 SCRIPT = f"""
@@ -23,17 +25,8 @@ _TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}
 
 def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
     """Return the job of the scenario. No restart in place: the group level is what both sides must agree on."""
-    return {
-        "apiVersion": "ddp-operator.dev/v1alpha1",
-        "kind": "DDPTrainingJob",
-        "metadata": {"name": NAME},
-        "spec": {
-            "nodes": 2,
-            "recovery": {"inPlaceRestarts": 0, "maxRestarts": 2},
-            "template": {"spec": {"containers": [{"name": "trainer", "image": "train:1", "command": command}]}},
-        }
-        | spec,
-    }
+    template = {"spec": {"containers": [{"name": "trainer", "image": "train:1", "command": command}]}}
+    return job_manifest(NAME, **{"recovery": {"inPlaceRestarts": 0, "maxRestarts": 2}, "template": template} | spec)
 
 
 @dataclass

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from ddp_operator import __version__
+from tests.support.recording_tools import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 # Writes down how it was called; answers for the current context, and fails where FAIL says so.
@@ -27,26 +26,12 @@ def run(
     folder: Path, *arguments: str, tools: tuple[str, ...], context: str = "", **env: str
 ) -> tuple[int, str, list[str]]:
     """Run the script with these tools, which only write down how they were called; return code, output and calls."""
-    programs = folder / "tools"
-    programs.mkdir()
-    for name in tools:
-        (programs / name).write_text(FAKE)
-        (programs / name).chmod(0o755)
-    for name in BASICS:
-        found = shutil.which(name)
-        assert found, name
-        (programs / name).symlink_to(found)
-    calls = folder / "calls"
-    calls.touch()
-    environment = {"PATH": str(programs), "CALLS": str(calls), "TMPDIR": str(folder), "CURRENT": context, **env}
-    done = subprocess.run(
-        [str(ROOT / "images/build"), *arguments],
-        env=environment, text=True, capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+    script, env = ROOT / "images/build", {"CURRENT": context, **env}
+    code, output, calls = run_script(script, *arguments, folder=folder, tool=FAKE, tools=tools, basics=BASICS, **env)
     asking = ("docker info", "kubectl config", "minikube profile")
-    made = [call for call in calls.read_text().splitlines() if not call.startswith(asking)]
+    made = [call for call in calls if not call.startswith(asking)]
     assert not list(folder.glob("tmp.*")), "a temporary folder stayed"
-    return done.returncode, done.stdout + done.stderr, made
+    return code, output, made
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import yaml
 
 from ddp_operator import __version__
 from tests.support import ROOT
+from tests.support.recording_tools import run_script
 
 SCRIPT = ROOT / "deploy" / "kind" / "e2e"
 # Writes down how it was called, says "ddp-taken" for the clusters that are there, and fails where FAIL says so.
@@ -32,23 +31,9 @@ TOOLS = ("docker", "kind", "kubectl", "helm", "python-of-mine")
 
 def run(folder: Path, *arguments: str, without: str = "", **env: str) -> tuple[int, str, list[str]]:
     """Run the script with tools that only write down how they were called; return code, output and calls."""
-    tools = folder / "tools"
-    tools.mkdir(exist_ok=True)
-    for name in TOOLS:
-        if name != without:
-            (tools / name).write_text(FAKE)
-            (tools / name).chmod(0o755)
-    for name in BASICS:
-        found = shutil.which(name)
-        assert found, name
-        (tools / name).symlink_to(found)
-    calls = folder / "calls"
-    calls.touch()
-    environment = {"PATH": str(tools), "CALLS": str(calls), "TMPDIR": str(folder), "PYTHON": "python-of-mine", **env}
-    done = subprocess.run(
-        [str(SCRIPT), *arguments], env=environment, text=True, capture_output=True, timeout=300, check=False
-    )
-    return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines()
+    tools = [name for name in TOOLS if name != without]
+    env = {"PYTHON": "python-of-mine", **env}
+    return run_script(SCRIPT, *arguments, folder=folder, tool=FAKE, tools=tools, basics=BASICS, **env)
 
 
 def kinds(calls: list[str]) -> list[str]:

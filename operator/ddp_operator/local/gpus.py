@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -21,8 +22,9 @@ def find_gpus(environ: Mapping[str, str], *, devices: Path = Path("/dev")) -> tu
     return tuple(map(str, range(found)))
 
 
+@functools.cache
 def _ask_driver() -> int | None:
-    """Count with nvidia-smi; None where that cannot be asked."""
+    """Count with nvidia-smi, once a process; None where that cannot be asked."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
