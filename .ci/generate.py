@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # file -> the module that prints it, and its arguments
 GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
-    "docs/api.md": "ddp_operator.api.reference",
-    "docs/cli.md": "ddp_operator.cli.reference",
-    "docs/metrics.md": "ddp_trainer.observability.metrics_doc",
-    "docs/operator-metrics.md": "ddp_operator.telemetry",
+    "docs/api.md": "docs.pages.api",
+    "docs/cli.md": "docs.pages.cli",
+    "docs/metrics.md": "docs.pages.metrics",
+    "docs/operator-metrics.md": "docs.pages.operator_metrics",
     "docs/images/watch.svg": "docs.pictures watch",
     "charts/files/crd.yaml": "ddp_operator.api.crd",
     "deploy/manifests/crd.yaml": "ddp_operator.api.crd",

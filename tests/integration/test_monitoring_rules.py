@@ -13,8 +13,9 @@ import yaml
 
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
 from ddp_operator.launcher.log_patterns import LOG_GROUPS
-from ddp_operator.telemetry import SAMPLE_RESOURCE, Metrics
+from ddp_operator.telemetry import Metrics
 from ddp_trainer.observability.metrics_table import METRICS
+from docs.pages.operator_metrics import SAMPLE_RESOURCE
 from tests.support import ROOT
 
 MONITORING = ROOT / "deploy" / "monitoring"

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.crd import build_resource_schema
-from ddp_operator.api.limits import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS, LIMITS, Limit
-from ddp_operator.api.reference import write_reference
+from ddp_operator.api.limits import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS
 from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.launcher.rendezvous_quorum import FREE_RESTARTS, RendezvousQuorum
 from ddp_operator.status import conditions as c
 from ddp_operator.status.budget import find_limit
+from docs.pages.api import write_page
+from docs.pages.limits import LIMITS, Limit
 from tests.support.builders import job
 
 CAUSE = LastFailure(attempt=1, category="UserError")
@@ -31,7 +32,7 @@ def test_a_limit_that_is_a_field_has_the_fields_default(limit: Limit) -> None:
         assert limit.value == ", ".join(map(str, default))
     elif default is not None:
         assert limit.value == default
-    rows = [line for line in write_reference().splitlines() if line.endswith(f"| `{limit.change}` |")]
+    rows = [line for line in write_page().splitlines() if line.endswith(f"| `{limit.change}` |")]
     assert [f"| {limit.value} |" in row for row in rows] == [True]
 
 

@@ -14,7 +14,8 @@ from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import Ended, Failed, Reached, Restarted, Transition, find_transitions
-from ddp_operator.telemetry import PHASES, Metrics, render_page
+from ddp_operator.telemetry import PHASES, Metrics
+from docs.pages.operator_metrics import write_page
 from tests.support.builders import NOW
 
 RUNNING = Status(phase="Running", attempt=1, start_time=NOW)
@@ -195,6 +196,6 @@ class TestMetrics:
 
 
 def test_the_page_names_every_series() -> None:
-    page = render_page()
+    page = write_page()
     for family in Metrics(lambda: 0.0).registry.collect():
         assert family.name in page or family.name.startswith("process_")

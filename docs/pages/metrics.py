@@ -1,4 +1,4 @@
-"""Print docs/metrics.md with the table of series as it is now: ``python -m ddp_trainer.observability.metrics_doc``."""
+"""Print docs/metrics.md with the table of series as it is now: ``python -m docs.pages.metrics``."""
 
 from __future__ import annotations
 

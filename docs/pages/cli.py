@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own parsers: ``python -m ddp_operator.cli.reference > docs/cli.md``."""
+"""Writes docs/cli.md from the commands' own parsers: ``python -m docs.pages.cli``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ what to do.
 """
 
 
-def write_reference() -> str:
+def write_page() -> str:
     """Return the page."""
     parser, _ = build_parser(*(name for name, _, _ in COMMANDS))
     actions = parser._subparsers._group_actions if parser._subparsers else []
@@ -79,4 +79,4 @@ def _help(action: argparse.Action) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(write_reference())
+    sys.stdout.write(write_page())

@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the resource's schema and rules: ``python -m ddp_operator.api.reference > docs/api.md``."""
+"""Writes docs/api.md from the resource's schema and rules: ``python -m docs.pages.api``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api.crd import build_crd, build_resource_schema
-from ddp_operator.api.limits import LIMITS
 from ddp_operator.api.rules import RULES
 from ddp_operator.launcher.failure_table import CATEGORIES, EXIT_CODES
+from docs.pages.limits import LIMITS
 
 _HEAD: Final = f"""\
 # The resource `{constants.KIND}`
@@ -27,7 +27,7 @@ The scale subresource is `spec.nodes`: `kubectl scale ddp/NAME --replicas=4` and
 """
 
 
-def write_reference() -> str:
+def write_page() -> str:
     """Return the page."""
     properties = build_resource_schema()["properties"]
     lines = [_HEAD]
@@ -113,4 +113,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(write_reference())
+    sys.stdout.write(write_page())
