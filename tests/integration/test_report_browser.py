@@ -11,7 +11,7 @@ from PIL import Image
 
 from ddp_operator.report import build_page, read_run
 from tests.support.builders import NOW
-from tests.unit.ddp_operator.test_report import write_run
+from tests.unit.ddp_operator.report.test_report import write_run
 
 pytestmark = pytest.mark.chromium
 

@@ -22,8 +22,7 @@ from ddp_trainer import contract
 from ddp_trainer.distributed.rank import RankEnv
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.observability.metrics_table import METRICS
-
-REPOSITORY = Path(__file__).parents[3]
+from tests.support import ROOT
 
 
 def values(page: bytes) -> dict[str, float]:
@@ -124,7 +123,7 @@ def test_a_loss_that_is_not_finite_is_counted(exporter: Exporter) -> None:
 
 def test_the_documents_example_runs_and_shows_where_a_steps_time_went(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_METRICS_PORT, "0")
-    page = (REPOSITORY / "docs" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "metrics.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", page, re.MULTILINE)
     (example,) = [textwrap.dedent(block) for block in blocks if "import" in block]
     names: dict[str, Any] = {}

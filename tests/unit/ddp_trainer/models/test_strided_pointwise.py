@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.models.strided_pointwise import SlicedConv2d, slice_before_narrow_convolutions
+from tests.support import ROOT
 from tests.support.trainer_plugins import COLOURED
 
 # Checks the heap at every allocation and release; part of glibc 2.34 and later.
@@ -64,12 +65,11 @@ def test_a_run_with_channels_last_leaves_the_heap_whole(tmp_path: Path) -> None:
         "--lr", "0.05", "--device", "cpu", "--channels-last", "true", "--output-dir", str(tmp_path),
     )  # fmt: skip
     command = [sys.executable, "-m", "ddp_trainer", *arguments]
-    root = Path(__file__).resolve().parents[3]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "2", "MALLOC_CHECK_": "3"}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", "MALLOC_CHECK_": "3"}
     ran = subprocess.run(
         command,
         env={**environment, "LD_PRELOAD": str(HEAP_CHECKER)},
-        cwd=root,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,

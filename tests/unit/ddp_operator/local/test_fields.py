@@ -1,13 +1,13 @@
 """The table of pod fields: what the checks say, and that the documentation says the same."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_operator.local.fields import FIELDS, JOB_FIELDS, Support, check_job, check_template, markdown_table
+from tests.support import ROOT
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "local.md"
+DOCS = ROOT / "docs" / "local.md"
 
 
 def check(container: dict[str, Any] | None = None, **spec: Any) -> dict[str, str]:

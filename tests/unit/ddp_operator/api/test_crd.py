@@ -14,9 +14,10 @@ from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.schema import build_schema
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import LastFailure, Progress, Status
+from tests.support import ROOT
 from tests.support.builders import resource
 
-FILE = Path(__file__).resolve().parents[3] / "deploy" / "crds" / "ddptrainingjobs.yaml"
+FILE = ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"
 CRD = build_crd()
 [VERSION] = CRD["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]

@@ -13,8 +13,7 @@ from ddp_operator.kube.startup_checks import GANG_PERMISSIONS
 from ddp_operator.manifests.children import build_children
 from ddp_operator.status.decision import DeleteJob
 from tests.support.builders import child_job, job, template
-
-from .test_decide import run
+from tests.unit.ddp_operator.status.test_decide import run
 
 OPERATOR = {constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR}
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}

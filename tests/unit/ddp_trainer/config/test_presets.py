@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.optim.schedule import Schedule
+from tests.support import ROOT
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "trainer.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
 
 
 def meant(name: str) -> RunConfig:
