@@ -15,7 +15,7 @@ _HEAD: Final = """\
 
 <!-- Generated from the commands' parsers by `make generate`. Do not edit. -->
 
-`ddp run`, `render`, `convert`, `report` and `bench` work on this machine. The others talk to a cluster and log in as
+`ddp run`, `render`, `convert` and `report` work on this machine. The others talk to a cluster and log in as
 kubectl does: with the kubeconfig and its current context, or with the service account of the pod they run in. They need
 the same permissions as kubectl, which can do all of it too; `ddp` adds progress bars, the logs of all ranks in one
 stream, and `why`.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.benchmark.cli import main
+from tests.bench.trainer.cli import main
 
 pytestmark = [pytest.mark.nightly, pytest.mark.process]
 

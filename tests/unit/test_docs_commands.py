@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from ddp_operator.cli import COMMANDS, build_parser
-from ddp_trainer.benchmark.cli import build_parser as build_bench_parser
 from ddp_trainer.cli import build_parser as build_trainer_parser
 from ddp_trainer.errors import UserError
+from tests.bench.trainer.cli import build_parser as build_bench_parser
 from tests.support import ROOT
 from tests.support.chart import render
 
@@ -129,11 +129,11 @@ def check_torchrun(words: list[str]) -> None:
 
 def check_python(words: list[str]) -> None:
     assert words[0] == "-m", words
-    if words[1] == "ddp_trainer.benchmark":
+    if words[1] == "tests.bench.trainer":
         build_bench_parser().parse_args(words[2:])
     elif words[1] != "pytest":
-        # That the module exists is seen by test_docs.py; ours take nothing.
-        assert words[1] in ("ddp_operator", "tests.bench.trainer_speed"), words
+        # That the module exists is seen by test_docs.py; it takes nothing.
+        assert words[1] == "ddp_operator", words
         assert words[2:] == []
 
 
@@ -198,7 +198,7 @@ def test_blocks_of_other_languages_are_read_by_a_test(path: Path) -> None:
         "ddp run job.yaml --nodez 2", "ddp trian", "make everything", "kubectl aply -f x", "kubectl get ddp --sorted",
         "kubectl get dpd", "helm install ddp-operator charts/ --set replica=2", "helm install ddp-operator chart/",
         "helm install x charts/ --set watch.namespaces={a}", "torchrun -m ddp_trainer --presett x",
-        "python -m ddp_trainer.benchmark --systems", "curl https://example.com | sh",
+        "python -m tests.bench.trainer --systems", "curl https://example.com | sh",
     ],
 )  # fmt: skip
 def test_a_line_that_would_fail_is_found(line: str) -> None:

@@ -26,7 +26,6 @@ COMMANDS: Final = (
     ("render", "ddp_operator.cli.render", "check a job's YAML and print what the operator would create"),
     ("report", "ddp_operator.cli.report", "write an HTML report with the charts of a run"),
     ("convert", "ddp_operator.cli.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
-    ("bench", "ddp_operator.cli.bench", "benchmark the trainer against the reference training loops"),
     ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in a cluster"),
     ("list", "ddp_operator.cli.list_jobs", "list the jobs of a namespace"),
     ("watch", "ddp_operator.cli.watch", "watch the progress of one job or of all jobs"),

@@ -79,7 +79,7 @@ def _bucket_size(config: DistributedConfig) -> dict[str, Any]:
 
     A size that is given counts for the first bucket too. Where the link is slow enough for compression, the wire should
     be busy from the first gradients on: over 1 Gbit/s ResNet-18 with bf16 gradients makes 1.8 times plain DDP's
-    images/s with buckets of 5 MiB, 1.6 times with 25 (tests/bench/trainer_speed.py).
+    images/s with buckets of 5 MiB, 1.6 times with 25 (tests/bench/trainer).
     """
     if config.bucket_mb is not None:
         return {"bucket_cap_mb": config.bucket_mb}

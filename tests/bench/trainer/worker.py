@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 
-from ddp_trainer.benchmark.contenders import (
+from ddp_trainer.config.options import merge
+from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed.world import World
+from tests.bench.trainer.contenders import (
     Bare,
     Ours,
     Switches,
@@ -22,14 +26,10 @@ from ddp_trainer.benchmark.contenders import (
     gradient_bytes,
     start_exporter,
 )
-from ddp_trainer.benchmark.documents import DocumentsLoop
-from ddp_trainer.benchmark.memory import PeakMemory
-from ddp_trainer.benchmark.network import probe
-from ddp_trainer.benchmark.systems import VARIANTS
-from ddp_trainer.config.options import merge
-from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.distributed.rank import RankEnv
-from ddp_trainer.distributed.world import World
+from tests.bench.trainer.documents import DocumentsLoop
+from tests.bench.trainer.memory import PeakMemory
+from tests.bench.trainer.network import probe
+from tests.bench.trainer.systems import VARIANTS
 
 
 @dataclass(frozen=True)

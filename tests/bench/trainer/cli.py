@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,19 +16,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.benchmark import launch, synthetic
-from ddp_trainer.benchmark.report import Measured, communication, rows, table
-from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, VARIANTS, Case, plan_cases
 from ddp_trainer.config.presets import PRESETS
+from tests.bench.trainer import launch, synthetic
+from tests.bench.trainer.report import Measured, communication, rows, table
+from tests.bench.trainer.slow_link import find_obstacle, slow_link
+from tests.bench.trainer.systems import BY_NAME, QUICK, SYSTEMS, VARIANTS, Case, plan_cases
 
 if TYPE_CHECKING:
-    from ddp_trainer.benchmark.worker import Spec
+    from tests.bench.trainer.worker import Spec
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags; ``ddp bench`` passes the same ones on."""
+    """The flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m ddp_trainer.benchmark",
+        prog="python -m tests.bench.trainer",
         description="Measure the trainer against the documents' own loops and the bare step, in turn.",
         allow_abbrev=False,
     )
@@ -44,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
                         "compile")  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender; default: 5, 2 with --quick")
     parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn; default: 3, 0.5 with --quick")
+    parser.add_argument("--slow-link", metavar="RATE", help="the link between two CPU ranks, such as 1gbit; as root")
     parser.add_argument("--data-dir", metavar="DIR", help="the real data sets; a missing one is replaced by noise")
     parser.add_argument("--output-dir", metavar="DIR", default="bench-results", help="folder for benchmark.json")
     return parser
@@ -72,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     flags = parser.parse_args(arguments)
     device, available = _find_device(parser, flags.device)
+    if flags.slow_link and (device == "cuda" or find_obstacle()):
+        parser.error(f"argument --slow-link: {find_obstacle() or 'for CPUs only; add --device cpu'}")
     ranks = flags.ranks or ((min(2, available),) if flags.quick else None)
     systems = tuple(
         BY_NAME[name] for name in flags.systems or [one.name for one in SYSTEMS if one.quick or not flags.quick]
@@ -92,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         data = _Data(flags.data_dir, folder / "data", flags.quick)
         for case in plan_cases(systems, device, available, ranks):
-            measured = _measure(case, variants, device, pace, data, folder, quick=flags.quick)
+            measured = _measure(case, variants, device, pace, data, folder, quick=flags.quick, rate=flags.slow_link)
             everything.append(measured)
             what = "not available" if case.missing or measured.problem else "measured"
             took = time.perf_counter() - started
@@ -106,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = {
         "machine": _machine(),
         "device": device,
-        "settings": {"quick": flags.quick, "variants": variants, **pace},
+        "settings": {"quick": flags.quick, "variants": variants, "slowLink": flags.slow_link, **pace},
         "cases": [_as_json(one) for one in everything],
         "link": asdict(link) if link else None,
         "notes": data.notes,
@@ -138,14 +144,22 @@ class _Data:
 
 
 def _measure(
-    case: Case, variants: tuple[str, ...], device: str, pace: dict[str, Any], data: _Data, folder: Path, *, quick: bool
+    case: Case,
+    variants: tuple[str, ...],
+    device: str,
+    pace: dict[str, Any],
+    data: _Data,
+    folder: Path,
+    *,
+    quick: bool,
+    rate: str | None = None,
 ) -> Measured:
     preset = case.system.preset
     measured = Measured(case, PRESETS[preset].values["data"]["name"])
     if case.missing:
         return measured
     # A module that imports torch; the command line above is answered without it.
-    from ddp_trainer.benchmark.worker import Spec
+    from tests.bench.trainer.worker import Spec
 
     changes: dict[str, Any] = dict(QUICK[preset]) if quick else {}
     changes["data"] = {**changes.get("data", {}), "dir": data.folder(measured.data)}
@@ -164,11 +178,15 @@ def _measure(
     try:
         # A compiled step takes its minutes before the first turn, also where the turns are short.
         patient = not quick or any("compile" in name for name in spec.contenders)
-        measured.about = launch.run(spec, case.ranks, folder, timeout=120 + 900 * patient)
+        with contextlib.ExitStack() as stack:
+            link = stack.enter_context(slow_link(rate)) if rate and case.ranks == 2 else {}
+            measured.about = launch.run(spec, case.ranks, folder, timeout=120 + 900 * patient, **link)
         if device == "cpu" and case.ranks == 1 and not quick:
             _measure_memory(measured, spec, variants[0], folder)
     except launch.Failed as error:
         measured.problem = str(error)
+    except subprocess.CalledProcessError as error:
+        measured.problem = f"{' '.join(error.cmd)}: {error.stderr.decode().strip()}"
     return measured
 
 
@@ -191,8 +209,8 @@ def _contenders(case: Case, variants: tuple[str, ...], *, quick: bool) -> list[s
 
 def _link(everything: list[Measured], folder: Path) -> Any:
     """The link measured on the way, or else between two processes started for it."""
-    from ddp_trainer.benchmark.network import Link
-    from ddp_trainer.benchmark.worker import Spec
+    from tests.bench.trainer.network import Link
+    from tests.bench.trainer.worker import Spec
 
     links = [one.about["link"] for one in everything if one.about.get("link")]
     if not links:

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.benchmark import cli, launch, synthetic
-from ddp_trainer.benchmark.cli import main
-from ddp_trainer.benchmark.contenders import Bare, Ours, Switches, build_config, start_exporter
-from ddp_trainer.benchmark.documents import DocumentsLoop, LoopNovoGrad
-from ddp_trainer.benchmark.network import Link, parameter_server_seconds, ring_seconds
-from ddp_trainer.benchmark.report import Measured, communication, ratio, rows, table
-from ddp_trainer.benchmark.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_cases
-from ddp_trainer.benchmark.worker import Spec, _Runner, measure
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.distributed.rank import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.models.small_maps import SmallMapConv2d
 from ddp_trainer.optim.novograd import NovoGrad
+from tests.bench.trainer import cli, launch, synthetic
+from tests.bench.trainer.cli import main
+from tests.bench.trainer.contenders import Bare, Ours, Switches, build_config, start_exporter
+from tests.bench.trainer.documents import DocumentsLoop, LoopNovoGrad
+from tests.bench.trainer.network import Link, parameter_server_seconds, ring_seconds
+from tests.bench.trainer.report import Measured, communication, ratio, rows, table
+from tests.bench.trainer.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_cases
+from tests.bench.trainer.worker import Spec, _Runner, measure
 
 CPU = torch.device("cpu")
 
@@ -237,7 +237,7 @@ def test_flags_that_make_no_sense_are_refused(
 def test_a_system_that_can_only_be_named_still_gives_a_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddp_trainer.benchmark.cli._link", lambda everything, folder: None)
+    monkeypatch.setattr("tests.bench.trainer.cli._link", lambda everything, folder: None)
     assert main(["--device", "cpu", "--systems", "cifar10-resnet50-dp", "--output-dir", str(tmp_path)]) == 0
     assert "not available: DataParallel needs two GPUs" in capsys.readouterr().out
     document = json.loads((tmp_path / "benchmark.json").read_text())
@@ -250,7 +250,7 @@ def test_a_step_that_is_compiled_gets_the_time_for_it(
     variant: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float] = []
-    monkeypatch.setattr(launch, "run", lambda *arguments, timeout: given.append(timeout) or {"results": {}})
+    monkeypatch.setattr(launch, "run", lambda *arguments, timeout, **named: given.append(timeout) or {"results": {}})
     data = cli._Data(None, tmp_path, True)
     case = Case(BY_NAME["cifar10-resnet18"], 1)
     cli._measure(case, (variant,), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_trainer.benchmark.worker import Spec
+    from tests.bench.trainer.worker import Spec
 
 
 class Failed(Exception):
@@ -54,7 +54,7 @@ def run(
                             *(prefixes[rank] if prefixes else ()),
                             sys.executable,
                             "-m",
-                            "ddp_trainer.benchmark.worker",
+                            "tests.bench.trainer.worker",
                             str(path),
                         ],
                         env=_environment(rank, ranks, port) | dict(environ or {}),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_trainer.benchmark.network import FORMULAS, Link, parameter_server_seconds, ring_seconds
-from ddp_trainer.benchmark.synthetic import EPOCH
-from ddp_trainer.benchmark.systems import Case
+from tests.bench.trainer.network import FORMULAS, Link, parameter_server_seconds, ring_seconds
+from tests.bench.trainer.synthetic import EPOCH
+from tests.bench.trainer.systems import Case
 
 WORLD_SIZES = (2, 4, 8, 16)
 _LEGEND = """\

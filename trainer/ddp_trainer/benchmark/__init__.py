@@ -1,1 +1,0 @@
-"""How fast the trainer is beside the loops of the documents it grew out of: ``python -m ddp_trainer.benchmark``."""
