@@ -15,7 +15,7 @@ from ddp_operator import constants
 from ddp_operator.kubeobjects.containers import count_pod_gpus, find_trainer
 from ddp_operator.kubeobjects.quantities import is_gpu
 from ddp_operator.launcher.processes import read_cpu_quota
-from ddp_operator.local.fields import Finding, Support, check_job, check_template
+from ddp_operator.local.fields import Finding, check_job, check_template
 
 Object = Mapping[str, Any]
 
@@ -108,11 +108,9 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
         raise Unsuitable("spec.suspend: true, so nothing would run; set it to false or remove it")
     template = spec["template"]
     findings = check_template(template, find_trainer(template)["name"])
-    refused = [f for f in findings if f.field.support is Support.REFUSED]
+    refused = [f"spec.template.{f.path}: not supported on this machine: {f.refusal}" for f in findings if f.refusal]
     if refused:
-        raise Unsuitable(
-            "\n".join(f"spec.template.{f.path}: not supported on this machine: {f.field.note}" for f in refused)
-        )
+        raise Unsuitable("\n".join(refused))
     wanted = count_pod_gpus(template["spec"])
     if wanted and gpu_ids is not None and wanted * spec.get("nodes", 1) > len(gpu_ids):
         nodes = spec.get("nodes", 1)
@@ -120,7 +118,7 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
             f"spec.template.spec.containers: {nodes} pods of {wanted} GPUs need {nodes * wanted}, but this machine has "
             f"{len(gpu_ids)}; use --cpu, or fewer with --nodes and --procs"
         )
-    return [*check_job(spec), *(f for f in findings if f.field.support is Support.WARNED)]
+    return [*check_job(spec), *findings]
 
 
 def check_ports(base: int, nodes: int) -> None:

@@ -225,11 +225,7 @@ class LocalCluster:
         """Refuse what no process on this machine can be. Raises: Refused."""
         template = job["spec"]["template"]
         trainer = find_trainer(template)["name"]
-        reasons = [
-            f"{f.path}: {f.field.note}"
-            for f in fields.check_template(template, trainer)
-            if f.field.support is fields.Support.REFUSED
-        ]
+        reasons = [f"{f.path}: {f.refusal}" for f in fields.check_template(template, trainer) if f.refusal]
         namespace = job["metadata"].get("namespace") or "default"
         try:
             pod = build_pod({**job, "metadata": {"uid": "", **job["metadata"]}}, 0, suffix="admit")
