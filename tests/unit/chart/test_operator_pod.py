@@ -58,7 +58,7 @@ class TestSettings:
 
     def test_every_setting_has_a_value(self) -> None:
         names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}
-        assert names == set(Settings.__dataclass_fields__) - {"kubeconfig"}
+        assert names == set(Settings.__struct_fields__) - {"kubeconfig"}
 
 
 class TestReplicas:
