@@ -41,11 +41,3 @@ def child_labels(name: str, attempt: int | None = None) -> dict[str, str]:
 def pod_selector(name: str) -> str:
     """Return the label selector of a resource's pods, as text for the scale subresource."""
     return f"{constants.LABEL_JOB_NAME}={name}"
-
-
-_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-
-
-def is_service_name(name: str) -> bool:
-    """Tell whether a name is an RFC 1035 label, which a Service needs."""
-    return _DNS_LABEL.fullmatch(name) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from typing import Any
 
 from .contract import ENV_LAUNCHER_CONFIG
@@ -46,8 +45,7 @@ class LauncherConfig:
     epochs: int | None
 
 
-_NESTED = {"WatchdogConfig": WatchdogConfig, "PreflightConfig": PreflightConfig}
-_PLAIN: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+_NESTED = {"watchdog": WatchdogConfig, "preflight": PreflightConfig}
 
 
 def encode_config(config: LauncherConfig) -> str:
@@ -60,9 +58,9 @@ def decode_config(text: str | None) -> LauncherConfig:
     if not text:
         raise ValueError(f"{ENV_LAUNCHER_CONFIG} is not set; pods are started by the operator or `ddp run`")
     try:
-        config: LauncherConfig = _from_json(LauncherConfig, json.loads(text), "")
-    except ValueError as error:
-        raise ValueError(f"{ENV_LAUNCHER_CONFIG} cannot be read: {error}") from None
+        config: LauncherConfig = _from_json(LauncherConfig, json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{ENV_LAUNCHER_CONFIG} cannot be read: {type(error).__name__}: {error}") from None
     return config
 
 
@@ -72,30 +70,14 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-def _from_json(kind: Any, raw: Any, place: str) -> Any:
-    if not isinstance(raw, dict):
-        raise ValueError(f"{place or 'it'} is not an object")
-    values = {}
-    for field in dataclasses.fields(kind):
-        path = f"{place}.{_key(field)}".lstrip(".")
-        if _key(field) not in raw:
-            raise ValueError(f"{path} is missing")
-        values[field.name] = _value(str(field.type), raw[_key(field)], path)
+def _from_json(kind: Any, raw: Any) -> Any:
+    values = {field.name: raw[_key(field)] for field in dataclasses.fields(kind)}
+    for name, value in values.items():
+        if name in _NESTED and value is not None:
+            values[name] = _from_json(_NESTED[name], value)
+        elif isinstance(value, list):
+            values[name] = tuple(value)
     return kind(**values)
-
-
-def _value(kind: str, raw: Any, path: str) -> Any:
-    kind, optional, _ = kind.partition(" | None")
-    if optional and raw is None:
-        return None
-    if kind in _NESTED:
-        return _from_json(_NESTED[kind], raw, path)
-    item = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", kind)
-    if item and isinstance(raw, list):
-        return tuple(_value(item[1], one, f"{path}[{number}]") for number, one in enumerate(raw))
-    if item or not isinstance(raw, _PLAIN[kind]) or (isinstance(raw, bool) and kind != "bool"):
-        raise ValueError(f"{path}: {raw!r} is not of type {kind}")
-    return raw
 
 
 def _key(field: Any) -> str:

@@ -286,12 +286,6 @@ class TestPod:
 
 class TestNames:
     @pytest.mark.parametrize(
-        ("name", "good"), [("a", True), ("a-1", True), ("1a", False), ("a.b", False), ("a" * 64, False)]
-    )
-    def test_a_service_name_is_a_dns_label(self, name: str, good: bool) -> None:
-        assert names.is_service_name(name) is good
-
-    @pytest.mark.parametrize(
         ("job_name", "ours"),
         [
             ("train-1", True),
