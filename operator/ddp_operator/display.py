@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TextIO
 
 from ddp_operator.api.status import Progress
+from ddp_operator.progress import format_duration
 
 _PLAIN_EVERY_SECONDS: Final = 5.0
+_NARROW: Final = 80
 _COLORS: Final = {"Running": "green", "Succeeded": "bright_green", "Failed": "red", "Rejected": "red"}
 
 
@@ -139,6 +141,8 @@ class PlainDisplay(Display):
         due = self._clock() >= self._next
         if not changed and not (due and (view.progress != self._progress or state != self._state)):
             return
+        if self._state is not None and not changed and not has_progress and not view.reason:
+            return  # what it waited for has come: nothing to read
         self._state, self._progress, self._next = state, view.progress, self._clock() + self._every
         self.line(f"{time.strftime('%H:%M:%S')} {self._prefix}{describe_view(view)}")
 
@@ -149,12 +153,18 @@ class LiveRegion:
     It draws only when it is updated: a thread of Rich's own would make later forks unsafe.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, transient: bool = False) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._live = Live(console=Console(file=stream), auto_refresh=False, vertical_overflow="visible")
+        console = Console(file=stream)
+        self._live = Live(console=console, auto_refresh=False, transient=transient, vertical_overflow="visible")
         self._live.start()
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._live.console.width
 
     def line(self, text: str) -> None:
         """Print a line above it."""
@@ -170,11 +180,13 @@ class LiveRegion:
 
 
 class RichDisplay(Display):
-    """A bar and a line of figures. Rich is imported at the first view, when the pods are already starting."""
+    """A line at the bottom, gone at the end. Rich is imported at the first view, when pods are already starting."""
 
-    def __init__(self, stream: TextIO, name: str) -> None:
+    def __init__(self, stream: TextIO, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._name = name
+        self._clock = clock
+        self._began = clock()
         self._region: LiveRegion | None = None
 
     def line(self, text: str) -> None:
@@ -187,19 +199,36 @@ class RichDisplay(Display):
 
     def update(self, view: View) -> None:
         """Draw the job anew."""
-        from rich.console import Group
-        from rich.text import Text
-
-        self._region = self._region or LiveRegion(self._stream)
-        figures = "  ".join(describe_progress(view.progress, percent=False)) or view.reason
-        line = Text(figures, no_wrap=True, overflow="ellipsis")
-        self._region.show(Group(build_table([(self._name, view)], figures=False), line))
+        self._region = self._region or LiveRegion(self._stream, transient=True)
+        elapsed = format_duration(self._clock() - self._began)
+        self._region.show(build_line(self._name, view, elapsed, narrow=self._region.width < _NARROW))
 
     def close(self) -> None:
-        """Leave the last state on the terminal."""
+        """Remove it."""
         if self._region is not None:
             self._region.close()
             self._region = None
+
+
+def build_line(name: str, view: View, elapsed: str, *, narrow: bool = False) -> Any:
+    """Return the Rich line of one job: a bar and figures, or what it waits for. What has no room is cut at the end."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        line.add_column(no_wrap=True)
+    line.add_column()  # Rich takes the room from a column that may wrap
+    figures = describe_progress(view.progress, percent=False)
+    state = [] if view.phase == "Running" and (figures or view.reason) else [view.phase]
+    state += [f"attempt {view.attempt}"] if view.attempt > 1 else []
+    words = [*state, *figures, elapsed] if figures else [*state, *filter(None, [view.reason]), elapsed]
+    text = Text("  ".join(words), no_wrap=True, overflow="ellipsis")
+    bar = ProgressBar(total=100.0, completed=view.percent, width=10 if narrow else 24)
+    percent = f"{view.percent:.1f}%" if figures else ""
+    line.add_row(Text(name, "bold") if not narrow else "", bar if percent else "", percent, text)
+    return line
 
 
 def build_table(jobs: Iterable[tuple[str, View]], *, figures: bool = True) -> Any:
@@ -231,4 +260,9 @@ def choose_display(name: str, stream: TextIO, *, quiet: bool, plain: bool) -> Di
     """Return the display for one job that suits the options and the stream."""
     if quiet:
         return Display()
-    return PlainDisplay(stream) if plain or not stream.isatty() else RichDisplay(stream, name)
+    return RichDisplay(stream, name) if not plain and can_redraw(stream) else PlainDisplay(stream)
+
+
+def can_redraw(stream: TextIO) -> bool:
+    """Tell whether lines that are already on the stream can be drawn anew."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"

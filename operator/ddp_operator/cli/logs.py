@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import queue
-import re
 import sys
 import threading
 import time
@@ -19,12 +18,10 @@ from ddp_operator.cli.api import Api, ApiError, add_cluster_arguments, api_path,
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.launcher.config import decode_config
+from ddp_operator.local.tail import split_rank
 
 _POLL_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # a rank may print nothing for that long
-# The prefix of the launcher for a rank, and that of torchrun --tee for a local rank.
-_RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
-_LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -211,13 +208,9 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
 def split_line(text: str, pod: LogPod) -> Line:
     """Return a line of a pod's log with the rank that wrote it, or with the ranks of the pod."""
     moment, _, message = text.partition(" ")
+    rank, words = split_rank(message, pod.node, pod.nproc)
     first = pod.node * pod.nproc
-    if match := _RANK.match(message):
-        return Line(moment, f"rank {match[1]}", message[match.end() :])
-    if (match := _LOCAL_RANK.match(message)) and int(match[1]) < pod.nproc:
-        return Line(moment, f"rank {first + int(match[1])}", message[match.end() :])
-    prefix = f"rank {first}" if pod.nproc == 1 else f"ranks {first}-{first + pod.nproc - 1}"
-    return Line(moment, prefix, message)
+    return Line(moment, f"ranks {first}-{first + pod.nproc - 1}" if rank is None else f"rank {rank}", words)
 
 
 def _has_log(pod: Mapping[str, Any]) -> bool:
@@ -230,7 +223,5 @@ def _number(text: Any, default: int) -> int:
 
 
 def _print(line: Line, *, timestamps: bool) -> None:
-    # A progress bar redraws itself with carriage returns: only its last state is printed.
-    text = line.text.rstrip("\r").rpartition("\r")[2]
-    sys.stdout.write((f"{line.time} " if timestamps else "") + f"[{line.prefix}] {text}\n")
+    sys.stdout.write((f"{line.time} " if timestamps else "") + f"[{line.prefix}] {line.text}\n")
     sys.stdout.flush()

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BASE",
         help="port of pod 0's /metrics, pod 1 uses the next, and so on; default: free ports",
     )
-    parser.add_argument("--logs", action="store_true", help="stream pod 0's log")
+    parser.add_argument(
+        "--logs", type=_ranks, default="0", metavar="RANK", help="whose output to show: a rank, all or none; default: 0"
+    )
     parser.add_argument(
         "--plain", action="store_true", help="print lines instead of a progress bar, also on a terminal"
     )
@@ -114,7 +116,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         others=manifest.others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),
         nproc=resolve_template(job).nproc,
-        findings=findings,
+        findings=findings if arguments.file and not arguments.file.endswith(".py") else (),  # what was asked for
         gpu_ids=gpu_ids,
         cpus=machine.cpus,
         folder_name=arguments.name or job.name,
@@ -132,6 +134,12 @@ def _as_new(resource: Mapping[str, Any]) -> dict[str, Any]:
     kept = ("name", "namespace", "labels", "annotations")
     metadata = {key: resource["metadata"][key] for key in kept if resource["metadata"].get(key)}
     return {**{k: v for k, v in resource.items() if k != "status"}, "metadata": metadata}
+
+
+def _ranks(text: str) -> str:
+    if text not in ("all", "none") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be all, none or the number of a rank")
+    return text if text.isalpha() else str(int(text))
 
 
 def _folder_name(text: str) -> str:

@@ -14,7 +14,7 @@ from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cli.api import Api, add_cluster_arguments, connect, get_job
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.following import Jobs, follow_jobs
-from ddp_operator.display import LiveRegion, PlainDisplay, View, build_table
+from ddp_operator.display import LiveRegion, PlainDisplay, View, build_table, can_redraw
 from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.why import explain_why
 
@@ -150,4 +150,4 @@ def choose_screen(stream: TextIO, *, plain: bool = False, output: str = "text") 
     """Return the screen that suits the options and the stream."""
     if output == "json":
         return JsonScreen(stream)
-    return PlainScreen(stream) if plain or not stream.isatty() else TableScreen(stream)
+    return TableScreen(stream) if not plain and can_redraw(stream) else PlainScreen(stream)

@@ -24,10 +24,10 @@ from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.local.claims import ClaimInUse, ClaimLock
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.fields import Finding
-from ddp_operator.local.folder import RunFolder, is_out_of_space
-from ddp_operator.local.job_controller import completion_index
+from ddp_operator.local.folder import LogFile, RunFolder, is_out_of_space
 from ddp_operator.local.orphan import close_record, interrupt
 from ddp_operator.local.recorder import Recorder
+from ddp_operator.local.screen import NO_STEPS, count, describe_wait, format_line, is_silent
 from ddp_operator.local.store import grace_of
 from ddp_operator.local.tail import Tail
 from ddp_operator.progress import Page, build_progress
@@ -43,6 +43,7 @@ from ddp_operator.workqueue import backoff
 Object = Mapping[str, Any]
 
 _RETRY_SECONDS: Final = 1.0
+_PENDING_SECONDS: Final = 2.0  # here pods start at once, unless they wait for GPUs
 _MAX_ERRORS: Final = 8
 """Passes in a row with an unexpected error after which the run is stopped: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
@@ -65,7 +66,8 @@ class RunPlan:
     folder_name: str
     runs_dir: Path
     metrics_base: int | None
-    logs: bool
+    logs: str
+    """Whose output is shown: all, none, or the number of a rank."""
     plain: bool
     quiet: bool
     build_report: Callable[[Path], str]
@@ -128,6 +130,9 @@ class Run:
         self._status = Status()
         self._url_shown = False
         self._showing = False
+        self._follows = not plan.quiet and plan.logs != "none"
+        self._spoken = not self._follows
+        self._remarked = False
 
     async def run(self) -> Outcome:
         """Run the job, then write status, report and summary."""
@@ -148,14 +153,13 @@ class Run:
             wait = await self._pass(reconciler)
             # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
             self._showing = True
-            self._show()
             tasks += [asyncio.create_task(self._optional("the samples of the metrics", self._recorder.run))]
-            if self._plan.logs:
-                tail = Tail(self._current_log, lambda line: self._display.line(f"[pod 0] {line}"))
-                tasks += [asyncio.create_task(self._optional("pod 0's log on the screen", tail.run))]
+            tail = Tail(self._folder.find_logs, self._on_log_line)
+            if self._follows:
+                tasks += [asyncio.create_task(self._optional("the ranks' output on the screen", tail.run))]
             await self._loop(reconciler, wait)
             await self._drain()
-            if self._plan.logs:
+            if self._follows:
                 tail.read()
         except Exception as error:
             self._give_up("the run", error)
@@ -332,39 +336,46 @@ class Run:
         status = self._status
         page = self._recorder.page
         progress = build_progress(page.values, status.progress, page.rates) or status.progress
-        waits_for = "" if self._is_over() else _waiting_for(status)
+        processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
+        waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=self._spoken)
         nodes = (status.nodes.ready, self._plan.resource["spec"]["nodes"])
         return View(status.phase or "Pending", status.attempt, waits_for, progress, nodes)
 
     def _show(self) -> None:
-        if not self._showing:
-            return
         view = self._view()
+        if not self._showing or (view.phase == "Pending" and time.monotonic() - self._started < _PENDING_SECONDS):
+            return
         if self._recorder.port is not None and not self._url_shown:
             self._url_shown = True
             self._display.line(f"metrics     curl http://127.0.0.1:{self._recorder.port}/metrics")
+        if not self._remarked and view.progress is None and is_silent(self._status, utc_now()):
+            self._remarked = True
+            self._display.line(NO_STEPS)
         self._display.update(view)
+
+    def _on_log_line(self, file: LogFile, line: str) -> None:
+        text = format_line(line, file, self._plan.nproc, self._plan.logs)
+        if text is not None:
+            self._spoken = True
+            self._display.line(text)
 
     def _print_plan(self) -> None:
         """Print what runs where."""
         plan, nodes = self._plan, self._plan.resource["spec"]["nodes"]
         device = f"GPUs {','.join(plan.gpu_ids)}" if plan.gpu_ids else f"{plan.cpus} CPUs"
-        pods = f"{nodes} pod{'s' if nodes != 1 else ''}"
-        workers = f"{plan.nproc} worker process{'es' if plan.nproc != 1 else ''}"
+        pods, workers = count(nodes, "pod"), count(plan.nproc, "worker process", "es")
         self._display.line(f"{self._key.name}: {pods} of {workers} on this machine ({device})")
-        self._display.line(f"run folder  {self._folder.path}")
+        shown = {"all": "every rank's", "none": "no"}.get(plan.logs, f"rank {plan.logs}'s")
+        self._display.line(f"run folder  {self._folder.path} (below: {shown} output; all of it: logs/)")
         if plan.findings:
             fields = dict.fromkeys(finding.path.rpartition(".")[2] for finding in plan.findings)
             self._display.line(f"ignored     {', '.join(fields)} (see docs/local.md)")
         if ignored := [f"{o.get('kind')}" for o in plan.others if o.get("kind") not in _KEPT_KINDS]:
             self._display.line(f"ignored     other objects of the file: {', '.join(ignored)}")
 
-    def _current_log(self) -> Path | None:
-        pods = [p for p in self._cluster.store.list("Pod") if completion_index(p) == 0]
-        return self._cluster.kubelet.log_of(pods[-1]) if pods else None
-
     def _on_event(self, resource: Object, event: Event) -> None:
         self._folder.write_event(utc_now(), event.type, event.reason, event.message)
+        self._take_status()  # the event tells of one that is already written
         if event.type == "Warning" and not self._is_over():  # the summary has the end
             self._display.line(f"{time.strftime('%H:%M:%S')} {event.reason}: {event.message.splitlines()[0]}")
 
@@ -412,12 +423,3 @@ def _hold_claim(plan: RunPlan) -> ClaimLock | None:
 
 def _name(error: BaseException) -> str:
     return type(error).__name__
-
-
-def _waiting_for(status: Status) -> str:
-    """Return in one line what the job waits for, if anything."""
-    for kind, bad in (("Accepted", "False"), ("Restarting", "True"), ("Scheduled", "False"), ("Rendezvoused", "False")):
-        for condition in status.conditions:
-            if condition.type == kind and condition.status == bad and condition.message:
-                return condition.message.splitlines()[0]
-    return ""

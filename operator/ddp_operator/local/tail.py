@@ -1,27 +1,28 @@
-"""Follows pod 0's log file."""
+"""Follows the pods' log files."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from ddp_operator.local.folder import LogFile
+
 _EVERY_SECONDS: Final = 0.2
-_LIMIT: Final = 1 << 20
-_RANK: Final = re.compile(rb"\[rank\d+\]: ")
+_CHUNK: Final = 1 << 20
+# The mark of the launcher for a rank, and that of torchrun --tee for a local rank.
+_RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
+_LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
 
 
 class Tail:
-    """Hands on the complete lines of a file that grows, and of the next file once there is another one."""
+    """Hands on the complete lines of files that grow, each with its file."""
 
-    def __init__(self, current: Callable[[], Path | None], on_line: Callable[[str], None]) -> None:
-        self._current = current
+    def __init__(self, files: Callable[[], Iterable[LogFile]], on_line: Callable[[LogFile, str], None]) -> None:
+        self._files = files
         self._on_line = on_line
-        self._file: Path | None = None
-        self._offset = 0
-        self._rest = b""
+        self._read: dict[LogFile, tuple[int, bytes]] = {}
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -31,25 +32,32 @@ class Tail:
 
     def read(self) -> None:
         """Hand on what has been written since."""
-        current = self._current()
-        if current != self._file:
-            self._read_file()
-            self._file, self._offset, self._rest = current, 0, b""
-        self._read_file()
+        for file in self._files():
+            while self._read_chunk(file):
+                pass
 
-    def _read_file(self) -> None:
-        if self._file is None:
-            return
+    def _read_chunk(self, file: LogFile) -> bool:
+        offset, rest = self._read.get(file, (0, b""))
         try:
-            with self._file.open("rb") as stream:
-                stream.seek(self._offset)
-                data = stream.read(_LIMIT)
+            with file.path.open("rb") as stream:
+                stream.seek(offset)
+                data = stream.read(_CHUNK)
         except OSError:
-            return
-        self._offset += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+            return False
+        *lines, rest = (rest + data).split(b"\n")
+        self._read[file] = offset + len(data), rest
         for line in lines:
-            # A progress bar of the script's own redraws itself with carriage returns: only its last state counts.
-            first, _, last = line.rstrip(b"\r").rpartition(b"\r")
-            front = _RANK.match(first)
-            self._on_line(((front[0] if front else b"") + last).decode("utf-8", "replace"))
+            self._on_line(file, line.decode("utf-8", "replace"))
+        return bool(data)
+
+
+def split_rank(line: str, node: int, procs: int) -> tuple[int | None, str]:
+    """Return which rank wrote a line of a pod's log, None: not known, and the line without the rank's mark.
+
+    A progress bar of the script's own redraws itself with carriage returns: only its last state counts.
+    """
+    mark = _RANK.match(line)
+    rank = int(mark[1]) if mark else node if procs == 1 else None
+    if mark is None and (local := _LOCAL_RANK.match(line)) and int(local[1]) < procs:
+        mark, rank = local, node * procs + int(local[1])
+    return rank, line[mark.end() if mark else 0 :].rstrip("\r").rpartition("\r")[2]

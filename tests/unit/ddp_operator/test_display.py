@@ -9,6 +9,7 @@ from typing import TextIO, cast
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
 from ddp_operator.display import (
@@ -17,6 +18,7 @@ from ddp_operator.display import (
     PlainDisplay,
     RichDisplay,
     View,
+    build_line,
     choose_display,
     describe_view,
 )
@@ -65,6 +67,8 @@ def test_plain_lines_come_at_every_change_of_phase_and_else_only_now_and_then() 
     display = PlainDisplay(stream, every=5, clock=clock)
     display.update(View("Pending", 1, "waits"))
     display.update(View("Running", 1))
+    clock.now += 60
+    display.update(View("Running", 1))
     for step in range(100):  # one a second and more would be a flood
         clock.now += 0.125
         display.update(View("Running", 1, "", Progress(step=step)))
@@ -84,30 +88,49 @@ def test_plain_lines_do_not_repeat_themselves() -> None:
     assert len(lines(stream)) == 1
 
 
-def test_the_bar_shows_phase_percent_and_figures_and_lines_go_above_it() -> None:
+def test_the_bar_shows_percent_and_figures_below_lines_and_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     display = RichDisplay(stream, "digits")
     display.line("before")
-    display.update(View("Running", 1, "", PROGRESS))
+    display.update(View("Running", 2, "", PROGRESS))
     display.line("[red]not markup[/red]")
     display.close()
     shown = stream.getvalue()
-    for words in ("before", "digits", "Running", "38.6%", "epoch 3/8", "loss 0.11", "[red]not markup[/red]"):
+    for words in ("before", "digits", "attempt 2", "38.6%", "epoch 3/8", "[red]not markup[/red]"):
         assert words in shown
+    assert shown.rstrip("\r").endswith("\x1b[2K"), "the line is erased: what follows is the summary"
 
 
 @pytest.mark.parametrize(
-    ("stream", "quiet", "plain", "kind"),
+    ("view", "width", "line"),
     [
-        (Terminal(), False, False, RichDisplay),
-        (Terminal(), False, True, PlainDisplay),
-        (io.StringIO(), False, False, PlainDisplay),
-        (Terminal(), True, False, Display),
+        (View("Running", 1, "importing torch …"), 80, "digits   importing torch …  12s"),
+        (View("Running", 1), 80, "digits   Running  12s"),
+        (View("Restarting", 2, "lost a peer"), 80, "digits   Restarting  attempt 2  lost a peer  12s"),
+        (View("Running", 1, "", PROGRESS), 40, " ━━━╸       38.6% epoch 3/8  step 71/18…"),
+    ],
+)
+def test_one_line_says_how_far_the_job_is_or_what_it_waits_for(view: View, width: int, line: str) -> None:
+    console = Console(width=width, file=io.StringIO())
+    console.print(build_line("digits", view, "12s", narrow=width < 80))
+    assert console.file.getvalue().rstrip() == line.rstrip()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("stream", "term", "quiet", "plain", "kind"),
+    [
+        (Terminal(), "xterm", False, False, RichDisplay),
+        (Terminal(), "xterm", False, True, PlainDisplay),
+        (Terminal(), "dumb", False, False, PlainDisplay),
+        (io.StringIO(), "xterm", False, False, PlainDisplay),
+        (Terminal(), "xterm", True, False, Display),
     ],
 )
 def test_the_stream_and_the_options_choose_the_display(
-    stream: io.StringIO, quiet: bool, plain: bool, kind: type
+    stream: io.StringIO, term: str, quiet: bool, plain: bool, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TERM", term)
     assert type(choose_display("x", stream, quiet=quiet, plain=plain)) is kind
 
 

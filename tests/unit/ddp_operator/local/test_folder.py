@@ -253,20 +253,19 @@ def end(cluster: FakeCluster, name: str, message: str) -> Any:
 # --- tail -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_tail_hands_on_complete_lines_and_moves_to_the_next_file(tmp_path: Path) -> None:
-    first, second = tmp_path / "1", tmp_path / "2"
-    heard: list[str] = []
-    current = [first]
-    tail = Tail(lambda: current[0], heard.append)
+def test_the_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:
+    heard: list[tuple[int, int, str]] = []
+    tail = Tail(folder.find_logs, lambda file, line: heard.append((file.attempt, file.node, line)))
     tail.read()
+    first, second = (folder.logs / f"attempt-{attempt}-pod-0.log" for attempt in (2, 10))
     with first.open("a") as stream:
-        for text in ("a\nb", "c\n", "[rank1]: 10%\r20%\r\n", "10%\r20%\r\n"):
+        for text in ("a\nb", "c\n"):
             stream.write(text)
             stream.flush()
             tail.read()
+    second.write_text("new\nhalf")
+    (folder.logs / "other.log").write_text("no pod's\n")
     with first.open("a") as stream:
         stream.write("late\n")
-    second.write_text("new\n")
-    current[0] = second
     tail.read()
-    assert heard == ["a", "bc", "[rank1]: 20%", "20%", "late", "new"]
+    assert heard == [(2, 0, "a"), (2, 0, "bc"), (2, 0, "late"), (10, 0, "new")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,12 @@ class TestClaim:
 
         monkeypatch.setattr(Run, "run", run)
         assert ddp_run(checkpoint=self.CHECKPOINT) == 128 + 15
+
+
+def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # ddp run job.yaml >&-
+    assert ddp_run() == ExitCode.OK
+    sys.stdout.close()
 
 
 class TestFullDisk:

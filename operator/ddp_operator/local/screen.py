@@ -1,0 +1,51 @@
+"""What `ddp run` prints beside the state of the job: what it waits for, the ranks' lines, a remark on missing steps."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from ddp_operator.api.status import Status
+from ddp_operator.local.folder import LogFile
+from ddp_operator.local.tail import split_rank
+from ddp_operator.progress import Page
+from ddp_operator.status import conditions
+
+_LOADING: Final = {"WaitingForMaster": "waiting for all pods", "Rendezvous": "connecting"}
+_SILENCE: Final = timedelta(seconds=30)
+NO_STEPS: Final = f"""\
+no steps reported in {_SILENCE.seconds} s: progress and ETA need two lines in the script, or patterns for its log lines
+            exporter = ddp_trainer.exporter.Exporter.start(total_steps=1000)  # before the loop
+            exporter.step(samples=len(batch), loss=loss)  # after each step; more in docs/metrics.md"""
+
+
+def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -> str:
+    """Return in one line what the job waits for, if anything. ``spoken``: the script has printed something."""
+    for kind, bad in (("Accepted", "False"), ("Restarting", "True"), ("Scheduled", "False"), ("Rendezvoused", "False")):
+        found = status.condition(kind)
+        if found is not None and found.status == bad and found.message:
+            if found.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:
+                return found.message.splitlines()[0]
+            loading = _LOADING.get(page.launcher_phase or "", "importing torch")
+            return f"starting {count(processes, 'process', 'es')}; {loading} …"
+    return "" if spoken else f"{count(processes, 'process', 'es')} started; no output of the script yet"
+
+
+def is_silent(status: Status, now: datetime) -> bool:
+    """Tell whether the job has trained for a while without reporting a step."""
+    met = status.condition(conditions.RENDEZVOUSED)
+    since = met.last_transition_time if met is not None and met.status == "True" else None
+    return status.phase == "Running" and status.progress is None and since is not None and now - since > _SILENCE
+
+
+def format_line(line: str, file: LogFile, procs: int, ranks: str) -> str | None:
+    """Return a line of a pod's log as it is shown, None: not at all. ``ranks``: all, or the number of one."""
+    rank, text = split_rank(line, file.node, procs)
+    if ranks == "all":
+        return f"[{f'pod {file.node}' if rank is None else f'rank {rank}'}] {text}"
+    return text if str(rank) == ranks and not text.startswith("[launcher] ") else None
+
+
+def count(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun: 1 pod, 2 pods."""
+    return f"{number} {noun}{plural if number != 1 else ''}"

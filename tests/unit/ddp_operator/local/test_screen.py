@@ -1,0 +1,69 @@
+"""What `ddp run` prints while the job runs: what it waits for, the ranks' lines, the remark on missing steps."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ddp_operator.api.status import Condition, Progress, Status
+from ddp_operator.local.folder import LogFile
+from ddp_operator.local.screen import describe_wait, format_line, is_silent
+from ddp_operator.progress import Page
+from tests.support.builders import NOW
+
+
+def running(kind: str, value: str, reason: str, message: str = "", *, progress: Progress | None = None) -> Status:
+    found = Condition(type=kind, status=value, reason=reason, message=message, last_transition_time=NOW)  # type: ignore[arg-type]
+    return Status(phase="Running", conditions=(found,), progress=progress)
+
+
+LOADING = running("Rendezvoused", "False", "WaitingForWorkers", "2/2 pods running; workers have not started yet")
+
+
+@pytest.mark.parametrize(
+    ("phase", "what"),
+    [("", "importing torch"), ("Starting", "importing torch"), ("WaitingForMaster", "waiting for all pods")],
+)
+def test_until_workers_start_the_line_says_what_is_loaded(phase: str, what: str) -> None:
+    assert describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes; {what} …"
+
+
+def test_once_workers_run_it_waits_for_the_scripts_first_output() -> None:
+    joined = running("Rendezvoused", "True", "AllRanksJoined")
+    assert describe_wait(joined, Page(), 1, spoken=False) == "1 process started; no output of the script yet"
+    assert describe_wait(joined, Page(), 1, spoken=True) == ""
+
+
+def test_what_the_cluster_or_a_restart_waits_for_comes_first() -> None:
+    unplaced = running("Scheduled", "False", "Unschedulable", "1 Insufficient nvidia.com/gpu\nmore")
+    assert describe_wait(unplaced, Page(), 1, spoken=True) == "1 Insufficient nvidia.com/gpu"
+    assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
+
+
+def test_a_job_is_silent_when_it_trains_for_half_a_minute_without_a_step() -> None:
+    joined = running("Rendezvoused", "True", "AllRanksJoined")
+    assert not is_silent(joined, NOW + timedelta(seconds=29))
+    assert is_silent(joined, NOW + timedelta(seconds=31))
+    assert not is_silent(LOADING, NOW + timedelta(hours=1)), "PyTorch still loads"
+    steps = running("Rendezvoused", "True", "AllRanksJoined", progress=Progress(step=1))
+    assert not is_silent(steps, NOW + timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("line", "procs", "one", "everyone"),
+    [
+        ("epoch 1", 1, "epoch 1", "[rank 2] epoch 1"),
+        ("[rank4]: 10%\r20%\r", 2, None, "[rank 4] 20%"),
+        ("[rank2]: epoch 1", 2, "epoch 1", "[rank 2] epoch 1"),
+        ("W1122 torch/distributed says", 2, None, "[pod 2] W1122 torch/distributed says"),
+        ("[launcher] preflight: dns 0.0 ms", 1, None, "[rank 2] [launcher] preflight: dns 0.0 ms"),
+    ],
+)
+def test_a_line_is_shown_as_it_is_for_one_rank_and_with_its_writer_for_all(
+    line: str, procs: int, one: str | None, everyone: str
+) -> None:
+    file = LogFile(1, 2, Path("attempt-1-pod-2.log"))
+    assert format_line(line, file, procs, "2") == one
+    assert format_line(line, file, procs, "all") == everyone
