@@ -17,19 +17,7 @@ from ddp_operator.api.status import Condition, LastFailure, Status
 from ddp_operator.failures.text import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
-
-# Unsatisfactory states in the order in which they hide each other: type and the bad status of the condition.
-_ORDER: Final = (
-    ("Accepted", "False"),
-    ("Accepted", "Unknown"),
-    ("Suspended", "True"),
-    ("Restarting", "True"),
-    ("Scheduled", "False"),
-    ("Rendezvoused", "False"),
-    ("Progressing", "False"),
-    ("Rendezvoused", "Unknown"),
-    ("Progressing", "Unknown"),
-)
+from ddp_operator.status.reason import find_blocker, find_obstacle
 
 _LOOK_AT_LOGS: Final = "Look at its last words: ddp logs {name}."
 # reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.
@@ -132,18 +120,6 @@ _BETTER: Final = (
         "in a new job.",
     ),
 )
-# Reasons of Scheduled for which a job that starts again waits until somebody acts.
-_BLOCKING: Final = (
-    "Unschedulable",
-    "QuotaPending",
-    "Inadmissible",
-    "WorkloadDeactivated",
-    "WorkloadMissing",
-    "ImagePull",
-    "PodsForbidden",
-    "VolumeNotReady",
-    "PodsNotStarting",
-)
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # An operator that runs looks at a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
@@ -186,11 +162,9 @@ def explain_why(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]]
         return _explain_failure(name, status)
     if not status.conditions:
         return _explain_unseen(name, metadata, events, now)
-    conditions = {condition.type: condition for condition in status.conditions}
-    for kind, bad in _ORDER:
-        condition = conditions.get(kind)
-        if condition is not None and (condition.status == bad or condition.reason == "Stopping"):
-            return _explain_condition(name, phase, condition, status, events, now)
+    condition = find_obstacle(status)
+    if condition is not None:
+        return _explain_condition(name, phase, condition, status, events, now)
     return Why(name, phase, "", _describe_training(name, status), _advise_on_restarts(status))
 
 
@@ -217,11 +191,10 @@ def _explain_condition(
         what += f" The last failure was {_describe_cause(status.last_failure)}"
     if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
         what += _last_warning(events, what)
-    scheduled = next((c for c in status.conditions if c.type == "Scheduled"), None)
     # A job that starts again does so by itself, unless it cannot.
-    if condition.type == "Restarting" and scheduled and scheduled.status == "False" and scheduled.reason in _BLOCKING:
-        what += f" Its pods wait ({scheduled.reason}): {sentence(scheduled.message)}"
-        condition = scheduled
+    if condition.type == "Restarting" and (blocker := find_blocker(status)):
+        what += f" Its pods wait ({blocker.reason}): {sentence(blocker.message)}"
+        condition = blocker
     return Why(name, phase, condition.reason, what, _remedy(condition, name, status))
 
 
@@ -280,13 +253,13 @@ def _describe_success(name: str, status: Status) -> str:
         )
         if known
     ]
-    restarts = status.restarts.total + status.restarts.in_place
+    restarts = status.restarts.all
     figures += [f"{restarts} restart{'s' if restarts != 1 else ''}"] if restarts else []
     return f"{name} has succeeded{took}" + (f": {', '.join(figures)}." if figures else ".")
 
 
 def _describe_training(name: str, status: Status) -> str:
-    p, restarts = status.progress, status.restarts.total + status.restarts.in_place
+    p, restarts = status.progress, status.restarts.all
     often = "once" if restarts == 1 else f"{restarts} times"
     again = f" It was started again {often}" if restarts and status.last_failure else ""
     if again and status.last_failure is not None:
@@ -301,7 +274,7 @@ def _describe_training(name: str, status: Status) -> str:
 
 def _advise_on_restarts(status: Status) -> str:
     """Return the hint of a failure that training has survived so far."""
-    survived = status.restarts.total + status.restarts.in_place
+    survived = status.restarts.all
     return _describe_hint(status.last_failure) if status.last_failure and survived else ""
 
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import yaml
 
 from ddp_operator import constants
@@ -16,9 +18,10 @@ from ddp_operator.api.schema import build_schema, without_defaults
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
-_COLUMNS: tuple[tuple[str, str, str, int], ...] = (
+COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     # name, type, JSONPath, priority (0: always shown; 1: with -o wide)
     ("Phase", "string", ".status.phase", 0),
+    ("Reason", "string", ".status.reason", 0),
     ("Nodes", "integer", ".spec.nodes", 0),
     ("Progress", "string", ".status.progress.percent", 0),
     ("ETA", "string", ".status.progress.eta", 0),
@@ -32,6 +35,20 @@ _COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Attempt", "integer", ".status.attempt", 1),
     ("Failure", "string", ".status.lastFailure.category", 1),
 )
+
+
+def print_columns(status: Status) -> list[Any]:
+    """Return what `kubectl get ddp` prints of a status."""
+    resource = {"status": msgspec.to_builtins(status)}
+    return [read_column(resource, path) for _, _, path, priority in COLUMNS if not priority]
+
+
+def read_column(resource: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a column's JSONPath; None: there is none."""
+    value: Any = resource
+    for step in path.strip(".").split("."):
+        value = value.get(step) if isinstance(value, Mapping) else None
+    return value
 
 
 def build_crd() -> dict[str, Any]:
@@ -67,7 +84,7 @@ def build_crd() -> dict[str, Any]:
                     },
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
-                        for name, kind, path, priority in _COLUMNS
+                        for name, kind, path, priority in COLUMNS
                     ],
                 }
             ],

@@ -56,7 +56,8 @@ class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
     in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun inside living pods.")] = 0
     in_place_before: Annotated[int, Meta(description="Those of them in the attempts before the current one.")] = 0
-    all: Annotated[int, Meta(description="All restarts: of the group, and in place.")] = 0
+    replaced: Annotated[int, Meta(description="Pods that their Job replaced while training had to wait for them.")] = 0
+    all: Annotated[int, Meta(description="All restarts: of the group, of pods, and in place.")] = 0
 
 
 class Progress(_Fields, frozen=True, kw_only=True):
@@ -158,6 +159,9 @@ class Status(_Fields, frozen=True, kw_only=True):
     phase: Annotated[Phase | None, Meta(description="A summary for printing; conditions are what to program on.")] = (
         None
     )
+    reason: Annotated[
+        str, Meta(description="What the job waits for or why it failed, in a word; conditions have the details.")
+    ] = ""
     attempt: Annotated[int, Meta(description="1 for the first Job, one more for each group restart.")] = 0
     attempt_nodes: Annotated[int, Meta(description="spec.nodes for which the current attempt was started.")] = 0
     job_name: str = ""

@@ -66,9 +66,9 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cell(item: Mapping[str, Any], column: Mapping[str, Any], now: datetime) -> str:
-    value: Any = item
-    for step in column["jsonPath"].strip(".").split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
+    from ddp_operator.api.crd import read_column
+
+    value = read_column(item, column["jsonPath"])
     if value is None:
         return "-"
     if column["type"] != "date":

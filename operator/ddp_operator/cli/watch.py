@@ -86,7 +86,7 @@ def view_of(job: dict[str, Any]) -> View:
     except msgspec.ValidationError:
         return View("Unknown")
     phase = status.phase or "Pending"
-    reason = "" if phase in ("Running", "Succeeded") else explain_why(job, (), utc_now()).reason
+    reason = status.reason if status.conditions else explain_why(job, (), utc_now()).reason
     nodes = (status.nodes.ready, status.nodes.desired or job["spec"].get("nodes", 1))
     return View(phase, status.attempt, reason, status.progress, nodes)
 

@@ -28,10 +28,12 @@ _MAX_STEP = 2**53
 # The kubelet cuts at 4,096 bytes; whoever hands over much more is not one.
 _MAX_MESSAGE = 65536
 _MAX_INT = 2**31 - 1
-# Escape sequences, then single control characters but tab and newline, and those that turn the direction of writing.
+# Escape sequences, then single control characters but tab and newline, and those that turn the direction of writing;
+# then what joins or varies characters, pictures, and what no standard has assigned.
 _OBEYED = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069]"
+    r"|[\u2600-\u27bf\u2b00-\u2bff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\U0001f000-\U0001ffff\U000e0000-\U0010ffff]"
 )
 _MAX_TIME = 4e9  # the year 2096
 
@@ -137,7 +139,7 @@ def _describe(exit_code: int, reason: str, text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replace what UTF-8 cannot hold, and leave out what a terminal would obey: colours, movements, directions."""
+    """Replace what UTF-8 cannot hold, and leave out what is no plain text: colours, movements, directions, pictures."""
     return _OBEYED.sub("", text.encode("utf-8", "replace").decode("utf-8"))
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ddp_operator.api.status import Condition, LastFailure
 from ddp_operator.launcher.failure_table import format_failure, format_place
+
+_MAX_LINE: Final = 300
 
 
 def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
     """Return a failure in one line: its category, its place and its message's first line, or the ``whole`` message."""
     message = describe_detail(failure)
-    line = " ".join(message.split()) if whole else message.partition("\n")[0]
+    line = " ".join(message.split()) if whole else _shorten(message.partition("\n")[0])
     return format_failure(failure.category, _places(failure), line)
+
+
+def _shorten(line: str) -> str:
+    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 2].rstrip()} …"
 
 
 def describe_place(failure: LastFailure) -> str:

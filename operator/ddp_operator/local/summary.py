@@ -31,7 +31,7 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
 
 
 def _restarts(status: Status) -> str:
-    total = status.restarts.total + status.restarts.in_place
+    total = status.restarts.all
     return "no restarts" if not total else f"{total} restart{'s' if total != 1 else ''}"
 
 

@@ -14,8 +14,8 @@ from ddp_operator.reconcile.memory import Memory, seconds_since
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.transitions import Transition, find_transitions, is_minor_change
 
-MINOR_INTERVAL = 1.0
-"""Seconds between two writes of one status that only bring counts and messages up to date."""
+MINOR_INTERVAL = 30.0
+"""Seconds between two writes of one status that change nothing which `kubectl get` prints."""
 
 
 class StatusWriter:

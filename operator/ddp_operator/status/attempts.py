@@ -20,8 +20,9 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import AT_ONCE, Decision
-from ddp_operator.status.describe import count_all, describe, note_steps, take_final_progress, without_eta
+from ddp_operator.status.describe import describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node
+from ddp_operator.status.reason import take_facts
 from ddp_operator.status.state import State
 from ddp_operator.status.views import JobView, PodView
 
@@ -233,11 +234,8 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
     ended = replace(
         status,
         phase=phase,
-        observed_generation=state.job.generation,
         completion_time=truncate(state.now),
         nodes=state.pods.counts(status.attempt_nodes),
-        restarts=count_all(status.restarts),
         progress=without_eta(status.progress),
-        conditions=c.merge_conditions(status.conditions, facts, state.now, state.job.generation),
     )
-    return Decision(ended, requeue_after=AT_ONCE)
+    return Decision(take_facts(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)

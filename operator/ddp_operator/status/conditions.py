@@ -61,6 +61,10 @@ SCHEDULED_REASONS: Final = (
     IMAGE_PULL,
     PODS_NOT_STARTING,
 )
+BLOCKING: Final = tuple(
+    r for r in SCHEDULED_REASONS if r not in (ALL_PODS_SCHEDULED, WAITING_FOR_PODS, WAITING_FOR_FORMER_PODS)
+)
+"""Those that do not go by themselves: somebody has to act, or a queue."""
 # Rendezvoused
 ALL_RANKS_JOINED: Final = "AllRanksJoined"
 ENOUGH_RANKS_JOINED: Final = "EnoughRanksJoined"

@@ -35,6 +35,7 @@ from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import Observation
 from ddp_operator.status.queueing import is_queued, was_suspending
+from ddp_operator.status.reason import take_facts
 from ddp_operator.status.state import State
 from ddp_operator.status.views import PodView
 
@@ -157,8 +158,8 @@ def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
         state.status,
         nodes=state.pods.counts(state.status.attempt_nodes),
         progress=without_eta(state.status.progress),
-        conditions=c.merge_conditions(state.status.conditions, [fact], state.now, state.job.generation),
     )
+    status = take_facts(status, [fact], state.now, state.job.generation)
     left = (diagnosis.until - state.now).total_seconds() + 0.1 if diagnosis.until else SOON
     return Decision(status, requeue_after=min(max(SOON, left), _RECHECK_NODE))
 
@@ -203,10 +204,6 @@ def _keeps_job(state: State) -> bool:
 def _reject(state: State, refusal: Refusal) -> Decision:
     undecided = refusal.reason == c.SERVER_ERROR
     facts = [Fact(c.ACCEPTED, "Unknown" if undecided else "False", refusal.reason, refusal.message)]
-    status = replace(
-        state.status,
-        phase="Pending" if undecided else "Rejected",
-        observed_generation=state.job.generation,
-        conditions=c.merge_conditions(state.status.conditions, facts, state.now, state.job.generation),
-    )
+    status = replace(state.status, phase="Pending" if undecided else "Rejected")
+    status = take_facts(status, facts, state.now, state.job.generation)
     return Decision(status, requeue_after=_RECHECK_SPEC if refusal.reason == c.INVALID_SPEC else RECHECK_REFUSAL)

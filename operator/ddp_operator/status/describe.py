@@ -29,6 +29,7 @@ from ddp_operator.status.diagnosis import find_in_place
 from ddp_operator.status.lost_nodes import describe_lost_contact
 from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.status.queueing import waits_in_queue
+from ddp_operator.status.reason import take_facts
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.state import State
 from ddp_operator.status.stragglers import describe_stall
@@ -92,15 +93,16 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         phase = "Restarting"
     else:
         phase = "Running" if all_run else "Pending"
-    return replace(
+    replaced = restarting.reason == c.POD_REPLACEMENT and not job.status.is_true(c.RESTARTING)
+    status = replace(
         status,
         phase=phase,
-        observed_generation=job.generation,
         nodes=counts,
-        restarts=count_all(status.restarts),
+        restarts=replace(status.restarts, replaced=status.restarts.replaced + replaced),
         progress=status.progress if phase == "Running" else without_eta(status.progress),
-        conditions=c.merge_conditions(job.status.conditions, facts, now, job.generation),
+        conditions=job.status.conditions,
     )
+    return take_facts(status, facts, now, job.generation)
 
 
 def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:
@@ -117,11 +119,6 @@ def take_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
     ends = [pod.termination for pod in pods.newest.values() if pod.termination]
     reported = take_values(status, next((end.progress for end in ends if end.progress), {}), now)
     return replace(reported, restarts=_count_in_place(status.restarts, max((e.restarts for e in ends), default=0)))
-
-
-def count_all(restarts: Restarts) -> Restarts:
-    """Return the restarts with their sum, which a column of ``kubectl get`` cannot build."""
-    return replace(restarts, all=restarts.total + restarts.in_place)
 
 
 def _count_in_place(restarts: Restarts, of_attempt: int) -> Restarts:

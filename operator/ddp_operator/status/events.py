@@ -9,17 +9,6 @@ from ddp_operator.cluster import Event
 from ddp_operator.failures.text import describe_failure
 from ddp_operator.status import conditions as c
 
-_WAITS = (
-    c.UNSCHEDULABLE,
-    c.INADMISSIBLE,
-    c.WORKLOAD_DEACTIVATED,
-    c.WORKLOAD_MISSING,
-    c.PODS_FORBIDDEN,
-    c.VOLUME_NOT_READY,
-    c.IMAGE_PULL,
-    c.PODS_NOT_STARTING,
-)
-
 
 def transition_events(old: Status, new: Status) -> tuple[Event, ...]:
     """Return the events for the step from one status to the next, in the order in which things happened."""
@@ -52,7 +41,7 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
                 yield Event("Warning", now.reason, now.message)
         elif now.status == "True":
             yield Event("Warning" if kind == c.FAILED else "Normal", kind, now.message or now.reason)
-        elif kind == c.SCHEDULED and now.reason in _WAITS:
+        elif kind == c.SCHEDULED and now.reason in c.BLOCKING and now.reason != c.QUOTA_PENDING:
             yield Event("Warning", now.reason, now.message)
         elif kind == c.SUSPENDED and then is not None and then.status == "True":
             yield Event("Normal", "Resumed", "spec.suspend is false")

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from msgspec.structs import replace
 
+from ddp_operator.api.crd import print_columns
 from ddp_operator.api.status import Status
 from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
 from ddp_operator.status import conditions as c
@@ -69,7 +70,7 @@ def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition
         yield Restarted("process", category if failed else UNKNOWN.name, again)
     if new.attempt > max(1, old.attempt):
         yield Restarted("group", category, new.attempt - max(1, old.attempt))
-    elif new.attempt == old.attempt and _replaces(new) and not _replaces(old):
+    elif new.restarts.replaced > old.restarts.replaced:
         yield Restarted("pod", category if failed else UNKNOWN.name)
     if new.attempt == 1:
         yield from _reached(old, new, now)
@@ -84,17 +85,12 @@ def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
         return
     seconds = max(0.0, (now - start).total_seconds())
     # A pod that is replaced waits for its peers anew: only the first time counts.
-    replaced = any(restarts.in_place for restarts in (old.restarts, new.restarts)) or _replaces(old)
+    again = any(restarts.in_place or restarts.replaced for restarts in (old.restarts, new.restarts))
     joined = new.is_true(c.RENDEZVOUSED) and not old.is_true(c.RENDEZVOUSED)
-    if joined and not replaced and old.progress is None:
+    if joined and not again and old.progress is None:
         yield Reached("rendezvous", seconds)
     if old.progress is None and new.progress is not None and new.progress.step:
         yield Reached("first_step", seconds)
-
-
-def _replaces(status: Status) -> bool:
-    found = status.condition(c.RESTARTING)
-    return found is not None and (found.status, found.reason) == ("True", c.POD_REPLACEMENT)
 
 
 def _known(category: str) -> str:
@@ -102,13 +98,16 @@ def _known(category: str) -> str:
 
 
 def is_minor_change(old: Status, new: Status) -> bool:
-    """Tell whether two statuses differ only in the counts of pods and the messages of conditions.
+    """Tell whether two statuses differ only in counts of pods, messages and figures, and in no column that is printed.
 
-    Such a change can wait a moment: a big job would else write one for each pod.
+    Such a change can wait: a big job would else write one for each pod, and `kubectl get -w` repeat a line.
     """
-    if _states(old) != _states(new):
+    if _states(old) != _states(new) or print_columns(old) != print_columns(new):
         return False
-    return replace(new, nodes=old.nodes, conditions=old.conditions) == old
+    same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers")}
+    if old.progress is not None and new.progress is not None:  # the first one is news
+        same["progress"] = old.progress
+    return replace(new, **same) == old
 
 
 def _states(status: Status) -> list[tuple[str, str, str, int]]:

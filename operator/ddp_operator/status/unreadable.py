@@ -13,6 +13,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import is_finished
+from ddp_operator.status.reason import take_facts
 
 _REMEDY = (
     f"the definition {constants.CRD_NAME} in the cluster is not that of this operator (version {__version__}): upgrade "
@@ -32,10 +33,5 @@ def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: 
     message = f"{error}; {_REMEDY}" + (f"; until then {_UNATTENDED}" if old.attempt else "")
     fact = c.Fact(c.ACCEPTED, "False", c.INVALID_SPEC, message)
     generation = (resource.get("metadata") or {}).get("generation") or 0
-    new = msgspec.structs.replace(
-        old,
-        phase=old.phase if old.attempt else "Rejected",
-        observed_generation=generation,
-        conditions=c.merge_conditions(old.conditions, [fact], now, generation),
-    )
-    return old, new
+    new = msgspec.structs.replace(old, phase=old.phase if old.attempt else "Rejected")
+    return old, take_facts(new, [fact], now, generation)

@@ -156,7 +156,7 @@ FAILURE = LastFailure(
 FAILED = Status(
     phase="Failed",
     attempt=2,
-    restarts=Restarts(total=1, counted=1),
+    restarts=Restarts(total=1, counted=1, all=1),
     last_failure=FAILURE,
     conditions=(
         condition("Failed", "True", "RestartBudgetExhausted", "failed 2 times; last: UserError: ValueError: bad"),

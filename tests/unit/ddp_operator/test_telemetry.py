@@ -56,7 +56,7 @@ class TestTransitions:
         assert marks(old, change(RUNNING, attempt=2)) == (Restarted("group", "None"),)
 
     def test_a_pod_is_replaced_once(self) -> None:
-        new = change(RUNNING, conditions=(condition(c.RESTARTING, c.POD_REPLACEMENT),))
+        new = change(RUNNING, restarts=Restarts(replaced=1))
         assert marks(RUNNING, new) == (Restarted("pod", "Unknown"),)
         assert marks(new, change(new, phase="Running")) == ()
 

@@ -61,8 +61,10 @@ def test_a_malformed_kubeconfig_is_a_user_error(
 class TestList:
     def test_columns_are_those_of_kubectl(self) -> None:
         head, row = format_table([job(**RUNNING)], NOW)
-        assert head.split() == ["NAME", "PHASE", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS", "RESTARTS", "AGE"]
-        assert row.split() == ["x", "Running", "2", "40.0%", "1m00s", "-", "-", "-", "5m00s"]
+        assert head.split() == [
+            *("NAME", "PHASE", "REASON", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS", "RESTARTS", "AGE")
+        ]
+        assert row.split() == ["x", "Running", "-", "2", "40.0%", "1m00s", "-", "-", "-", "5m00s"]
 
     def test_wide_adds_columns_and_all_namespaces_one_before(self) -> None:
         head, row = format_table([job(**RUNNING)], NOW, namespaces=True, wide=True)
@@ -94,7 +96,7 @@ class TestScreens:
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
         stream = io.StringIO()
-        PlainScreen(stream).show({("ml", "x"): job(phase="Pending", conditions=[waits])})
+        PlainScreen(stream).show({("ml", "x"): job(phase="Pending", reason="Unschedulable", conditions=[waits])})
         assert stream.getvalue().endswith("x: Pending  Unschedulable\n")
 
     def test_json_has_a_line_for_each_change(self) -> None:

@@ -34,7 +34,9 @@ def test_what_the_launcher_says_is_taken() -> None:
         ("two\n\tlines", "two\n\tlines"),
         ("50%\rdone\x00\x08\x9b", "50%done"),
         ("\u202egnirts", "gnirts"),
-        ("größer 数 🙂", "größer 数 🙂"),
+        ("GLHF! \U0001f3d6\ufe0f done \u2714\u200d", "GLHF!  done "),
+        ("\u9519\u8bef: \u2265 2 \u00b0C \u2502", "\u9519\u8bef: \u2265 2 \u00b0C \u2502"),
+        ("größer 数 🙂", "größer 数 "),
     ],
 )
 def test_a_terminal_is_told_nothing_by_a_pod(said: str, kept: str) -> None:

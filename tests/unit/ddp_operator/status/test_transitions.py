@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddp_operator.api.status import Condition, LastFailure, Nodes, Progress, Status
+from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure, Nodes, Progress, Status
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import is_minor_change
@@ -20,6 +20,7 @@ def scheduled(message: str = "none placed", reason: str = c.WAITING_FOR_PODS, st
 
 
 BEFORE = Status(phase="Pending", attempt=1, nodes=Nodes(desired=2), conditions=(scheduled(),))
+TRAINING = Status(phase="Running", attempt=1, goodput="0.91", progress=Progress(step=1, percent="0.1%", eta="3d4h"))
 
 
 @pytest.mark.parametrize(
@@ -34,13 +35,25 @@ def test_change_of_counts_and_messages_is_minor(change: dict[str, Any]) -> None:
     assert is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))
 
 
+def test_figures_are_minor_as_long_as_no_column_shows_them() -> None:
+    def is_minor(**change: Any) -> bool:
+        progress = msgspec.structs.replace(TRAINING.progress, step=2, **change)
+        return is_minor_change(TRAINING, msgspec.structs.replace(TRAINING, progress=progress, goodput="0.92"))
+
+    assert is_minor(val_loss="0.4")
+    for change in ({"percent": "0.2%"}, {"eta": "3d3h"}, {"loss": "0.4"}):
+        assert not is_minor(**change)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"phase": "Running"},
+        {"reason": "Stalled"},
+        {"checkpoint": CheckpointStatus(step=1)},
         {"attempt": 2},
         {"last_failure": LastFailure(attempt=1, category="OOM")},
-        {"progress": Progress(step=1)},
+        {"progress": Progress(step=1)},  # the first one
         {"conditions": (scheduled(reason=c.UNSCHEDULABLE),)},
         {"conditions": (scheduled(status="True", reason=c.ALL_PODS_SCHEDULED),)},
         {"conditions": ()},

@@ -1,0 +1,59 @@
+"""The column REASON: one word for what a job waits for, or why it failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import LastFailure, Phase, Status
+from ddp_operator.status import conditions as c
+from ddp_operator.status.reason import take_facts
+from tests.support.builders import NOW
+
+OOM = LastFailure(attempt=1, category="OutOfMemory", conclusion="the budget is used up")
+TRAINS = [
+    c.Fact(c.ACCEPTED, "True", c.VALID),
+    c.Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
+    c.Fact(c.PROGRESSING, "True", c.TRAINING),
+]
+
+
+def reason(phase: Phase, *facts: c.Fact, **status: Any) -> str:
+    return take_facts(Status(phase=phase, **status), [*TRAINS, *facts], NOW, 1).reason
+
+
+def no(kind: str, why: str) -> c.Fact:
+    return c.Fact(kind, "False", why)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (reason("Running"), ""),
+        (reason("Running", no(c.PROGRESSING, c.STALLED)), "Stalled"),
+        (reason("Pending", no(c.SCHEDULED, c.IMAGE_PULL), no(c.RENDEZVOUSED, c.WAITING_FOR_RANKS)), "ImagePull"),
+        (reason("Rejected", no(c.ACCEPTED, c.INVALID_SPEC), no(c.SCHEDULED, c.IMAGE_PULL)), "InvalidSpec"),
+        (reason("Suspended", c.Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC)), ""),
+        (reason("Suspended", no(c.SUSPENDED, c.STOPPING)), "Stopping"),
+        (reason("Succeeded", no(c.DISTRIBUTED, c.NO_PROCESS_GROUP)), "NoProcessGroup"),
+        (reason("Succeeded", last_failure=OOM), ""),
+    ],
+)
+def test_the_obstacle_that_hides_the_others_is_the_reason(found: str, expected: str) -> None:
+    assert found == expected
+
+
+def test_a_restart_has_the_reason_of_its_failure_unless_its_pods_wait_for_somebody() -> None:
+    again = c.Fact(c.RESTARTING, "True", c.GROUP_RESTART)
+    assert reason("Restarting", again, last_failure=OOM) == "OutOfMemory"
+    assert reason("Restarting", again, no(c.SCHEDULED, c.WAITING_FOR_PODS), last_failure=OOM) == "OutOfMemory"
+    assert reason("Restarting", again, no(c.SCHEDULED, c.UNSCHEDULABLE), last_failure=OOM) == "Unschedulable"
+
+
+def test_a_failed_job_has_the_failure_as_its_reason_not_the_limit_that_ended_it() -> None:
+    ended = c.Fact(c.FAILED, "True", c.RESTART_BUDGET_EXHAUSTED)
+    assert reason("Failed", ended, last_failure=OOM) == "OutOfMemory"
+    deadline = c.Fact(c.FAILED, "True", c.DEADLINE_EXCEEDED)
+    survived = LastFailure(attempt=1, category="OutOfMemory")
+    assert reason("Failed", deadline, last_failure=survived) == "DeadlineExceeded"
