@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -35,6 +36,7 @@ COLUMNS: Final = {
     "validation_accuracy": constants.METRIC_VAL_ACCURACY,
     "validation_loss": constants.METRIC_VAL_LOSS,
     "progress": constants.METRIC_PROGRESS,
+    "checkpoint_step": constants.METRIC_CHECKPOINT_STEP,
     # Counters of rank 0's process: they begin at 0 with each start of it.
     "steps": constants.METRIC_STEPS,
     "step_seconds": constants.METRIC_STEP_SECONDS,
@@ -74,6 +76,7 @@ class RunFolder:
         self.path = path
         self.manifest = path / "job.yaml"
         self.command = path / "command.txt"
+        self.environment = path / "environment.json"
         self.on_problem: Callable[[str], None] = lambda problem: None
         self._failing: set[Path] = set()
         self._since = ""
@@ -179,6 +182,19 @@ class RunFolder:
     def command_line(self) -> str:
         """The command line; empty in an older folder."""
         return self.command.read_text(encoding="utf-8").strip() if self.command.exists() else ""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Where and with what the run was made; empty in an older folder."""
+        try:
+            found = json.loads(self.environment.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+
+    def write_facts(self, facts: Mapping[str, str]) -> None:
+        """Write environment.json."""
+        self._write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     def clear(self) -> None:
         """Remove temporary files that a killed run has left: its own, and those of its pods' launchers."""

@@ -23,6 +23,7 @@ from ddp_operator.display import FaultTolerantStream, View, choose_display
 from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.local.claims import ClaimInUse, ClaimLock
 from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.local.facts import describe_environment
 from ddp_operator.local.fields import Finding
 from ddp_operator.local.folder import LogFile, RunFolder, is_out_of_space
 from ddp_operator.local.orphan import close_record, interrupt
@@ -153,6 +154,7 @@ class Run:
             wait = await self._pass(reconciler)
             # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
             self._showing = True
+            await self._optional("the record of versions and commit", self._write_facts)
             tasks += [asyncio.create_task(self._optional("the samples of the metrics", self._recorder.run))]
             tail = Tail(self._folder.find_logs, self._on_log_line)
             if self._follows:
@@ -279,6 +281,9 @@ class Run:
 
     async def _write_report(self) -> None:
         self._folder.write_report(self._plan.build_report(self._folder.path))
+
+    async def _write_facts(self) -> None:
+        self._folder.write_facts(describe_environment(self._plan.resource, Path.cwd(), os.environ))
 
     def _fail(self, error: BaseException) -> None:
         """Write to the status why the run has ended; the reconcile cannot."""

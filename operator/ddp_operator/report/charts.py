@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -11,60 +11,73 @@ from ddp_operator.progress import format_duration
 from ddp_operator.report.run import Mark, Point
 
 _WIDTH, _HEIGHT = 640, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 14, 22, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 14, 26, 34
 _MOST_POINTS = 400
-_GAP_MARK = 26  # labels of marks closer than that would lie on each other
+_LETTER = 8.5  # the width of one in a label, at the size of a narrow page
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line; ``color`` is the number of the page's colour."""
+    """A named line in stretches, which are not joined; ``color`` is the number of the page's colour."""
 
     name: str
-    points: Sequence[Point]
+    stretches: Sequence[Sequence[Point]]
     color: int = 1
 
 
-def line_chart(
-    title: str, series: Sequence[Series], marks: Sequence[Mark], *, unit: str = "", zero: bool = False
-) -> str:
-    """Return a chart of lines over the run's seconds; an empty string where there is no point. ``zero``: from 0 on."""
-    lines = [Series(s.name, thin(finite(s.points)), s.color) for s in series]
-    lines = [line for line in lines if line.points]
-    if not lines:
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """What all charts of a page share: so many seconds, interruptions, and checkpoints with their steps."""
+
+    end: float
+    marks: Sequence[Mark] = ()
+    checkpoints: Sequence[Point] = ()
+
+
+def line_chart(title: str, series: Sequence[Series], axis: TimeAxis, *, unit: str = "", zero: bool = False) -> str:
+    """Return a chart of lines; an empty string where there are no two points. ``zero``: the values begin at 0."""
+    lines = [(line, [part for part in map(finite, line.stretches) if part]) for line in series]
+    lines = [(line, parts) for line, parts in lines if parts]
+    drawn = [value for _, parts in lines for part in parts for _, value in part]
+    if len(drawn) < 2:
         return ""
-    frame = _Frame.around([point for line in lines for point in line.points], zero=zero)
+    frame = _Frame(axis.end, nice_ticks(0.0 if zero else min(drawn), max(drawn)))
     body = []
-    for line in lines:
-        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
-        body.append(f'<polyline class="line c{line.color}" points="{path}"/>')
-        if len(line.points) <= 60:
+    for line, parts in lines:
+        few = sum(map(len, parts)) <= 60
+        for part in parts:
+            points = thin(part)
+            path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+            body.append(f'<polyline class="line c{line.color}" points="{path}"/>')
             body += [
                 f'<circle class="dot c{line.color}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.5">'
                 f"<title>{escape(line.name)} {format_number(y)}{escape(unit)} at {format_duration(x)}</title></circle>"
-                for x, y in line.points
+                for x, y in points
+                if few or len(points) == 1
             ]
-    return _figure(title, frame, body, marks, [(line.name, line.color) for line in lines], unit)
+    return _figure(title, frame, body, axis, [(line.name, line.color) for line, _ in lines], unit)
 
 
 def stacked_chart(
-    title: str, names: Sequence[str], rows: Sequence[Sequence[float]], marks: Sequence[Mark], *, unit: str = ""
+    title: str, names: Sequence[str], stretches: Sequence[Sequence[Sequence[float]]], axis: TimeAxis, *, unit: str = ""
 ) -> str:
-    """Return areas on top of each other. A row: the time, then a value for each name."""
-    rows = [row for row in rows if all(map(math.isfinite, row))]
-    rows = rows[:: math.ceil(len(rows) / _MOST_POINTS)] if rows else []
-    if len(rows) < 2:
+    """Return areas on top of each other. A row of a stretch: the time, then a value for each name."""
+    parts = [[row for row in part if all(map(math.isfinite, row))] for part in stretches]
+    parts = [part[:: math.ceil(len(part) / _MOST_POINTS)] for part in parts if len(part) > 1]
+    rows = [row for part in parts for row in part]
+    if not rows:
         return ""
-    frame = _Frame.around([(row[0], sum(row[1:])) for row in rows], zero=True)
+    frame = _Frame(axis.end, nice_ticks(0.0, max(sum(row[1:]) for row in rows)))
     body = []
     for place, name in enumerate(names):
-        top = [(frame.x(row[0]), frame.y(sum(row[1 : place + 2]))) for row in rows]
-        base = [(frame.x(row[0]), frame.y(sum(row[1 : place + 1]))) for row in reversed(rows)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*top, *base])
         mean = sum(row[place + 1] for row in rows) / len(rows)
         words = f"{escape(name)}: {format_number(mean)}{escape(unit)} on average"
-        body.append(f'<polygon class="area c{place + 1}" points="{path}"><title>{words}</title></polygon>')
-    return _figure(title, frame, body, marks, [(name, place + 1) for place, name in enumerate(names)], unit)
+        for part in parts:
+            top = [(frame.x(row[0]), frame.y(sum(row[1 : place + 2]))) for row in part]
+            base = [(frame.x(row[0]), frame.y(sum(row[1 : place + 1]))) for row in reversed(part)]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*top, *base])
+            body.append(f'<polygon class="area c{place + 1}" points="{path}"><title>{words}</title></polygon>')
+    return _figure(title, frame, body, axis, [(name, place + 1) for place, name in enumerate(names)], unit)
 
 
 def finite(points: Sequence[Point]) -> list[Point]:
@@ -124,13 +137,8 @@ class _Frame:
     last: float
     ticks: Sequence[float]
 
-    @classmethod
-    def around(cls, points: Sequence[Point], *, zero: bool) -> _Frame:
-        values = [y for _, y in points]
-        return cls(max(1.0, *(x for x, _ in points)), nice_ticks(0.0 if zero else min(values), max(values)))
-
     def x(self, seconds: float) -> float:
-        return _LEFT + seconds / self.last * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + min(1.0, seconds / max(1.0, self.last)) * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
         low, high = self.ticks[0], self.ticks[-1]
@@ -138,38 +146,52 @@ class _Frame:
 
 
 def _figure(
-    title: str,
-    frame: _Frame,
-    body: Sequence[str],
-    marks: Sequence[Mark],
-    legend: Sequence[tuple[str, int]],
-    unit: str,
+    title: str, frame: _Frame, body: Sequence[str], axis: TimeAxis, legend: Sequence[tuple[str, int]], unit: str
 ) -> str:
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">']
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     for tick in frame.ticks:
         y = frame.y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{format_number(tick)}</text>'
-        )
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text("tick", _LEFT - 8, y + 4, "end", format_number(tick)))
     for tick in time_ticks(frame.last):
-        words = format_duration(tick)
-        parts.append(
-            f'<text class="tick" x="{frame.x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{words}</text>'
-        )
-    parts += body
-    free = 0.0
-    for mark in marks:
-        x = frame.x(min(mark.time, frame.last))
-        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        if x >= free:
-            anchor = "end" if x > right - 60 else "middle"
-            parts.append(
-                f'<text class="mark" x="{x:.1f}" y="{_TOP - 8}" text-anchor="{anchor}">{escape(mark.label)}</text>'
-            )
-            free = x + _GAP_MARK * 2
-    parts.append("</svg>")
+        parts.append(_text("tick", frame.x(tick), _HEIGHT - 6, "middle", format_duration(tick)))
+    parts += [*body, *_draw_checkpoints(frame, axis.checkpoints), *_draw_marks(frame, axis.marks), "</svg>"]
     keys = "".join(f'<span class="key c{color}">{escape(name)}</span>' for name, color in legend)
     head = f"{escape(title)}{f' <small>{escape(unit.strip())}</small>' if unit.strip() else ''}"
     return f"<figure><figcaption><b>{head}</b>{keys if len(legend) > 1 else ''}</figcaption>{''.join(parts)}</figure>"
+
+
+def _text(kind: str, x: float, y: float, anchor: str, words: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _draw_checkpoints(frame: _Frame, checkpoints: Sequence[Point]) -> Iterator[str]:
+    """Yield triangles below the time axis, as many as stand side by side."""
+    free, y = 0.0, _HEIGHT - _BOTTOM
+    for time, step in checkpoints:
+        x = frame.x(time)
+        if x >= free:
+            words = f"checkpoint of step {step:,.0f} at {format_duration(time)}"
+            yield f'<path class="checkpoint" d="M{x:.1f},{y + 1}l4,7h-8z"><title>{words}</title></path>'
+            free = x + 9
+
+
+def _draw_marks(frame: _Frame, marks: Sequence[Mark]) -> Iterator[str]:
+    """Yield numbered lines: with their words where these have room (the last one's may be before it), or the number."""
+    places = [frame.x(mark.time) for mark in marks] + [float(_WIDTH)]
+    free = 0.0
+    for number, (x, mark) in enumerate(zip(places, marks, strict=False), 1):
+        words = f"{number} {mark.label}"
+        line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{_HEIGHT - _BOTTOM}">'
+        yield f"{line}<title>{escape(words)} at {format_duration(mark.time)}</title></line>"
+        for text, anchor, left in (
+            (words, "start", x - 3),
+            (words, "end", x - _LETTER * len(words)),
+            (str(number), "middle", x - _LETTER),
+        ):
+            right = left + _LETTER * (len(text) + 1)
+            limit = {"start": places[number], "end": x + 3 if number == len(marks) else 0.0}.get(anchor, _WIDTH)
+            if left >= free and right - _LETTER <= limit:
+                yield _text("mark", {"start": left, "end": x + 3}.get(anchor, x), _TOP - 9, anchor, text)
+                free = right
+                break

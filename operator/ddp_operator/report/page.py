@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from html import escape
 from typing import Final
@@ -13,8 +13,9 @@ from ddp_operator.failures.text import describe_detail, describe_place
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.local.orphan import explain_interruption
 from ddp_operator.progress import format_duration
-from ddp_operator.report.charts import Series, format_number, line_chart, stacked_chart
-from ddp_operator.report.run import Event, RankTime, Run, split_step_time
+from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
+from ddp_operator.report.run import Run, split_step_time
+from ddp_operator.report.tables import list_events, list_facts, list_interruptions, list_ranks
 from ddp_operator.why import explain_why
 
 # Blue, orange and green that are told apart by colour-blind readers too, in a shade for each theme.
@@ -31,7 +32,7 @@ header p { margin: 6px 0 0; color: var(--soft); max-width: 90ch; overflow-wrap: 
 .phase { font-size: 13px; font-weight: 600; border: 1px solid; border-radius: 999px; padding: 2px 10px;
   margin-left: 10px; vertical-align: 4px; color: var(--busy); }
 .phase.Succeeded { color: var(--good); } .phase.Failed, .phase.Rejected, .phase.Interrupted { color: var(--bad); }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px; margin: 22px 0 0;
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 10px; margin: 22px 0 0;
   padding: 0; }
 .cards div, figure, .box { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 .cards div { padding: 10px 14px; } .cards dt { color: var(--soft); font-size: 13px; }
@@ -44,19 +45,34 @@ figcaption small { color: var(--soft); font-weight: 400; } svg { display: block;
   background: currentColor; }
 .key { color: var(--soft); font-size: 13px; } .key.c1::before { background: var(--c1); }
 .key.c2::before { background: var(--c2); } .key.c3::before { background: var(--c3); }
-.grid { stroke: var(--rule); } .tick { fill: var(--soft); font-size: 12px; }
+.legend { color: var(--soft); font-size: 13px; margin: 0 0 10px; } .sign { margin-left: 16px; white-space: nowrap; }
+.sign.mark::before { content: "┆ "; color: var(--bad); font-weight: 700; }
+.sign.checkpoint::before { content: "▲ "; color: var(--soft); font-size: 10px; }
+.grid { stroke: var(--rule); } .tick { fill: var(--soft); font-size: 12px; } .checkpoint { fill: var(--soft); }
 line.mark { stroke: var(--bad); stroke-dasharray: 4 3; } text.mark { fill: var(--bad); font-size: 12px; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; } .line.c1 { stroke: var(--c1); }
 .line.c2 { stroke: var(--c2); } .line.c3 { stroke: var(--c3); }
 .dot.c1 { fill: var(--c1); } .dot.c2 { fill: var(--c2); } .dot.c3 { fill: var(--c3); }
-.area.c1 { fill: var(--c1); } .area.c2 { fill: var(--c2); } .area.c3 { fill: var(--c3); }
-.box { padding: 4px 14px; overflow-x: auto; } .box.bad { border-left: 4px solid var(--bad); padding: 12px 16px; }
+.area { opacity: 0.85; } .area.c1 { fill: var(--c1); } .area.c2 { fill: var(--c2); } .area.c3 { fill: var(--c3); }
+.box { padding: 4px 14px; overflow-x: auto; } .box.bad { border-left: 4px solid var(--bad); padding: 12px 16px;
+  overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--soft); font-weight: 500; font-size: 13px; }
 th, td { padding: 6px 18px 6px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-tr:last-child td { border-bottom: 0; } td.number, th.number { text-align: right; } td.time { white-space: nowrap; }
-.Warning { color: var(--bad); } pre { overflow-x: auto; font-size: 13px; margin: 10px 0 0; }
+th:last-child, td:last-child { padding-right: 0; } tr:last-child td { border-bottom: 0; }
+td { overflow-wrap: anywhere; } td.number, th.number { text-align: right; }
+td.time, td.name { white-space: nowrap; width: 1%; }
+table.ranks { table-layout: fixed; min-width: 540px; } .ranks th:first-child { width: 50px; }
+tr.late td { color: var(--bad); font-weight: 600; }
+summary { color: var(--soft); cursor: pointer; padding: 8px 0; }
+.Warning { color: var(--bad); }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 10px 0 0; }
 footer { margin-top: 32px; color: var(--soft); font-size: 13px; }
+/* A chart shrinks with the page, and its letters with it; a long text gets the whole width. */
+@media (max-width: 620px) { body { padding: 20px 12px 32px; } .tick, text.mark { font-size: 17px; }
+  .wide tr { display: block; padding: 8px 0; border-bottom: 1px solid var(--rule); } .wide tr:last-child { border: 0; }
+  .wide td { display: inline; border: 0; padding: 0 10px 0 0; } .wide td:last-child { display: block; }
+  .wide thead { display: none; } }
 """
 
 
@@ -75,9 +91,11 @@ def build_page(run: Run, now: datetime) -> str:
         f'<dl class="cards">{"".join(_cards(run))}</dl>',
         _failure(status.last_failure) if status.last_failure else "",
         _charts(run),
-        _ranks(run.ranks),
-        _events(run.events),
-        f"<footer>Written by ddp {escape(__version__)}. Dashed lines: training was restarted.</footer>",
+        list_interruptions(run.marks),
+        list_ranks(run.ranks),
+        list_events(run.events, run.start),
+        list_facts({"command": run.command, **run.facts}),
+        f"<footer>Written by ddp {escape(__version__)}</footer>",
     ]
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
@@ -93,7 +111,7 @@ def _cards(run: Run) -> Iterable[str]:
     status, p = run.status, run.status.progress
     began, ended = status.start_time, status.completion_time
     column, unit = choose_rate(run.rows)
-    rates = [rate for _, rate in run.series(column) if rate > 0]
+    rates = [rate for part in run.series(column) for _, rate in part if rate > 0]
     facts = [
         ("duration", format_duration((ended - began).total_seconds()) if began and ended else None),
         ("nodes", str(status.attempt_nodes) if status.attempt_nodes else None),
@@ -107,7 +125,7 @@ def _cards(run: Run) -> Iterable[str]:
         ("validation loss", p.val_loss if p else None),
         (f"{unit}, mean", format_number(sum(rates) / len(rates)) if rates else None),
         ("attempts", str(status.attempt)),
-        ("restarts in place", str(status.restarts.in_place)),
+        ("restarts", str(status.restarts.all)),
     ]
     for name, value in facts:
         if value is not None:
@@ -115,27 +133,41 @@ def _cards(run: Run) -> Iterable[str]:
 
 
 def _charts(run: Run) -> str:
-    marks = run.marks
+    axis = TimeAxis(run.end, run.marks, run.checkpoints)
     column, unit = choose_rate(run.rows)
     charts = [
-        line_chart("Throughput", [Series(unit, run.series(column))], marks, unit=f" {unit}", zero=True),
+        line_chart("Throughput", [Series(unit, run.series(column))], axis, unit=f" {unit}", zero=True),
         line_chart(
             "Loss",
             [Series("training", run.series("loss")), Series("validation", run.series("validation_loss"), 2)],
-            marks,
+            axis,
         ),
-        line_chart("Validation accuracy", [Series("accuracy", run.series("validation_accuracy"))], marks),
+        line_chart("Validation accuracy", [Series("accuracy", run.series("validation_accuracy"))], axis),
         stacked_chart(
             "Time of a step on rank 0",
             ("data", "compute", "waiting and other"),
-            [(time, *(1000 * part for part in parts)) for time, *parts in split_step_time(run.rows)],
-            marks,
+            [
+                [(time - run.start, *(1000 * part for part in parts)) for time, *parts in stretch]
+                for stretch in split_step_time(run.rows)
+            ],
+            axis,
             unit=" ms",
         ),
-        line_chart("Learning rate", [Series("learning rate", run.series("learning_rate"))], marks),
+        line_chart("Learning rate", [Series("learning rate", run.series("learning_rate"))], axis),
     ]
     drawn = "".join(charts)
-    return f'<div class="charts">{drawn}</div>' if drawn else "<p>No charts: the script reported no steps.</p>"
+    if not drawn:
+        return "<p>No charts: the script reported no steps.</p>"
+    keys = "".join(
+        f'<span class="sign {kind}">{words}</span>'
+        for kind, words, there in (
+            ("mark", "interruption", run.marks),
+            ("checkpoint", "checkpoint", run.checkpoints),
+        )
+        if there
+    )
+    legend = f'<p class="legend">Time since the start of the run{keys}</p>'
+    return f'<h2>Over time</h2>{legend}<div class="charts">{drawn}</div>'
 
 
 def _failure(failure: LastFailure) -> str:
@@ -146,32 +178,3 @@ def _failure(failure: LastFailure) -> str:
         f'<h2>Last failure</h2><div class="box bad"><b>{escape(failure.category)}</b>: '
         f"{escape(describe_detail(failure))}<br><small>{escape(where)}</small>{trace}{hint}</div>"
     )
-
-
-def _ranks(ranks: Sequence[RankTime]) -> str:
-    """Return the mean step of each rank: in synchronous training a straggler shows in data and compute only."""
-    if not ranks:
-        return ""
-    heads = ("rank", "steps", "step, ms", "data, ms", "compute, ms", "waiting and other, ms")
-    rows = [
-        [str(r.rank), f"{r.steps:,}", *(f"{1000 * t:.1f}" for t in (r.step, r.data, r.compute, r.wait))] for r in ranks
-    ]
-    return f'<h2>Ranks of the last attempt</h2><div class="box">{_table(heads, rows, "number")}</div>'
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
-    head = "".join(f'<th class="{kind}">{escape(name)}</th>' for name in heads)
-    body = "".join("<tr>" + "".join(f'<td class="{kind}">{escape(c)}</td>' for c in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _events(events: Sequence[Event]) -> str:
-    if not events:
-        return ""
-    rows = "".join(
-        f'<tr><td class="time">{escape(event.time)}</td><td class="{escape(event.type)}">{escape(event.reason)}</td>'
-        f"<td>{escape(event.message)}</td></tr>"
-        for event in events
-    )
-    head = "<tr><th>time</th><th>reason</th><th>message</th></tr>"
-    return f'<h2>Events</h2><div class="box"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'

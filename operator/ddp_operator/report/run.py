@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from datetime import datetime
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +16,35 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.launcher.failure_table import UNKNOWN
 from ddp_operator.local.folder import RunFolder, read_rows
-from ddp_operator.status.conditions import FAILED, INTERRUPTED
+from ddp_operator.status.conditions import DISRUPTED, FAILED, INTERRUPTED, NODES_READMITTED, RESIZED, RESUMED
 
 Point = tuple[float, float]
 Row = Mapping[str, float]
 
 _SERIES = re.compile(r'^(\w+)\{rank="(\d+)"\} (\S+)$', re.MULTILINE)
 _STEP_COUNT = "ddp_step_seconds_count"
+_FAILURE = "Failure"
+_OTHER_CAUSES = (RESIZED, DISRUPTED, RESUMED, NODES_READMITTED)
+_RESTART = "restart"
+_LATE = 15.0  # seconds until the operator has read of a restart in place
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at a moment, seconds since the run's first figures."""
+    """An interruption of training: when, in seconds since the run's start, in a word, and in whole."""
 
     time: float
     label: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line of events.log."""
+    """A line of events.log. ``time``: Unix seconds."""
 
-    time: str
+    time: float
     type: str
     reason: str
     message: str
@@ -53,23 +61,32 @@ class RankTime:
     compute: float
 
     @property
+    def own(self) -> float:
+        """What it did itself: in synchronous training a straggler shows there, and in no other rank's figures."""
+        return self.data + self.compute
+
+    @property
     def wait(self) -> float:
         """The rest: mostly waiting for other ranks."""
-        return max(0.0, self.step - self.data - self.compute)
+        return max(0.0, self.step - self.own)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run for the page. Times are seconds since the first row of figures.
+    """A run for the page. All times are seconds since its start, ``start`` in Unix seconds, and charts end at ``end``.
 
-    ``command``: the command line, empty in an older folder. ``under_way``: a `ddp run` still writes the folder.
+    ``command`` and ``facts``, where and with what it was run, are empty in an older folder. ``under_way``: a `ddp run`
+    still writes the folder.
     """
 
     name: str
     command: str
+    facts: Mapping[str, str]
     under_way: bool
     resource: Mapping[str, Any]
     status: Status
+    start: float
+    end: float
     rows: Sequence[Row]
     marks: Sequence[Mark]
     events: Sequence[Event]
@@ -82,10 +99,19 @@ class Run:
         closed = failed is not None and failed.reason == INTERRUPTED
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
 
-    def series(self, column: str) -> list[Point]:
-        """Return a column over time, without the rows that lack it."""
-        start = self.rows[0]["time"] if self.rows else 0.0
-        return [(row["time"] - start, row[column]) for row in self.rows if column in row]
+    def series(self, column: str) -> list[list[Point]]:
+        """Return a column over time, a stretch for each process that trained, without the rows that lack it."""
+        return [[(row["time"] - self.start, row[column]) for row in part if column in row] for part in split(self.rows)]
+
+    @property
+    def checkpoints(self) -> list[Point]:
+        """When each checkpoint was first reported, and its step."""
+        found: dict[float, float] = {}
+        for part in self.series("checkpoint_step"):
+            for time, step in part:
+                if step > 0:
+                    found.setdefault(step, time)
+        return [(time, step) for step, time in found.items()]
 
 
 def read_run(path: Path) -> Run:
@@ -101,44 +127,84 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{folder.status}: cannot be read ({str(error).splitlines()[0]})") from None
     rows = [row for row in read_rows(folder.metrics) if "time" in row] if folder.metrics.exists() else []
     rows.sort(key=lambda row: row["time"])
+    events = parse_events(folder.events.read_text(encoding="utf-8") if folder.events.exists() else "")
+    times = [time.timestamp() for time in (status.start_time, status.completion_time) if time]
+    times += [row["time"] for row in rows] + [event.time for event in events]
+    start = min(times, default=0.0)
     pages = {page.stem: page.read_text(encoding="utf-8", errors="replace") for page in folder.pages.glob("*.prom")}
     return Run(
         name=path.resolve().name,
         command=folder.command_line,
+        facts=folder.facts,
         under_way=under_way,
         resource=resource,
         status=status,
+        start=start,
+        end=max(times, default=0.0) - start,
         rows=rows,
-        marks=find_marks(rows),
-        events=parse_events(folder.events.read_text(encoding="utf-8") if folder.events.exists() else ""),
+        marks=find_marks(rows, events, start),
+        events=events,
         ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
     )
 
 
-def find_marks(rows: Sequence[Row]) -> list[Mark]:
-    """Return where training restarted: a later attempt, or a counter of the process that starts at 0 again."""
-    marks = []
-    for before, after in pairwise(rows):
-        time = after["time"] - rows[0]["time"]
-        if after.get("attempt", 1) > before.get("attempt", 1):
-            marks.append(Mark(time, f"attempt {after['attempt']:.0f}"))
-        elif after.get("steps", 0.0) < before.get("steps", 0.0):
-            marks.append(Mark(time, "restart"))
-    return marks
-
-
-def split_step_time(rows: Sequence[Row]) -> list[tuple[float, float, float, float]]:
-    """Return (time, data, compute, wait) in seconds a step between neighbouring rows of one process."""
-    parts = []
-    for before, after in pairwise(rows):
-        needed = ("steps", "step_seconds", "data_seconds", "compute_seconds")
-        if not all(name in before and name in after for name in needed):
-            continue
-        steps, whole, data, compute = (after[name] - before[name] for name in needed)
-        if steps > 0 and min(whole, data, compute) >= 0:
-            time = after["time"] - rows[0]["time"]
-            parts.append((time, data / steps, compute / steps, max(0.0, whole - data - compute) / steps))
+def split(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each process of rank 0: of a later attempt, or whose counter starts at 0 again."""
+    parts: list[list[Row]] = []
+    for row in rows:
+        before = parts[-1][-1] if parts else None
+        if (
+            before is None
+            or row.get("attempt", 1) > before.get("attempt", 1)
+            or row.get("steps", 0.0) < before.get("steps", 0.0)
+        ):
+            parts.append([])
+        parts[-1].append(row)
     return parts
+
+
+def find_marks(rows: Sequence[Row], events: Sequence[Event], start: float) -> list[Mark]:
+    """Return what interrupted training: each failure, and each other start of rank 0's process, with the event of it.
+
+    An event may come some seconds after the figures already show the restart.
+    """
+    marks = []
+    gaps = [(before[-1]["time"], after[0]["time"]) for before, after in pairwise(split(rows))]
+    causes = [event for event in events if event.reason.startswith(_FAILURE) or event.reason in _OTHER_CAUSES]
+    for event in causes:
+        # An event's time is cut to a second.
+        inside = (gap for gap in gaps if gap[0] - 1 < event.time <= gap[1])
+        before = (gap for gap in gaps if gap[1] < event.time <= gap[1] + _LATE)
+        gap = next(chain(inside, before), None)
+        if gap is not None:
+            gaps.remove(gap)
+        elif not event.reason.startswith(_FAILURE):
+            continue  # the failure before it says more
+        time = gap[0] if gap is not None and event.time > gap[1] else max(event.time, gap[0] if gap else 0.0)
+        label = event.reason.removeprefix(_FAILURE)
+        marks.append(Mark(time - start, _RESTART if label == UNKNOWN.name else label, event.message))
+    marks += [Mark(before - start, _RESTART) for before, _ in gaps]
+    return sorted(marks, key=lambda mark: mark.time)
+
+
+def split_step_time(rows: Sequence[Row]) -> list[list[tuple[float, float, float, float]]]:
+    """Return (time, data, compute, wait) in seconds a step between neighbouring rows, a stretch for each process.
+
+    Empty where nobody measured data and compute.
+    """
+    needed = ("steps", "step_seconds", "data_seconds", "compute_seconds")
+    stretches = []
+    for part in split(rows):
+        parts = []
+        for before, after in pairwise(part):
+            if not all(name in before and name in after for name in needed):
+                continue
+            steps, whole, data, compute = (after[name] - before[name] for name in needed)
+            if steps > 0 and min(whole, data, compute) >= 0:
+                rest = max(0.0, whole - data - compute)
+                parts.append((after["time"], data / steps, compute / steps, rest / steps))
+        stretches.append(parts)
+    return stretches if any(data or compute for parts in stretches for _, data, compute, _ in parts) else []
 
 
 def parse_events(text: str) -> list[Event]:
@@ -147,7 +213,8 @@ def parse_events(text: str) -> list[Event]:
     for line in text.splitlines():
         match = re.fullmatch(r"(\S+) (\w+) (\w+): (.*)", line)
         if match:
-            found.append(Event(*match.groups()))
+            with suppress(ValueError):
+                found.append(Event(datetime.fromisoformat(match[1]).timestamp(), *match.groups()[1:]))
     return found
 
 

@@ -22,7 +22,7 @@ Ranks = Mapping[int, RankSample]
 WINDOW = 60.0
 """Seconds between two looks at all ranks: what lies between them is the time over which they are compared."""
 MAX_PODS = 16
-_RATIO = 1.3
+RATIO = 1.3
 _MAX_STRAGGLERS = 8
 _MAX_NAMED = 10
 _MAX_PLACES = 4
@@ -49,7 +49,7 @@ def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
     usual = median_low(work.values()) if len(work) > 1 else 0.0
     if not usual > 0:
         return ()
-    slow = sorted((-work[rank] / usual, rank) for rank in work if work[rank] / usual >= _RATIO)
+    slow = sorted((-work[rank] / usual, rank) for rank in work if work[rank] / usual >= RATIO)
     return tuple(
         Straggler(rank=rank, ratio=f"{min(-ratio, 1e6):.1f}", cause="data" if waits[rank] else "compute")
         for ratio, rank in slow[:_MAX_STRAGGLERS]

@@ -16,8 +16,18 @@ from ddp_operator.cli import main
 from ddp_operator.local.folder import COLUMNS, RunFolder
 from ddp_operator.progress import Page, Rates
 from ddp_operator.report import build_page, read_run
-from ddp_operator.report.charts import Series, format_number, line_chart, nice_ticks, stacked_chart, thin, time_ticks
-from ddp_operator.report.run import Mark, find_marks, parse_events, parse_ranks, split_step_time
+from ddp_operator.report.charts import (
+    Series,
+    TimeAxis,
+    format_number,
+    line_chart,
+    nice_ticks,
+    stacked_chart,
+    thin,
+    time_ticks,
+)
+from ddp_operator.report.run import Event, Mark, RankTime, find_marks, parse_events, parse_ranks, split, split_step_time
+from ddp_operator.report.tables import list_ranks
 from tests.support.builders import NOW, resource
 
 FAILURE = {
@@ -45,7 +55,8 @@ def rows(count: int = 12) -> list[dict[str, float]]:
     made = [
         {
             "time": 1000.0 + n, "attempt": 1.0, "epoch": 1.0, "step": float(n), "loss": 2.0 / (n + 1),
-            "samples_per_second": 100.0 + n, "steps": float(n if n < count // 2 else n - count // 2),
+            "samples_per_second": 100.0 + n, "checkpoint_step": n // 4 * 4.0,
+            "steps": float(n if n < count // 2 else n - count // 2),
         }
         for n in range(count)
     ]  # fmt: skip
@@ -59,7 +70,8 @@ def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **st
     run = RunFolder.create(folder, "train", NOW)
     state = {"phase": phase, "attempt": 2, "attemptNodes": 2, "lastFailure": FAILURE} | status
     run.write_status(resource() | {"status": state})
-    run.write_event(NOW, "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
+    run.write_event(datetime.fromtimestamp(1010.6, UTC), "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
+    run.write_facts({"commit": "abc1234 Fix <it>", "versions": "torch 2.9.0"})
     run.write_page("attempt-2-pod-0", PAGE)
     run.write_page("attempt-1-pod-0", PAGE.replace("10\n", "99\n"))
     if figures:
@@ -73,7 +85,7 @@ def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **st
 class Links(HTMLParser):
     """Collects what a page would fetch, and the tags that are open at its end."""
 
-    VOID = ("meta", "link", "br", "line", "polyline")
+    VOID = ("meta", "link", "br", "polyline")
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -88,7 +100,7 @@ class Links(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in self.VOID
+        assert tag in (*self.VOID, "line")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -124,7 +136,35 @@ class TestPage:
             assert title in page
         assert ">Failed</span>" in page
         assert "look at the data" in page
-        assert ">restart</text>" in page
+
+    def test_each_chart_has_the_interruptions_with_their_causes_and_no_line_over_them(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        charts = page.split("<figure>")[1:]
+        assert len(charts) == 3
+        for chart in charts:
+            assert ">1 restart</text>" in chart
+            assert chart.count('class="mark"') == 4, "two lines, and what they are"
+        throughput, _, split_of_step = charts
+        assert throughput.count("<polyline") == 3
+        assert split_of_step.count("<polygon") == 6
+        assert "attempt 1: &lt;b&gt;boom" in page.partition("<h2>Interruptions")[2].partition("</table>")[0]
+
+    def test_charts_begin_and_end_together(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        axes = [re.findall(r'text-anchor="middle">(\d+s)<', chart) for chart in page.split("<figure>")[1:]]
+        assert axes == [["0s", "2s", "4s", "6s", "8s", "10s"]] * 3
+
+    def test_each_checkpoint_is_marked_once(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        steps = re.findall(r"checkpoint of step (\d+) at (\w+)", page.split("<figure>")[1])
+        assert steps == [("4", "4s"), ("8", "8s")]
+
+    def test_has_what_it_takes_to_make_the_run_again(self, tmp_path: Path) -> None:
+        path = write_run(tmp_path)
+        RunFolder(path).write_manifest("", [], {}, "ddp run train.py -- --lr 0.1")
+        page = build_page(read_run(path), NOW)
+        for words in ("ddp run train.py -- --lr 0.1", "abc1234 Fix &lt;it&gt;", "torch 2.9.0"):
+            assert words in page
 
     def test_what_a_training_script_says_is_text(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
@@ -149,15 +189,35 @@ class TestPage:
 
 class TestRun:
     def test_restarts_and_attempts_are_marked_where_they_happened(self) -> None:
-        assert find_marks(rows()) == [Mark(6.0, "restart"), Mark(11.0, "attempt 2")]
+        assert find_marks(rows(), [], 1000.0) == [Mark(5.0, "restart"), Mark(10.0, "restart")]
+        assert [len(part) for part in split(rows())] == [6, 5, 1]
+
+    def test_a_restart_has_the_event_about_it_also_where_that_came_late(self) -> None:
+        events = [
+            Event(1000.0, "Normal", "Started", "attempt 1"),
+            Event(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: heard of with the next page
+            Event(1010.5, "Warning", "FailureOOM", "memory"),
+            Event(1010.5, "Normal", "Disrupted", "attempt 2"),
+            Event(1020.0, "Warning", "FailureOOM", "again"),  # nothing was trained after it
+        ]
+        assert find_marks(rows(), events, 1000.0) == [
+            Mark(5.0, "restart", "killed"),
+            Mark(10.5, "OOM", "memory"),
+            Mark(20.0, "OOM", "again"),
+        ]
+
+    def test_a_change_of_size_is_the_cause_of_its_restart(self) -> None:
+        events = [Event(1010.5, "Normal", "Resized", "4 nodes")]
+        assert find_marks(rows(), events, 1000.0)[1] == Mark(10.5, "Resized", "4 nodes")
 
     def test_step_time_is_split_between_rows_of_one_process(self) -> None:
         parts = split_step_time(rows())
-        assert len(parts) == 10  # twelve rows, without the step over the restart
-        assert parts[0] == (1.0, 0.25, 0.5, 0.25)
+        assert [len(part) for part in parts] == [5, 4, 0]  # twelve rows, without the steps over the restarts
+        assert parts[0][0] == (1001.0, 0.25, 0.5, 0.25)
 
     def test_rows_of_an_older_folder_have_no_split(self) -> None:
         assert split_step_time([{"time": 1.0, "step": 1.0}, {"time": 2.0, "step": 2.0}]) == []
+        assert split_step_time([{**row, "data_seconds": 0.0, "compute_seconds": 0.0} for row in rows()]) == []
 
     def test_ranks_are_those_of_the_last_attempt_and_garbage_is_left_out(self, tmp_path: Path) -> None:
         (first, second) = read_run(write_run(tmp_path)).ranks
@@ -167,8 +227,8 @@ class TestRun:
         assert parse_ranks(["", "garbage{", 'ddp_x{rank="99999999999999"} nan']) == []
 
     def test_lines_that_are_no_events_are_left_out(self) -> None:
-        (event,) = parse_events("2026-01-01T00:00:00+0000 Normal Started: attempt 1\nrubbish\n")
-        assert (event.reason, event.message) == ("Started", "attempt 1")
+        (event,) = parse_events("2026-01-01T00:00:00+0000 Normal Started: attempt 1\nrubbish\nnow Normal X: y\n")
+        assert (event.time, event.reason, event.message) == (1767225600.0, "Started", "attempt 1")
 
     def test_broken_folders_are_refused_in_a_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"no status\.yaml"):
@@ -179,20 +239,48 @@ class TestRun:
                 read_run(tmp_path)
 
 
+class TestRanks:
+    def ranks(self, count: int, late: int) -> list[RankTime]:
+        return [RankTime(n, 9, 0.2, 0.01, 0.1 if n != late else 0.15) for n in range(count)]
+
+    def test_the_slowest_is_the_first_and_marked(self) -> None:
+        table = list_ranks(self.ranks(4, late=2))
+        rows = re.findall(r'<tr class="(\w*)"><td class="number">(\d+)<', table)
+        assert rows == [("late", "2"), ("", "0"), ("", "1"), ("", "3")]
+        assert ">1.45<" in table
+
+    def test_many_are_folded(self) -> None:
+        shown, _, folded = list_ranks(self.ranks(64, late=40)).partition("<details><summary>48 more ranks")
+        assert [part.count("<tr class") for part in (shown, folded)] == [16, 48]
+        assert "<details" not in list_ranks(self.ranks(16, late=3))
+
+    def test_figures_that_nobody_measured_are_left_out(self) -> None:
+        table = list_ranks([RankTime(n, 9, 0.2, 0.0, 0.0) for n in range(2)])
+        assert "compute" not in table
+        assert "late" not in table
+
+
 class TestCharts:
     def test_nan_and_infinity_are_not_drawn(self) -> None:
-        chart = line_chart("Loss", [Series("l", [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)])], [])
+        chart = line_chart("Loss", [Series("l", [[(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]])], TimeAxis(3))
         assert "nan" not in chart
         assert "inf" not in chart
         assert chart.count("<circle") == 2
 
-    def test_nothing_to_draw_is_no_chart(self) -> None:
-        assert line_chart("Loss", [Series("l", [])], []) == ""
-        assert stacked_chart("Time", ["a"], [], []) == ""
+    @pytest.mark.parametrize("stretches", [[], [[]], [[(0.0, 5.0)]]])
+    def test_nothing_to_draw_is_no_chart(self, stretches: list[list[tuple[float, float]]]) -> None:
+        assert line_chart("Loss", [Series("l", stretches)], TimeAxis(1)) == ""
+        assert stacked_chart("Time", ["a"], stretches, TimeAxis(1)) == ""
 
-    @pytest.mark.parametrize("points", [[(0.0, 5.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -3.0), (9.0, -3.0)]])
+    @pytest.mark.parametrize("points", [[(0.0, 0.0), (1.0, 0.0)], [(0.0, -3.0), (9.0, -3.0)]])
     def test_flat_lines_have_a_frame(self, points: list[tuple[float, float]]) -> None:
-        assert "<polyline" in line_chart("x", [Series("s", points)], [])
+        assert "<polyline" in line_chart("x", [Series("s", [points])], TimeAxis(9))
+
+    def test_labels_do_not_lie_on_each_other(self) -> None:
+        marks = [Mark(time, "UserError") for time in (1, 50, 51, 90, 100)]
+        chart = line_chart("x", [Series("s", [[(0, 1), (100, 2)]])], TimeAxis(100, marks))
+        assert re.findall(r'<text class="mark".*?>(.*?)<', chart) == ["1 UserError", "2", "4", "5"]
+        assert chart.count('<line class="mark"') == 5
 
     def test_long_series_are_thinned_and_keep_their_extremes(self) -> None:
         points = [(float(n), math.sin(n)) for n in range(10_000)] + [(10_000.0, 50.0)]

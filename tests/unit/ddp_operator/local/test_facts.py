@@ -1,0 +1,56 @@
+"""With what a run was made: what is told, and what is not."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ddp_operator import __version__
+from ddp_operator.local.facts import describe_commit, describe_environment
+from ddp_operator.local.folder import RunFolder
+from tests.support.builders import NOW, resource
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+def test_variables_of_libraries_are_told_and_no_secrets(tmp_path: Path) -> None:
+    item: dict[str, Any] = resource()
+    item["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "NCCL_DEBUG", "value": "INFO"}]
+    environ = {
+        "NCCL_DEBUG": "WARN",
+        "OMP_NUM_THREADS": "2",
+        "HF_TOKEN": "s3cret",
+        "TORCH_API_KEY": "s3cret",
+        "HOME": "/",
+    }
+    facts = describe_environment(item, tmp_path, environ)
+    assert facts["variables"] == "NCCL_DEBUG=INFO OMP_NUM_THREADS=2"
+    assert facts["versions"].startswith(f"ddp {__version__}, Python 3.")
+    assert facts["directory"] == str(tmp_path)
+    assert "s3cret" not in str(facts)
+
+
+def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
+    assert describe_commit(tmp_path / "none") == ""
+    git(tmp_path, "init")
+    file = tmp_path / "train.py"
+    file.write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "Train longer")
+    assert describe_commit(tmp_path).endswith(" Train longer")
+    file.write_text("2")
+    assert describe_commit(tmp_path).endswith(" Train longer (with uncommitted changes)")
+
+
+def test_facts_are_kept_in_the_folder_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "x", NOW)
+    assert folder.facts == {}
+    folder.write_facts({"commit": "größer"})
+    assert folder.facts == {"commit": "größer"}
+    for text in ("{", "[]"):
+        folder.environment.write_text(text)
+        assert folder.facts == {}
