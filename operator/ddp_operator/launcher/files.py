@@ -31,6 +31,14 @@ def write_json(path: str, value: Any) -> None:
     os.replace(temporary, path)
 
 
+def try_write_json(path: str, value: Any) -> None:
+    """Write a file as ``write_json`` does; a full disk costs no more than a line of the log."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        log(f"cannot write {path}: {error.strerror}")
+
+
 def read_json(path: str) -> dict[str, Any]:
     """Return a JSON object from a file that a worker wrote; nothing if it is not one."""
     try:

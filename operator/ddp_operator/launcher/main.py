@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from typing import Any, Sequence
+from typing import Sequence
 
 from .command_line import find_missing_program, split_python_line
 from .contract import (
@@ -19,16 +18,14 @@ from .failure_table import EXIT_CODES
 from .files import BOOTSTRAP
 from .pod import add_pod_flags, default_threads, make_runtime_dir, read_pod
 from .supervisor import Supervisor
-from .termination import finish
+from .termination import build_report, finish
 from .tracebacks import describe
 
 
 def run_main(words: Sequence[str], signals: list[int]) -> int:
     """``run <torchrun flags> -- <command>``; ``signals`` are those that have come already. Returns the exit code."""
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
-    node = int(index) if index.isdigit() else 0
-    nothing: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time(), "restarts": 0}
-    nothing.update(progress={}, exitCode=EXIT_USER_ERROR, node=node, signature="", step=None, repeated=False, hint="")
+    report = build_report(exitCode=EXIT_USER_ERROR, node=int(index) if index.isdigit() else 0)
     flags = list(words[: words.index("--")]) if "--" in words else list(words)
     command = list(words[len(flags) + 1 :])
     program = "--no-python" in flags
@@ -39,12 +36,12 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
         line = None if program else split_python_line(command)
         missing = find_missing_program(line, command)
         if missing:
-            nothing["hint"] = "check command and args in spec.template"
+            report["hint"] = "check command and args in spec.template"
             raise ValueError(missing)
         runtime, ours = make_runtime_dir()
         pod = read_pod(dict(os.environ), runtime, program=program)
     except ValueError as error:
-        return finish(EXIT_CODES[EXIT_USER_ERROR], {**nothing, "message": str(error)})
+        return finish(EXIT_CODES[EXIT_USER_ERROR], {**report, "message": str(error)})
     flags = [flag for flag in flags if flag != "--no-python"]
     if not any(flag.startswith("--log-dir") for flag in flags):
         flags.append(f"--log-dir={os.path.join(runtime, 'torchrun')}")
@@ -65,7 +62,7 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
     except Exception as error:
         broken = describe(error)
         message = f"the launcher itself failed: {broken['type']}: {broken['message']}"
-        return finish(EXIT_CODES[EXIT_RETRYABLE], {**nothing, "message": message, "traceback": broken["traceback"]})
+        return finish(EXIT_CODES[EXIT_RETRYABLE], {**report, "message": message, "traceback": broken["traceback"]})
     finally:
         if ours:
             import shutil

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
-from typing import Iterable
+from typing import Any, Iterable
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Asks a worker for its stack. SIGUSR1 would be the script's own, which may save and end on it, as it does under Slurm.
@@ -44,12 +45,18 @@ def has_gpu() -> bool:
         return False
 
 
+@functools.cache
+def load_libc() -> Any:
+    """Return the C library. To be called before a fork that needs it: another thread may hold the loader's lock."""
+    import ctypes
+
+    return ctypes.CDLL(None)
+
+
 def prctl(option: int, value: int) -> None:
     """Call prctl(2) where there is one."""
     try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        load_libc().prctl(option, value, 0, 0, 0)
     except (ImportError, OSError, AttributeError):
         pass
 

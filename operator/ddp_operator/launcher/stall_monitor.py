@@ -12,7 +12,7 @@ from .clock import AwakeClock
 from .config import WatchdogConfig
 from .contract import METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
 from .failure_table import HANG
-from .files import log, write_json
+from .files import log, try_write_json
 from .metrics import PAGE_TIMEOUT, Metrics
 from .pod import Pod, list_workers
 from .processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
@@ -165,10 +165,7 @@ class StallMonitor:
             now + stall_grace_seconds(self._pod.nodes, self._interval, has_cause=False),
         )
         report = report_stall(stall, ranks) if self._steps_known else StallReport(False, False, False, None)
-        try:
-            write_json(self._path(STALL_REPORT_FILE), report._asdict())
-        except OSError as error:
-            log(f"cannot write {self._path(STALL_REPORT_FILE)}: {error.strerror}")
+        try_write_json(self._path(STALL_REPORT_FILE), report._asdict())
 
     def _is_as_it_was(self, stall: Stall, workers: list[dict[str, Any]]) -> bool:
         """Tell whether the ranks still stand where they stood when the stall was found."""
@@ -245,11 +242,8 @@ class StallMonitor:
         self._killed = True
         self._hangs += not stall.certain
         for worker, about in self._stalled:
-            path = self._path("errors", f"{worker['localRank']}.json")
-            try:
-                write_json(path, {**self._describe_hung(stall, worker, about), "time": time.time()})
-            except OSError as error:
-                log(f"cannot write {path}: {error.strerror}")
+            error = {**self._describe_hung(stall, worker, about), "time": time.time()}
+            try_write_json(self._path("errors", f"{worker['localRank']}.json"), error)
         log("ending the workers because of the hang")
         for worker, _ in self._stalled:
             for pid in find_family(worker["pid"]):

@@ -11,8 +11,7 @@ import time
 import warnings
 from typing import Any
 
-from .agent import NEW, REPEATED
-from .agent_process import AgentProcess
+from .agent import NEW, REPEATED, AgentProcess
 from .contract import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -23,7 +22,7 @@ from .contract import (
 )
 from .failure import STORE_ERRORS, examine_agent, find_root_cause
 from .failure_table import Outcome
-from .files import log, write_json
+from .files import log, try_write_json
 from .metrics import Metrics
 from .output import OutputReader
 from .pod import Pod
@@ -210,12 +209,7 @@ class Supervisor:
         self._final = self._restarts.read_final_errors(running=self._phase == "Running")
         log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
         self._enter("Stopping")
-        path = os.path.join(self.pod.runtime, STOPPING_FILE)
-        try:
-            with open(path, "w", encoding="ascii"):
-                pass
-        except OSError as error:  # a full disk must not cost the workers their grace time
-            log(f"cannot write {path}: {error.strerror}")
+        try_write_json(os.path.join(self.pod.runtime, STOPPING_FILE), number)
         self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
         self._agent.kill(signal.SIGTERM)
 
@@ -287,10 +281,7 @@ class Supervisor:
             log(f"no metrics: cannot listen on port {wanted}: {error.strerror}")
             return
         if path:
-            try:
-                write_json(path, port)
-            except OSError as error:
-                log(f"cannot write {path}: {error.strerror}")
+            try_write_json(path, port)
 
     def _own_page(self) -> str:
         rows = [f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1."]

@@ -78,49 +78,28 @@ def finish(outcome: Outcome, report: dict[str, Any]) -> int:
     return outcome.exit_code
 
 
-def build_report(
-    pod: Pod,
-    failure: dict[str, Any],
-    message: str,
-    hint: str,
-    *,
-    exit_code: int,
-    restarts: int,
-    progress: dict[str, float],
-) -> dict[str, Any]:
-    """Return what a termination message says beside the outcome."""
-    return {
-        "exitCode": exit_code if exit_code >= 0 else 128 - exit_code,
-        "rank": failure["rank"],
-        "localRank": failure["localRank"],
-        "node": pod.node,
-        "message": message,
-        "hint": hint,
-        "traceback": failure["traceback"],
-        "time": failure["time"],
-        "restarts": restarts,
-        "signature": "",
-        "step": None,
-        "repeated": False,
-        "progress": progress,
-    }
+def build_report(**known: Any) -> dict[str, Any]:
+    """Return what a termination message says beside the outcome; what is not known is empty."""
+    place = dict.fromkeys(("rank", "localRank", "node", "step"))
+    text = dict.fromkeys(("message", "hint", "traceback", "signature"), "")
+    return {**place, **text, "time": time.time(), "restarts": 0, "repeated": False, "progress": {}, **known}
 
 
 def report_worker(
     pod: Pod, failure: dict[str, Any], restarts: Restarts, metrics: Metrics, progress: dict[str, float]
 ) -> dict[str, Any]:
     """Return the report of a failed worker."""
-    report = build_report(
-        pod,
-        failure,
-        describe_failure(failure),
-        failure["remedy"],
-        exit_code=failure["exitCode"],
+    return build_report(
+        exitCode=_as_of_shell(failure["exitCode"]),
+        node=pod.node,
+        message=describe_failure(failure),
+        hint=failure["remedy"],
         restarts=restarts.count,
+        signature=build_signature(failure),
+        step=metrics.step(failure["localRank"]) if restarts.failed_step is None else restarts.failed_step,
         progress=progress,
+        **{key: failure[key] for key in ("rank", "localRank", "traceback", "time")},
     )
-    step = metrics.step(failure["localRank"]) if restarts.failed_step is None else restarts.failed_step
-    return {**report, "signature": build_signature(failure), "step": step}
 
 
 def conclude(
@@ -138,22 +117,17 @@ def conclude(
     ``result`` is the agent's own report and ``status`` how its process ended; ``final`` are failures of workers that
     had decided the end before the pod was asked to stop.
     """
-    failure: dict[str, Any] = {"rank": None, "localRank": None, "traceback": "", "time": time.time()}
     progress = metrics.progress()
-
-    def report(message: str, exit_code: int, hint: str = "") -> dict[str, Any]:
-        return build_report(
-            pod, failure, message, hint, exit_code=exit_code, restarts=restarts.count, progress=progress
-        )
-
+    of_pod = build_report(exitCode=EXIT_OK, node=pod.node, restarts=restarts.count, progress=progress)
     ended = result.get("result")
     if pod.elastic and result.get("type") == "RendezvousClosedError":
         log("training has ended without this pod")
         ended = "ok"
     if ended == "ok":
-        return finish(Outcome("", EXIT_OK), {**report("", 0), **measure_groups(pod)})
+        return finish(Outcome("", EXIT_OK), {**of_pod, **measure_groups(pod)})
     if stopped and not final:
-        return finish(EXIT_CODES[EXIT_PREEMPTED], report("asked to stop by a signal", EXIT_PREEMPTED))
+        of_pod.update(message="asked to stop by a signal", exitCode=EXIT_PREEMPTED)
+        return finish(EXIT_CODES[EXIT_PREEMPTED], of_pod)
     # Without a word of the agent about its workers, it lost its store before it saw how they ended.
     failures = final or restarts.failures or read_errors(pod)
     if failures:
@@ -166,10 +140,15 @@ def conclude(
             of_worker["repeated"] = True
             outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
         return finish(outcome, of_worker)
-    failure["traceback"] = result.get("traceback", "")
     outcome, message, hint = examine_agent(pod, result, status)
     if restarts.reason:
         message += f"; the last restart was because of: {restarts.reason}"
     # An agent that the launcher itself has ended says nothing by how it ended.
-    code = outcome.exit_code if result.get("type") == "MasterNotFound" else status or 1
-    return finish(outcome, report(message, code, hint))
+    code = outcome.exit_code if result.get("type") == "MasterNotFound" else _as_of_shell(status or 1)
+    of_pod.update(message=message, hint=hint, traceback=result.get("traceback", ""), exitCode=code)
+    return finish(outcome, of_pod)
+
+
+def _as_of_shell(code: int) -> int:
+    """Return an exit code as a shell has it: 128 and the signal by which a process died."""
+    return code if code >= 0 else 128 - code
