@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator import cli, constants
-from ddp_operator.local import hosts, pods, processes, runner
+from ddp_operator.local import pods, processes, runner
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.runner import Outcome, Run, RunPlan
 from ddp_operator.local.store import grace_of
@@ -100,5 +100,5 @@ if __name__ == "__main__":
     if "DRILL_NAMES" in os.environ:
         vars(pods)["rewrite_hosts"] = lambda text, job, subdomain: text
     if "DRILL_NETWORK" in os.environ:
-        vars(hosts)["loopback_address"] = _address
+        vars(pods)["loopback_address"] = _address
     sys.exit(cli.main())

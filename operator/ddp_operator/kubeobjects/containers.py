@@ -1,12 +1,26 @@
-"""The training container of a pod, and what a pod asks for."""
+"""The training container of a pod, and what containers ask for: quantities as far as they are read here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from ddp_operator.constants import TRAINER_CONTAINER
-from ddp_operator.kubeobjects.quantities import count_gpus
+
+_SUFFIX = {
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
+    "k": Decimal("1e3"), "M": Decimal("1e6"), "G": Decimal("1e9"), "T": Decimal("1e12"),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+}  # fmt: skip
+_QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGT]|[KMGT]i)?(?:[eE]([+-]?[0-9]{1,2}))?")
+# Device plugins that hand out GPUs; one worker process a device.
+_GPU_RESOURCES = re.compile(r"(nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe))")
+
+
+# What an API server takes, which is more than is read here.
+_ANY_QUANTITY = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 
 
 def find_trainer(pod: Mapping[str, Any]) -> Any:
@@ -15,6 +29,40 @@ def find_trainer(pod: Mapping[str, Any]) -> Any:
     return next((c for c in containers if c.get("name") == TRAINER_CONTAINER), containers[0])
 
 
+def is_quantity(value: Any) -> bool:
+    """Tell whether an API server would take this for a quantity."""
+    known = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return known and _ANY_QUANTITY.fullmatch(str(value)) is not None
+
+
+def parse_quantity(value: Any) -> Decimal | None:
+    """Return a quantity as a number, or None where it is not one."""
+    match = _QUANTITY.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None
+    if match is None or isinstance(value, bool):
+        return None
+    return Decimal(match[1]) * _SUFFIX[match[2] or ""] * Decimal(10) ** int(match[3] or 0)
+
+
+def count_gpus(resources: Mapping[str, Any]) -> int:
+    """Return how many GPUs a container's ``resources`` ask for (limits; requests where there are no limits)."""
+    asked = dict(_mapping(resources.get("requests"))) | dict(_mapping(resources.get("limits")))
+    return sum(max(0, int(parse_quantity(value) or 0)) for name, value in asked.items() if is_gpu(str(name)))
+
+
 def count_pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     """Return how many GPUs the containers of a pod ask for together."""
     return sum(count_gpus(container.get("resources") or {}) for container in pod_spec.get("containers") or ())
+
+
+def is_gpu(resource: str) -> bool:
+    """Tell whether a resource name, such as ``nvidia.com/gpu``, is that of a device plugin for GPUs."""
+    return _GPU_RESOURCES.fullmatch(resource) is not None
+
+
+def cpu_limit(resources: Mapping[str, Any]) -> Decimal | None:
+    """Return the CPU limit in cores, or None where there is none."""
+    return parse_quantity(_mapping(resources.get("limits")).get("cpu"))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

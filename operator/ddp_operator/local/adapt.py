@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator import constants
-from ddp_operator.kubeobjects.containers import count_pod_gpus, find_trainer
-from ddp_operator.kubeobjects.quantities import is_gpu
+from ddp_operator.kubeobjects.containers import count_pod_gpus, find_trainer, is_gpu
 from ddp_operator.launcher.processes import read_cpu_quota
 from ddp_operator.local.fields import Finding, check_job, check_template
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.kubeobjects.quantities import is_gpu
+from ddp_operator.kubeobjects.containers import is_gpu
 
 Object = Mapping[str, Any]
 

@@ -58,12 +58,7 @@ class Kubelet:
 
     def log_of(self, pod: Object) -> Path:
         """Return the log file of a pod; a pod that takes another's place in an attempt goes on in the same file."""
-        labels = pod["metadata"].get("labels") or {}
-        attempt = labels.get(constants.LABEL_ATTEMPT)
-        index = completion_index(pod)
-        known = attempt is not None and index is not None
-        name = f"attempt-{attempt}-pod-{index}" if known else pod["metadata"]["name"]
-        return self.folder / "logs" / f"{name}.log"
+        return self.folder / "logs" / f"{name_file(pod)}.log"
 
     def start(self, pod: Object) -> None:
         """Start the pod's process. Without enough GPUs the pod stays Pending; try again later."""
@@ -190,6 +185,12 @@ class Kubelet:
     def _give_back_gpus(self, pod: Object) -> None:
         if count_pod_gpus(pod["spec"]):  # else nobody has asked the driver, which may take seconds to answer
             self.gpus().give_back(pod["metadata"]["uid"])
+
+
+def name_file(pod: Object) -> str:
+    """Return what the files of a pod are called: they are those of its index in its attempt."""
+    attempt, index = (pod["metadata"].get("labels") or {}).get(constants.LABEL_ATTEMPT), completion_index(pod)
+    return str(pod["metadata"]["name"]) if attempt is None or index is None else f"attempt-{attempt}-pod-{index}"
 
 
 def _explain(error: Exception, folder: Path) -> str:

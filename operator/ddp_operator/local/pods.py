@@ -14,11 +14,11 @@ from typing import Any, Final
 from ddp_operator import constants
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.launcher.pod import loopback_address
 from ddp_operator.local.environment import Lookup, build_environment, expand
 from ddp_operator.local.gpus import VISIBLE_DEVICES
-from ddp_operator.local.hosts import rewrite_hosts
 from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
-from ddp_operator.local.volumes import Folders, PathMap, prepare_volumes
+from ddp_operator.local.volumes import Folders, prepare_volumes
 
 Object = Mapping[str, Any]
 
@@ -82,7 +82,15 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
         constants.ENV_RUNTIME_DIR: str(place.folder / "runtime"),
     }
     environment = {**base, **machine, **{name: here(value) for name, value in own.items()}, **fixed}
-    return PodPlan(tuple(line), environment, _folder(container, paths), termination_log, port_file)
+    folder = container.get("workingDir")
+    return PodPlan(tuple(line), environment, paths.rewrite(folder) if folder else None, termination_log, port_file)
+
+
+def rewrite_hosts(text: str, job: str, subdomain: str) -> str:
+    """Replace the DNS names of the job's pods in ``text`` by their addresses on this machine."""
+    domain = r"(?:\.[a-z0-9-]+\.svc(?:\.[a-z0-9-]+)*)?"
+    pattern = rf"(?<![\w.-]){re.escape(job)}-(\d+)\.{re.escape(subdomain)}{domain}(?![\w-])"
+    return re.sub(pattern, lambda match: loopback_address(int(match[1])), text)
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -101,11 +109,6 @@ def _network_defaults() -> dict[str, str]:
     """Traffic between pods stays on the loopback; a host name that resolves elsewhere would lead gloo astray."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-
-
-def _folder(container: Object, paths: PathMap) -> str | None:
-    folder = container.get("workingDir")
-    return paths.rewrite(folder) if folder else None
 
 
 def pending_status(reason: str, message: str, now: datetime) -> Json:

@@ -9,21 +9,19 @@ that still runs for a pod is killed with its first process.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from ddp_operator.constants import ENV_LIFELINE_FD, ENV_LOCAL_POD
+from ddp_operator.launcher.processes import die_with, kill, load_libc
 
-"""Environment variable with the pod's UID: every process that inherits it belongs to the pod."""
-
-_PR_SET_PDEATHSIG: Final = 1
 _SECONDS_TO_DIE: Final = 15.0
 
 
@@ -40,7 +38,7 @@ class PodProcess:
     def terminate(self) -> None:
         """Ask the first process to end, as the kubelet does."""
         if self._popen.returncode is None:
-            _kill(self.pid, signal.SIGTERM)
+            kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill everything of the pod."""
@@ -88,6 +86,7 @@ def start(
 
     Raises: OSError where the program or the folder is not there or not allowed.
     """
+    load_libc()  # which die_with needs
     with log.open("ab") as output:
         popen = subprocess.Popen(
             list(command),
@@ -98,8 +97,8 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # PDEATHSIG fires when the *thread* that forked ends, hence the main thread.
-            preexec_fn=die_with_parent(),  # noqa: PLW1509
+            # The request is the *thread's* that forks, hence the main thread.
+            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509
         )
     return PodProcess(popen, mark)
 
@@ -126,21 +125,6 @@ def _environments() -> Iterator[tuple[int, bytes]]:
             continue
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` that makes the child die with this process; None where the system has no such thing."""
-    if sys.platform != "linux":
-        return None
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the request: nobody would ever tell us
-            os._exit(128 + signal.SIGKILL)
-
-    return prepare
-
-
 async def _exited(pid: int) -> None:
     """Return once the process is a zombie, without reaping it."""
     if not hasattr(os, "pidfd_open"):
@@ -165,7 +149,7 @@ def _kill_marked(mark: str) -> None:
         if not (pids := find_marked(mark)):
             return
         for pid in pids:
-            _kill(pid, signal.SIGKILL)
+            kill(pid, signal.SIGKILL)
 
 
 async def _end_marked(mark: str) -> None:
@@ -174,7 +158,7 @@ async def _end_marked(mark: str) -> None:
     deadline, pause = loop.time() + _SECONDS_TO_DIE, 0.002
     while pids := find_marked(mark):
         for pid in pids:
-            _kill(pid, signal.SIGKILL)
+            kill(pid, signal.SIGKILL)
         if loop.time() > deadline:  # it hangs in the kernel
             return
         await asyncio.sleep(pause)
@@ -182,14 +166,5 @@ async def _end_marked(mark: str) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):  # macOS says EPERM of a group of zombies
-        pass
-
-
-def _kill(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

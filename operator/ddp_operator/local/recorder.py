@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator import constants
+from ddp_operator.failures.termination import parse_termination
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.job_controller import completion_index
+from ddp_operator.local.kubelet import name_file
 from ddp_operator.progress import Page, RateMeter, parse_page
 
 Object = Mapping[str, Any]
@@ -33,7 +34,6 @@ class Recorder:
         self._clock = clock
         self._last_row: Mapping[str, float] = {}
         self._meter = RateMeter()
-        self._closing = False
         self.page = Page()
         self.port: int | None = None
         self.on_page: Callable[[], None] = lambda: None
@@ -57,17 +57,19 @@ class Recorder:
             text = await self._cluster.scrape(pod, constants.DEFAULT_METRICS_PORT)
             if text is None:
                 continue
-            self._folder.write_page(_file_name(pod), text)
+            self._folder.write_page(name_file(pod), text)
             if index == 0:
                 self.port = self._cluster.kubelet.port_of(pod)
                 self._take(pod, parse_page(text))
 
     def record_end(self, pod: Object) -> None:
         """Take the last values of a pod from its termination message: its end falls between two samples."""
+        if completion_index(pod) != 0:
+            return
         for status in pod["status"].get("containerStatuses") or ():
-            message = (status["state"].get("terminated") or {}).get("message", "")
-            values = _read_progress(message)
-            if completion_index(pod) == 0 and values:
+            ended = status["state"].get("terminated") or {}
+            values = parse_termination(ended.get("exitCode", 0), text=ended.get("message", "")).progress
+            if values:
                 self._take(pod, Page({**self.page.values, **values}, in_place_restarts=self.page.in_place_restarts))
 
     def _take(self, pod: Object, page: Page) -> None:
@@ -78,18 +80,3 @@ class Recorder:
             self._last_row = page.values
             labels = pod["metadata"].get("labels") or {}
             self._folder.write_row(self._clock(), int(labels.get(constants.LABEL_ATTEMPT, 1)), page)
-
-
-def _file_name(pod: Object) -> str:
-    labels = pod["metadata"].get("labels") or {}
-    return f"attempt-{labels.get(constants.LABEL_ATTEMPT, 1)}-pod-{completion_index(pod)}"
-
-
-def _read_progress(message: str) -> dict[str, float]:
-    try:
-        progress = json.loads(message).get("progress")
-    except (ValueError, AttributeError):
-        return {}
-    if not isinstance(progress, dict):
-        return {}
-    return {name: float(value) for name, value in progress.items() if isinstance(value, int | float)}

@@ -21,7 +21,6 @@ from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
 from ddp_operator.display import FaultTolerantStream, View, choose_display
 from ddp_operator.kubeobjects.timestamps import utc_now
-from ddp_operator.local.claims import ClaimInUse, ClaimLock
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.facts import describe_environment
 from ddp_operator.local.fields import Finding
@@ -31,6 +30,7 @@ from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import NO_STEPS, count, describe_wait, format_line, is_silent
 from ddp_operator.local.store import grace_of
 from ddp_operator.local.tail import Tail
+from ddp_operator.local.volumes import ClaimInUse, ClaimLock
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions

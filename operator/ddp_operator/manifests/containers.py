@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api.errors import FieldError
-from ddp_operator.kubeobjects.quantities import is_quantity
+from ddp_operator.kubeobjects.containers import is_quantity
 
 _STANDARD: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
 _VOLUMES_OF_OURS: Final = (constants.LAUNCHER_VOLUME, constants.SHM_VOLUME, constants.CHECKPOINT_VOLUME)

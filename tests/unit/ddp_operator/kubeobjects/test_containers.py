@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.kubeobjects.quantities import count_gpus, cpu_limit, parse_quantity
+from ddp_operator.kubeobjects.containers import count_gpus, cpu_limit, parse_quantity
 
 
 @pytest.mark.parametrize(

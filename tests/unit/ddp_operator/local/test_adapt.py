@@ -9,7 +9,7 @@ import pytest
 from ddp_operator.kubeobjects.containers import count_pod_gpus
 from ddp_operator.local.adapt import Changes, Machine, Unsuitable, adapt_resource, check_suitable, share_cpus
 from ddp_operator.local.gpus import GpuPool, find_gpus
-from ddp_operator.local.hosts import rewrite_hosts
+from ddp_operator.local.pods import rewrite_hosts
 
 MACHINE = Machine(cpus=8, rendezvous_port=40000)
 

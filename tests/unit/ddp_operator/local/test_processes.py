@@ -24,7 +24,7 @@ def mark() -> Iterator[str]:
     value = uuid.uuid4().hex
     yield value
     for pid in find_marked(value):
-        processes._kill(pid, signal.SIGKILL)
+        processes.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -131,14 +131,14 @@ subprocess.Popen([sys.executable, "-S", "-c", {SLEEP!r}], start_new_session=True
 pathlib.Path({str(tmp_path)!r}, "ready").touch()
 """
     killed: list[int] = []
-    kill = processes._kill
+    kill = processes.kill
 
     def kill_late(pid: int, number: signal.Signals) -> None:
         killed.append(pid)
         if len(killed) > 5:
             kill(pid, number)
 
-    monkeypatch.setattr(processes, "_kill", kill_late)
+    monkeypatch.setattr(processes, "kill", kill_late)
     assert await begin(code).wait() == 0
     assert len(killed) > 5
     assert find_marked(mark) == []
