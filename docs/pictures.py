@@ -42,7 +42,7 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 
 def job(name: str, phase: str, ready: int, nodes: int, **status: Any) -> dict[str, Any]:
     """Return a resource as an API server has it."""
-    counts = {"desired": nodes, "ready": ready}
+    counts = {"desired": nodes, "succeeded" if phase == "Succeeded" else "ready": ready}
     return {
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"nodes": nodes},
@@ -50,44 +50,31 @@ def job(name: str, phase: str, ready: int, nodes: int, **status: Any) -> dict[st
     }
 
 
-def waiting(message: str) -> list[dict[str, str]]:
-    """Return the condition of pods that find no node."""
-    stamp = "2026-01-01T00:00:00Z"
-    return [
-        {
-            "type": "Scheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": message,
-            "lastTransitionTime": stamp,
-        }
-    ]
-
-
 JOBS = [
     job("cifar10", "Running", 4, 4, progress={
         "epoch": 12, "epochs": 30, "step": 4839, "totalSteps": 11730, "percent": "41.3%", "eta": "18m40s",
         "etaSeconds": 1120, "loss": "0.612", "samplesPerSecond": "10240",
     }),
-    job("digits", "Succeeded", 0, 2, progress={
+    job("digits", "Succeeded", 2, 2, progress={
         "epoch": 6, "epochs": 6, "step": 270, "totalSteps": 270, "percent": "100.0%", "loss": "0.021",
         "valAccuracy": "0.9861",
     }),
-    job("llm-probe", "Running", 16, 16, attempt=2, progress={
+    job("llm-probe", "Running", 16, 16, attempt=2, restarts={"all": 1}, progress={
         "step": 18250, "totalSteps": 25000, "percent": "73.0%", "eta": "1h27m", "etaSeconds": 5240, "loss": "2.417",
         "samplesPerSecond": "1536",
     }),
-    job("voc", "Pending", 0, 4, conditions=waiting("0/9 nodes are available: 9 Insufficient nvidia.com/gpu.")),
+    job("voc", "Pending", 0, 4, reason="Unschedulable"),
 ]  # fmt: skip
 
 
 def draw_watch() -> str:
     """Return the SVG of `ddp watch`."""
     from rich.console import Console
+    from rich.terminal_theme import MONOKAI
 
-    console = Console(record=True, width=144, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(record=True, width=150, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(build_table(rows_of({("default", found["metadata"]["name"]): found for found in JOBS})))
-    svg = console.export_svg(title="ddp watch", code_format=FORMAT)
+    svg = console.export_svg(title="ddp watch", code_format=FORMAT, theme=MONOKAI)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 

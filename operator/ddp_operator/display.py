@@ -19,13 +19,14 @@ _COLORS: Final = {"Running": "green", "Succeeded": "bright_green", "Failed": "re
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state of a job as it is shown. ``nodes``: ready and desired pods."""
+    """The state of a job as it is shown. ``nodes``: pods that run or have succeeded, and desired ones."""
 
     phase: str
     attempt: int = 1
     reason: str = ""
     progress: Progress | None = None
     nodes: tuple[int, int] = (0, 0)
+    restarts: int = 0
 
     @property
     def percent(self) -> float:
@@ -212,7 +213,6 @@ class RichDisplay(Display):
 
 def build_line(name: str, view: View, elapsed: str, *, narrow: bool = False) -> Any:
     """Return the Rich line of one job: a bar and figures, or what it waits for. What has no room is cut at the end."""
-    from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
@@ -225,33 +225,41 @@ def build_line(name: str, view: View, elapsed: str, *, narrow: bool = False) -> 
     state += [f"attempt {view.attempt}"] if view.attempt > 1 else []
     words = [*state, *figures, elapsed] if figures else [*state, *filter(None, [view.reason]), elapsed]
     text = Text("  ".join(words), no_wrap=True, overflow="ellipsis")
-    bar = ProgressBar(total=100.0, completed=view.percent, width=10 if narrow else 24)
+    bar = _build_bar(view, 10 if narrow else 24)
     percent = f"{view.percent:.1f}%" if figures else ""
     line.add_row(Text(name, "bold") if not narrow else "", bar if percent else "", percent, text)
     return line
 
 
-def build_table(jobs: Iterable[tuple[str, View]], *, figures: bool = True) -> Any:
-    """Return the Rich table of jobs, by name and state; ``figures``: with a column of progress in words."""
+def _build_bar(view: View, width: int) -> Any:
     from rich.progress_bar import ProgressBar
+
+    color = _COLORS.get(view.phase, "yellow")
+    return ProgressBar(
+        total=100.0, completed=view.percent, width=width, complete_style=color, finished_style=_COLORS["Succeeded"]
+    )
+
+
+def build_table(jobs: Iterable[tuple[str, View]]) -> Any:
+    """Return the Rich table of jobs, by name and state."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, expand=False)
-    for head in ("NAME", "PHASE", "NODES", "PROGRESS", ""):
+    for head in ("NAME", "PHASE", "REASON", "NODES", "RESTARTS", "PROGRESS", ""):
         table.add_column(head, no_wrap=True, overflow="ellipsis")
     # On a narrow terminal Rich takes the room from columns that may wrap: from the figures here, not from the names.
     table.add_column("")
     for name, view in jobs:
-        phase = view.phase if view.attempt <= 1 else f"{view.phase} (attempt {view.attempt})"
-        details = filter(None, [view.reason, *describe_progress(view.progress, percent=False)]) if figures else ()
         table.add_row(
             Text(name, "bold"),
-            Text(phase, _COLORS.get(view.phase, "yellow")),
+            Text(view.phase, _COLORS.get(view.phase, "yellow")),
+            view.reason,
             f"{view.nodes[0]}/{view.nodes[1]}",
-            ProgressBar(total=100.0, completed=view.percent, width=24),
+            str(view.restarts),
+            _build_bar(view, 16),
             f"{view.percent:.1f}%",
-            Text("  ".join(details), no_wrap=True, overflow="ellipsis"),
+            Text("  ".join(describe_progress(view.progress, percent=False)), no_wrap=True, overflow="ellipsis"),
         )
     return table if table.row_count else Text("no jobs")
 

@@ -86,9 +86,9 @@ def view_of(job: dict[str, Any]) -> View:
     except msgspec.ValidationError:
         return View("Unknown")
     phase = status.phase or "Pending"
-    reason = status.reason if status.conditions else explain_why(job, (), utc_now()).reason
-    nodes = (status.nodes.ready, status.nodes.desired or job["spec"].get("nodes", 1))
-    return View(phase, status.attempt, reason, status.progress, nodes)
+    reason = status.reason if status.phase else explain_why(job, (), utc_now()).reason
+    nodes = (status.nodes.ready + status.nodes.succeeded, status.nodes.desired or job["spec"].get("nodes", 1))
+    return View(phase, status.attempt, reason, status.progress, nodes, restarts=status.restarts.all)
 
 
 class PlainScreen(Screen):

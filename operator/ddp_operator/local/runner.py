@@ -343,8 +343,7 @@ class Run:
         progress = build_progress(page.values, status.progress, page.rates) or status.progress
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=self._spoken)
-        nodes = (status.nodes.ready, self._plan.resource["spec"]["nodes"])
-        return View(status.phase or "Pending", status.attempt, waits_for, progress, nodes)
+        return View(status.phase or "Pending", status.attempt, waits_for, progress)
 
     def _show(self) -> None:
         view = self._view()

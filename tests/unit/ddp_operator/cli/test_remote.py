@@ -44,6 +44,7 @@ RUNNING = {
     "nodes": {"desired": 2, "ready": 2, "succeeded": 0, "failed": 0},
     "progress": {"epoch": 2, "epochs": 5, "step": 40, "percent": "40.0%", "eta": "1m00s", "etaSeconds": 60},
 }
+DONE = {"phase": "Succeeded", "nodes": {"desired": 2, "succeeded": 2}, "restarts": {"all": 3}}
 
 
 @pytest.mark.parametrize(
@@ -111,14 +112,26 @@ class TestScreens:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=140, force_terminal=False)
-        console.print(build_table(rows_of({("ml", "x"): job(**RUNNING), ("ml", "y"): job("y", phase="Succeeded")})))
+        console.print(build_table(rows_of({("ml", "x"): job(**RUNNING), ("ml", "y"): job("y", **DONE)})))
         assert isinstance(console.file, io.StringIO)
-        _, first, second = console.file.getvalue().splitlines()
+        head, first, second = console.file.getvalue().splitlines()
+        assert head.split() == ["NAME", "PHASE", "REASON", "NODES", "RESTARTS", "PROGRESS"]
         assert "Running" in first
         assert "2/2" in first
         assert "40.0%" in first
         assert "epoch 2/5" in first
+        assert second.split()[:4] == ["y", "Succeeded", "2/2", "3"]
         assert "100.0%" in second
+
+    @pytest.mark.parametrize(("phase", "color"), [("Running", "green"), ("Pending", "yellow"), ("Failed", "red")])
+    def test_a_bar_has_the_color_of_its_phase(self, phase: str, color: str) -> None:
+        from rich.console import Console
+        from rich.style import Style
+
+        console = Console(width=140, force_terminal=True, color_system="standard")
+        table = build_table(rows_of({("ml", "x"): job(**RUNNING | {"phase": phase})}))
+        bars = {segment.style for segment in console.render(table) if "\u2501" in segment.text}
+        assert Style.parse(color) in bars
 
     def test_a_narrow_terminal_cuts_the_figures_and_not_the_names(self) -> None:
         from rich.console import Console
