@@ -165,19 +165,6 @@ class RunFolder:
             return False
         return re.fullmatch(rf"# Written by .* on {re.escape(socket.gethostname())}, .*\n", first) is not None
 
-    @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Lock the folder for closing the record; False: another process has it. Raises: OSError."""
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-        finally:
-            os.close(descriptor)
-
     @property
     def command_line(self) -> str:
         """The command line; empty in an older folder."""

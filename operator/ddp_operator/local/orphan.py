@@ -29,29 +29,26 @@ from ddp_operator.status.state import State
 def close_record(folder: RunFolder) -> bool:
     """Mark a run whose `ddp run` is gone as interrupted; return whether this call did. Raises: OSError.
 
-    It does nothing while the writer lives (which holds the folder's lock), while another process closes the record, and
-    on another host than the writer's, where neither can be known.
+    It does nothing while the writer lives (which holds the folder's lock), and on another host than the writer's, where
+    that cannot be known.
     """
     if folder.in_use or not folder.was_written_here:
         return False
-    with folder.alone() as alone:
-        if not alone:
-            return False
-        written = folder.status.stat()
-        ended = datetime.fromtimestamp(written.st_mtime, UTC)
-        try:
-            resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
-            closed = interrupt(resource, folder.command_line, ended)
-        except (yaml.YAMLError, InvalidManifest, AttributeError, TypeError):
-            return False  # not written by `ddp run`
-        if closed is None or not folder.write_status(closed):
-            return False
-        os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # keep the order of runs by time
-        folder.clear()  # before the summary, whose presence means that nothing is left to clear
-        status = msgspec.convert(closed["status"], Status)
-        began = status.start_time or ended
-        name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
-        folder.write_summary(describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
+    written = folder.status.stat()
+    ended = datetime.fromtimestamp(written.st_mtime, UTC)
+    try:
+        resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
+        closed = interrupt(resource, folder.command_line, ended)
+    except (yaml.YAMLError, InvalidManifest, AttributeError, TypeError):
+        return False  # not written by `ddp run`
+    if closed is None or not folder.write_status(closed):
+        return False
+    os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # keep the order of runs by time
+    folder.clear()  # before the summary, whose presence means that nothing is left to clear
+    status = msgspec.convert(closed["status"], Status)
+    began = status.start_time or ended
+    name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
+    folder.write_summary(describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
     return True
 
 

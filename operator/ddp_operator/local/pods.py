@@ -18,7 +18,7 @@ from ddp_operator.launcher.pod import loopback_address
 from ddp_operator.local.environment import Lookup, build_environment, expand
 from ddp_operator.local.gpus import VISIBLE_DEVICES
 from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
-from ddp_operator.local.volumes import Folders, prepare_volumes
+from ddp_operator.local.volumes import prepare_volumes, rewrite_paths
 
 Object = Mapping[str, Any]
 
@@ -58,17 +58,15 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
     container = find_trainer(pod)
     place.folder.mkdir(parents=True, exist_ok=True)
     termination_log, port_file = place.folder / "termination-log", place.folder / "metrics-port"
-    folders = Folders(place.folder / "volumes", place.claims)
-    paths = prepare_volumes(pod, container, folders, lookup).with_place(
-        container.get("terminationMessagePath") or _DEFAULT_TERMINATION_LOG, termination_log
-    )
+    places = prepare_volumes(pod, container, place.folder / "volumes", place.claims, lookup)
+    places[container.get("terminationMessagePath") or _DEFAULT_TERMINATION_LOG] = termination_log
     own = build_environment(pod, container, lookup)
     line = [expand(word, own) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     labels, subdomain = pod["metadata"].get("labels") or {}, pod["spec"].get("subdomain", "")
     job = labels.get(LABEL_JOB_NAME, "")
 
     def here(text: str) -> str:
-        return paths.rewrite(rewrite_hosts(text, job, subdomain) if job and subdomain else text)
+        return rewrite_paths(rewrite_hosts(text, job, subdomain) if job and subdomain else text, places)
 
     if line and _INTERPRETER.fullmatch(os.path.basename(line[0])):
         line[0] = sys.executable
@@ -83,7 +81,9 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
     }
     environment = {**base, **machine, **{name: here(value) for name, value in own.items()}, **fixed}
     folder = container.get("workingDir")
-    return PodPlan(tuple(line), environment, paths.rewrite(folder) if folder else None, termination_log, port_file)
+    return PodPlan(
+        tuple(line), environment, rewrite_paths(folder, places) if folder else None, termination_log, port_file
+    )
 
 
 def rewrite_hosts(text: str, job: str, subdomain: str) -> str:

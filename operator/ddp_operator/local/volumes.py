@@ -12,7 +12,6 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,42 +24,23 @@ SHARED_MEMORY = "/dev/shm"
 _BEFORE, _AFTER = r"(?<![\w./~-])", r"(?![\w.~-])"
 
 
-@dataclass(frozen=True, slots=True)
-class PathMap:
-    """Container paths and the folders of this machine that stand for them."""
-
-    places: tuple[tuple[str, str], ...] = ()
-
-    def rewrite(self, text: str) -> str:
-        """Replace every container path in ``text``; the longest mount path wins."""
-        if not self.places or "/" not in text:
-            return text
-        places = dict(self.places)
-        longest_first = sorted(places, key=len, reverse=True)
-        pattern = _BEFORE + "(" + "|".join(map(re.escape, longest_first)) + ")" + _AFTER
-        return re.sub(pattern, lambda match: places[match[1]], text)
-
-    def with_place(self, inside: str, outside: str | Path) -> PathMap:
-        """Return a map that knows one more path."""
-        return PathMap((*self.places, (inside, str(outside))))
+def rewrite_paths(text: str, places: Mapping[str, Path]) -> str:
+    """Replace every path of a container by its place on this machine; the longest mount path wins."""
+    if not places or "/" not in text:
+        return text
+    longest_first = sorted(places, key=len, reverse=True)
+    pattern = _BEFORE + "(" + "|".join(map(re.escape, longest_first)) + ")" + _AFTER
+    return re.sub(pattern, lambda match: str(places[match[1]]), text)
 
 
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where volumes live: a pod's own below ``pod``, claims (which outlive the run) below ``claims``."""
-
-    pod: Path
-    claims: Path
-
-
-def prepare_volumes(pod: Object, container: Object, folders: Folders, lookup: Lookup) -> PathMap:
+def prepare_volumes(pod: Object, container: Object, folder: Path, claims: Path, lookup: Lookup) -> dict[str, Path]:
     """Make the folders of all volumes that the container mounts and return what its paths become.
 
-    Raises: MissingReference, OSError.
+    ``folder`` holds those of the pod, ``claims`` claims, which outlive the run. Raises: MissingReference, OSError.
     """
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
     made: dict[str, Path | None] = {}
-    places = PathMap()
+    places: dict[str, Path] = {}
     for mount in container.get("volumeMounts") or ():
         name, inside = mount["name"], mount["mountPath"].rstrip("/") or "/"
         if inside == SHARED_MEMORY:
@@ -70,7 +50,7 @@ def prepare_volumes(pod: Object, container: Object, folders: Folders, lookup: Lo
         if inside == "/":
             raise MissingReference("volumeMounts: a volume at / is not supported on this machine; mount it below /")
         if name not in made:
-            made[name] = _prepare(volumes[name], folders, lookup)
+            made[name] = _prepare(volumes[name], folder, claims, lookup)
         source = made[name]
         if source is None:
             continue
@@ -78,19 +58,19 @@ def prepare_volumes(pod: Object, container: Object, folders: Folders, lookup: Lo
             source = _below(source, sub_path)
             if not source.exists() and "configMap" not in volumes[name]:
                 source.mkdir(parents=True)
-        places = places.with_place(inside, source)
+        places[inside] = source
     return places
 
 
-def _prepare(volume: Object, folders: Folders, lookup: Lookup) -> Path | None:
+def _prepare(volume: Object, pod: Path, claims: Path, lookup: Lookup) -> Path | None:
     """Make one volume's folder; None where it is optional and not there."""
     if host := volume.get("hostPath"):
         return _host_path(host)
     if claim := volume.get("persistentVolumeClaim"):
-        folder = _below(folders.claims, claim["claimName"])
+        folder = _below(claims, claim["claimName"])
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-    folder = _below(folders.pod, volume["name"])
+    folder = _below(pod, volume["name"])
     for kind, member, name in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
         if reference := volume.get(member):
             item = find_reference(kind, reference, lookup, name=name)

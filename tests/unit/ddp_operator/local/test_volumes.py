@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from ddp_operator.local.environment import MissingReference
-from ddp_operator.local.volumes import Folders, PathMap, prepare_volumes
+from ddp_operator.local.volumes import prepare_volumes, rewrite_paths
 
 CONFIG = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a.yaml": "A", "b.yaml": "B"}}
 
 
-def prepare(tmp_path: Path, source: dict[str, Any], **mount: Any) -> PathMap:
+def prepare(tmp_path: Path, source: dict[str, Any], **mount: Any) -> dict[str, Path]:
     pod = {"spec": {"volumes": [{"name": "v", **source}]}}
     container = {"volumeMounts": [{"name": "v", "mountPath": "/in", **mount}]}
-    folders = Folders(tmp_path / "pod", tmp_path / "claims")
-    return prepare_volumes(pod, container, folders, lambda kind, name: CONFIG if name == "c" else None)
+    folders = tmp_path / "pod", tmp_path / "claims"
+    return prepare_volumes(pod, container, *folders, lambda kind, name: CONFIG if name == "c" else None)
 
 
 @pytest.mark.parametrize(
@@ -35,45 +35,45 @@ def prepare(tmp_path: Path, source: dict[str, Any], **mount: Any) -> PathMap:
     ],
 )
 def test_mount_paths_are_rewritten_only_where_they_stand_for_themselves(text: str, rewritten: str) -> None:
-    places = PathMap((("/data", "/X"), ("/ckpt", "/Y"), ("/data/deep", "/Z")))
-    assert places.rewrite(text) == rewritten
+    places = {"/data": Path("/X"), "/ckpt": Path("/Y"), "/data/deep": Path("/Z")}
+    assert rewrite_paths(text, places) == rewritten
 
 
 def test_a_claim_is_a_folder_that_all_pods_and_runs_share(tmp_path: Path) -> None:
     places = prepare(tmp_path, {"persistentVolumeClaim": {"claimName": "ckpt"}})
-    assert places.rewrite("/in/a") == str(tmp_path / "claims" / "ckpt" / "a")
+    assert rewrite_paths("/in/a", places) == str(tmp_path / "claims" / "ckpt" / "a")
     assert (tmp_path / "claims" / "ckpt").is_dir()
 
 
 @pytest.mark.parametrize("source", [{"emptyDir": {}}, {"emptyDir": {"medium": "Memory"}}, {}])
 def test_an_empty_dir_is_a_folder_of_the_pod(tmp_path: Path, source: dict[str, Any]) -> None:
     places = prepare(tmp_path, source)
-    assert places.rewrite("/in") == str(tmp_path / "pod" / "v")
+    assert rewrite_paths("/in", places) == str(tmp_path / "pod" / "v")
     assert (tmp_path / "pod" / "v").is_dir()
 
 
 def test_shared_memory_is_the_machines_own(tmp_path: Path) -> None:
-    assert prepare(tmp_path, {"emptyDir": {"medium": "Memory"}}, mountPath="/dev/shm") == PathMap()
+    assert prepare(tmp_path, {"emptyDir": {"medium": "Memory"}}, mountPath="/dev/shm") == {}
 
 
 def test_a_config_map_is_a_folder_of_files(tmp_path: Path) -> None:
-    folder = Path(prepare(tmp_path, {"configMap": {"name": "c"}}).rewrite("/in"))
+    folder = Path(rewrite_paths("/in", prepare(tmp_path, {"configMap": {"name": "c"}})))
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"a.yaml": "A", "b.yaml": "B"}
 
 
 def test_items_choose_and_rename_keys(tmp_path: Path) -> None:
     items = [{"key": "a.yaml", "path": "deep/x.yaml"}]
-    folder = Path(prepare(tmp_path, {"configMap": {"name": "c", "items": items}}).rewrite("/in"))
+    folder = Path(rewrite_paths("/in", prepare(tmp_path, {"configMap": {"name": "c", "items": items}})))
     assert [path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml")] == ["deep/x.yaml"]
 
 
 def test_a_sub_path_of_a_config_map_is_a_file(tmp_path: Path) -> None:
     places = prepare(tmp_path, {"configMap": {"name": "c"}}, mountPath="/etc/a.yaml", subPath="a.yaml")
-    assert Path(places.rewrite("/etc/a.yaml")).read_text() == "A"
+    assert Path(rewrite_paths("/etc/a.yaml", places)).read_text() == "A"
 
 
 def test_a_host_path_is_itself_and_must_exist(tmp_path: Path) -> None:
-    assert prepare(tmp_path, {"hostPath": {"path": str(tmp_path)}}).rewrite("/in/x") == f"{tmp_path}/x"
+    assert rewrite_paths("/in/x", prepare(tmp_path, {"hostPath": {"path": str(tmp_path)}})) == f"{tmp_path}/x"
     with pytest.raises(MissingReference, match="no such file or folder"):
         prepare(tmp_path, {"hostPath": {"path": str(tmp_path / "none")}})
     prepare(tmp_path, {"hostPath": {"path": str(tmp_path / "none"), "type": "DirectoryOrCreate"}})
@@ -83,7 +83,7 @@ def test_a_host_path_is_itself_and_must_exist(tmp_path: Path) -> None:
 def test_a_missing_secret_is_refused_and_an_optional_one_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(MissingReference, match='Secret "s" is not in the file'):
         prepare(tmp_path, {"secret": {"secretName": "s"}})
-    assert prepare(tmp_path, {"secret": {"secretName": "s", "optional": True}}) == PathMap()
+    assert prepare(tmp_path, {"secret": {"secretName": "s", "optional": True}}) == {}
 
 
 @pytest.mark.parametrize("part", ["../x", "/x", ".."])
