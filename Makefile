@@ -93,7 +93,7 @@ pytest-nightly: install ## the tests marked nightly
 	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest -m nightly --numprocesses $(JOBS) --dist worksteal --durations=10 $(ARGS)
 
 .PHONY: mutate
-mutate: install ## change single lines, and see that the nearest tests notice (ARGS='--sample 50 --only status/')
+mutate: install ## change single lines, and see that the nearest tests notice (ARGS='--sample 200 --seed 7')
 	@$(PY) -m tests.mutation $(ARGS)
 
 .PHONY: gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -23,11 +23,13 @@ class Mutation:
     line: int
     what: str
     apply: Callable[[], None]
+    statement: range = range(0)
+    """The lines of the statement; of one with statements in it, those of its head."""
 
 
 def mutations(tree: ast.AST) -> Iterator[Mutation]:
     """Yield what can be changed in a parsed module, in the order of its lines; the same for the same source."""
-    yield from sorted(_below(tree), key=lambda mutation: mutation.line)
+    yield from sorted(_below(tree, range(0)), key=lambda mutation: mutation.line)
 
 
 def mutate(source: str, number: int) -> tuple[ast.Module, Mutation]:
@@ -38,7 +40,7 @@ def mutate(source: str, number: int) -> tuple[ast.Module, Mutation]:
     return ast.fix_missing_locations(tree), mutation
 
 
-def _below(node: ast.AST) -> Iterator[Mutation]:
+def _below(node: ast.AST, statement: range) -> Iterator[Mutation]:
     for name, value in ast.iter_fields(node):
         if name in NOT_CODE:
             continue
@@ -50,10 +52,18 @@ def _below(node: ast.AST) -> Iterator[Mutation]:
                 or (isinstance(child, ast.If) and _is_about_types(child))
             ):
                 continue
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+                statement = _head(child)
             if isinstance(child, ast.stmt):
-                yield from _dropped(value, index, child)
-            yield from _of(child)
-            yield from _below(child)
+                yield from (replace(one, statement=statement) for one in _dropped(value, index, child))
+            yield from (replace(one, statement=statement) for one in _of(child))
+            yield from _below(child, statement)
+
+
+def _head(node: ast.stmt | ast.excepthandler | ast.match_case) -> range:
+    first = node.pattern.lineno if isinstance(node, ast.match_case) else node.lineno
+    body = getattr(node, "body", None)
+    return range(first, max(body[0].lineno if body else getattr(node, "end_lineno", first) + 1, first + 1))
 
 
 def _of(node: ast.AST) -> Iterator[Mutation]:

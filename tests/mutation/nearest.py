@@ -1,74 +1,78 @@
-"""Which tests are nearest to a module: those that have to notice a mutation of it, without a cluster or real ranks."""
+"""Which modules are mutated, and which tests may notice it, without a cluster or real ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from fnmatch import fnmatch
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from tests.support import ROOT
 
-
-@dataclass(frozen=True)
-class Nearest:
-    """Modules (a pattern of paths below the repository) and the patterns of their tests, the nearest first.
-
-    A pattern is one below the package's folder of tests/unit, or below the repository if it begins with ``tests/``;
-    ``{name}`` is the module's name. A module belongs to the first row that it matches.
-    """
-
-    modules: str
-    tests: tuple[str, ...]
-    must: bool = True
-    """A decision or input and output: nine of ten mutations have to be noticed."""
-
-
-# What is decided of a job is decided together: its tests are those of all modules that take part.
-DECISIONS = (
-    "**/test_{name}*", "status/test_decide*", "status/*", "reconcile/*", "failures/*", "kube/test_event_*", "test_why*",
-    "report/*", "manifests/test_children*",
-)  # fmt: skip
-# What the launcher decides; what it does with processes is shown by the process tier.
-LAUNCHER = ("failure", "hints", "log_patterns", "metrics", "restarts", "stacks", "stall", "termination", "tracebacks")
-TABLE = (
-    Nearest("operator/ddp_operator/status/*.py", DECISIONS),
-    Nearest("operator/ddp_operator/reconcile*", DECISIONS),
-    Nearest("operator/ddp_operator/failures*", ("**/test_{name}*", "test_why*", "report/*", *DECISIONS)),
-    Nearest("operator/ddp_operator/progress.py", DECISIONS),
-    Nearest(
-        "operator/ddp_operator/kube/cluster.py",
-        ("kube/test_cluster.py", "tests/contract/test_cluster_contract.py", "tests/integration/test_operator_kube.py"),
-    ),
+MODULES = (
+    "operator/ddp_operator/status/*.py",
+    "operator/ddp_operator/reconcile/*.py",
+    "operator/ddp_operator/failures/*.py",
+    "operator/ddp_operator/progress.py",
+    "operator/ddp_operator/kube/cluster.py",
+    # What the launcher decides; what it does with processes is shown by the process tier.
     *(
-        Nearest(f"operator/ddp_operator/launcher/{name}.py", ("launcher/test_{name}*", "launcher/*"))
-        for name in LAUNCHER
+        f"operator/ddp_operator/launcher/{name}.py"
+        for name in (
+            "failure", "hints", "log_patterns", "metrics", "restarts", "stacks", "stall", "termination", "tracebacks",
+        )
     ),
-    Nearest(
-        "trainer/ddp_trainer/checkpoint/*.py",
-        ("checkpoint/*", "test_resume*", "tests/property/test_checkpoint_files.py"),
+    "trainer/ddp_trainer/checkpoint/*.py",
+    "trainer/ddp_trainer/exporter.py",
+    "trainer/ddp_trainer/data/sampling.py",
+)  # fmt: skip
+"""Those that decide, and those that read and write: nine of ten mutations have to be noticed."""
+TESTS = {
+    "operator": (
+        *(f"unit/ddp_operator/{name}" for name in ("failures", "kube", "launcher", "reconcile", "report", "status")),
+        *(f"unit/ddp_operator/test_{name}.py" for name in ("progress", "why")),
+        "contract/test_cluster_contract.py",
     ),
-    Nearest("trainer/ddp_trainer/*exporter.py", ("test_exporter*", "observability/test_reporter*")),
-    Nearest("trainer/ddp_trainer/data/sampling.py", ("data/test_loader*", "test_resume*")),
-)
+    "trainer": (
+        *(f"unit/ddp_trainer/{name}" for name in ("checkpoint", "data/test_loader.py", "observability")),
+        *(f"unit/ddp_trainer/test_{name}.py" for name in ("engine", "exporter", "resume")),
+        "property/test_checkpoint_files.py",
+    ),
+}
+"""By the first folder of a module's path."""
+RUNNABLE = "not process and not apiserver and not nightly"
+SECONDS = 5.0
+"""So long, of a processor's time, may the tests of one mutation take."""
 
 
-def find_modules() -> Iterator[tuple[str, Nearest]]:
-    """Yield the modules that the table names, with their rows."""
-    for path in sorted([*ROOT.glob("operator/**/*.py"), *ROOT.glob("trainer/**/*.py")]):
-        name = path.relative_to(ROOT).as_posix()
-        row = next((row for row in TABLE if fnmatch(name, row.modules)), None)
-        if row is not None and not name.endswith("/__init__.py"):
-            yield name, row
+def find_modules() -> list[str]:
+    """Return the paths of the modules to mutate, below the repository."""
+    return [path for pattern in MODULES for path in _expand(pattern) if not path.endswith("/__init__.py")]
 
 
-def find_tests(module: str, row: Nearest) -> list[str]:
-    """Return the test files nearest to a module, the nearest first."""
-    package = f"tests/unit/{module.split('/')[1]}"
-    found: dict[str, None] = {}
-    for pattern in row.tests:
-        named = pattern.replace("{name}", PurePosixPath(module).stem)
-        for path in sorted(ROOT.glob(named if named.startswith("tests/") else f"{package}/{named}")):
-            if path.name.startswith("test_") and path.suffix == ".py":
-                found[path.relative_to(ROOT).as_posix()] = None
-    return list(found)
+def find_tests(package: str) -> list[str]:
+    """Return the paths of the tests of a package (its folder's name), below the repository."""
+    return [f"tests/{path}" for path in TESTS[package]]
+
+
+def _expand(pattern: str) -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob(pattern))]
+
+
+def choose(module: str, running: Mapping[str, float]) -> list[str]:
+    """Return those of the tests that run a line (test to seconds) that are to notice its mutation, the nearest first.
+
+    First the tests of the module, then those of its folder, then all others; of each the quickest first, and as many as
+    may run.
+    """
+    folder, name = PurePosixPath(module).parent.name, PurePosixPath(module).stem
+    chosen, left = [], SECONDS
+
+    def distance(test: str) -> tuple[bool, bool, float]:
+        path = PurePosixPath(test.split("::")[0])
+        return path.stem != f"test_{name}", path.parent.name != folder, running[test]
+
+    for test in sorted(running, key=distance):
+        left -= running[test]
+        if chosen and left < 0:
+            break
+        chosen.append(test)
+    return chosen

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+from types import FunctionType
 
 import pytest
 
+from ddp_operator.failures.text import sentence
 from tests.mutation.mutations import mutate, mutations
-from tests.mutation.nearest import TABLE, find_modules, find_tests
+from tests.mutation.nearest import MODULES, TESTS, choose, find_tests
+from tests.mutation.running import Mutated
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,48 @@ def test_what_no_test_has_to_notice_is_left_alone(source: str) -> None:
     assert [one.what for one in mutations(ast.parse(source)) if not one.what.startswith("dropped: open")] == []
 
 
-def test_every_row_of_the_table_has_modules_and_every_module_tests() -> None:
-    found = {name: (row, find_tests(name, row)) for name, row in find_modules()}
-    assert [row.modules for row in TABLE if row not in [used for used, _ in found.values()]] == []
-    assert [name for name, (_, tests) in found.items() if not tests] == []
+def test_a_mutation_knows_the_lines_that_have_to_run_for_it() -> None:
+    source = "if (a ==\n        b):\n    c(1,\n      2)\nelse:\n    d()"
+    assert {one.what: one.statement for one in mutations(ast.parse(source))} == {
+        "Eq → NotEq": range(1, 3),
+        "dropped: c(1, 2)": range(3, 5),
+        "1 → 2": range(3, 5),
+        "2 → 3": range(3, 5),
+        "dropped: d()": range(6, 7),
+    }
+
+
+def test_functions_that_are_imported_get_mutated_code() -> None:
+    module = "operator/ddp_operator/failures/text.py"
+    assert isinstance(sentence, FunctionType)
+    before = sentence.__code__
+    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+    found = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "sentence")
+    found.body = ast.parse("return 'mutated'").body
+    try:
+        Mutated(module, ast.fix_missing_locations(tree)).swap([sentence])
+        assert sentence("as it was") == "mutated"
+    finally:
+        sentence.__code__ = before
+
+
+def test_the_nearest_tests_run_first_and_of_the_others_as_many_as_there_is_time_for() -> None:
+    folder = "tests/unit/ddp_operator"
+    running = {
+        f"{folder}/test_why.py::a": 0.1,
+        f"{folder}/status/test_decide.py::slow": 2.0,
+        f"{folder}/status/test_decide.py::quick": 1.0,
+        f"{folder}/status/test_events.py::c": 0.1,
+        f"{folder}/report/test_report.py::long": 2.0,
+    }
+    assert choose("operator/ddp_operator/status/decide.py", running) == [
+        f"{folder}/status/test_decide.py::quick",
+        f"{folder}/status/test_decide.py::slow",
+        f"{folder}/status/test_events.py::c",
+        f"{folder}/test_why.py::a",
+    ]
+
+
+def test_every_module_and_every_path_of_the_tables_is_there() -> None:
+    assert [pattern for pattern in MODULES if not list(ROOT.glob(pattern))] == []
+    assert [path for package in TESTS for path in find_tests(package) if not (ROOT / path).exists()] == []
