@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -92,6 +93,29 @@ class TestWhatIsTold:
         )
         assert found.what == "x is not accepted (InvalidSpec): attempt 1 cannot start: spec.nodes: too many."
         assert "ddp render" in found.todo
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        list(
+            pairwise(
+                [
+                    condition(c.ACCEPTED, "False", c.INVALID_SPEC),
+                    condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC),
+                    condition(c.RESTARTING, "True", c.GROUP_RESTART),
+                    condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS),
+                    condition(c.RENDEZVOUSED, "False", c.WAITING_FOR_RANKS),
+                    condition(c.PROGRESSING, "False", c.STALLED),
+                    condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE),
+                    condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET),
+                ]
+            )
+        ),
+    )
+    def test_of_two_conditions_the_one_that_explains_the_other_is_told(
+        self, first: dict[str, Any], second: dict[str, Any]
+    ) -> None:
+        assert why(second, first, phase="Running").reason == first["reason"]
+        assert [why(one, phase="Running").reason for one in (first, second)] == [first["reason"], second["reason"]]
 
     def test_an_api_server_that_fails_is_what_a_job_waits_for(self) -> None:
         words = "the API server fails to create Job x-1: failed calling webhook"
