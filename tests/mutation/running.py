@@ -132,9 +132,9 @@ class Warm:
         if not session.testsfailed:
             # Wherever they have been imported to.
             functions = [one for one in gc.get_objects() if type(one) is FunctionType]
+            session.config.pluginmanager.unregister(name="terminalreporter")  # it keeps a terminal of its own
             gc.freeze()  # a test file's tests end with a collection
             list(fork([Child(lambda: self._watch(session.items), 3600)], 1))
-            print()
             tests: Tests = pickle.loads(self.file.read_bytes())
             items = {item.nodeid: item for item in session.items}
 
