@@ -240,18 +240,20 @@ def _build_bar(view: View, width: int) -> Any:
     )
 
 
-def build_table(jobs: Iterable[tuple[str, View]]) -> Any:
-    """Return the Rich table of jobs, by name and state."""
+def build_table(jobs: Iterable[tuple[tuple[str, str], View]], *, namespaces: bool = False) -> Any:
+    """Return the Rich table of jobs, by namespace and name, and state; ``namespaces``: with a column of those."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, expand=False)
-    for head in ("NAME", "PHASE", "REASON", "NODES", "RESTARTS", "PROGRESS", ""):
+    heads = ("NAME", "PHASE", "REASON", "NODES", "RESTARTS", "PROGRESS", "")
+    for head in ("NAMESPACE", *heads) if namespaces else heads:
         table.add_column(head, no_wrap=True, overflow="ellipsis")
     # On a narrow terminal Rich takes the room from columns that may wrap: from the figures here, not from the names.
     table.add_column("")
-    for name, view in jobs:
+    for (namespace, name), view in jobs:
         table.add_row(
+            *([namespace] if namespaces else []),
             Text(name, "bold"),
             Text(view.phase, _COLORS.get(view.phase, "yellow")),
             view.reason,

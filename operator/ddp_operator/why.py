@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -120,6 +120,11 @@ _BETTER: Final = (
         "in a new job.",
     ),
 )
+# The suggested commands that look into a namespace.
+_COMMANDS: Final = (
+    r"\b(?:ddp \w+ {name}|kubectl describe ddp {name}|job-name={name})(?![\w-])"
+    r"|kubectl (?:get (?:pvc|localqueues,\w+)|edit workload|describe pod)\b"
+)
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # An operator that runs looks at a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
@@ -140,8 +145,19 @@ class Why:
         return " ".join(filter(None, (self.what, self.todo)))
 
 
-def explain_why(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:
-    """Return the explanation of a resource. ``events``: those about it and its children, oldest first."""
+def explain_why(
+    resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime, *, option: str = ""
+) -> Why:
+    """Return the explanation of a resource. ``events``: those about it and its children, oldest first.
+
+    ``option``: what the commands that are suggested need to find its namespace, such as `` -n team``.
+    """
+    why = _explain(resource, events, now)
+    name = re.escape(why.name)
+    return replace(why, todo=re.sub(_COMMANDS.format(name=name), lambda match: match[0] + option, why.todo))
+
+
+def _explain(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:
     metadata = resource["metadata"]
     name = str(metadata["name"])
     try:

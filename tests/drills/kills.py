@@ -98,7 +98,8 @@ def kill_run(scene: Scene) -> Outcome:
         raise Perished(f"the status of a run that was killed says {reasons}")
     if (
         ">Interrupted</span>" not in page
-        or "Resume from the newest checkpoint on claim drill with: ddp run job-0" not in page
+        or "Resume from the checkpoint of step " not in page
+        or " on claim drill with: ddp run job-0" not in page
     ):
         raise Perished(f"the report does not say that nobody runs it any more\n{page}")
     again = scene.start()

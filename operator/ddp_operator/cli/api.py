@@ -32,10 +32,16 @@ class ApiError(CommandError):
 class Api:
     """One API server, and the namespace that the commands work in."""
 
-    def __init__(self, client: Any, namespace: str) -> None:
+    def __init__(self, client: Any, namespace: str, home: str = "") -> None:
         self.client = client
         self.namespace = namespace
+        self._home = home
         self._host = client.configuration.host.rstrip("/")
+
+    @property
+    def option(self) -> str:
+        """What a suggested command needs to find this namespace: nothing in that of the context."""
+        return "" if self.namespace == self._home else f" -n {self.namespace}"
 
     def request(
         self,
@@ -183,7 +189,8 @@ def connect(arguments: argparse.Namespace) -> Api:
         # The official client raises ConfigException for some malformed files only.
         cause = " ".join(str(error).split())[:200]
         raise CommandError(f"the kubeconfig cannot be used ({cause}); fix it, or use another --kubeconfig") from None
-    return Api(client.ApiClient(configuration), arguments.namespace or namespace or "default")
+    home = namespace or "default"
+    return Api(client.ApiClient(configuration), arguments.namespace or home, home)
 
 
 def get_job(api: Api, name: str) -> Object:

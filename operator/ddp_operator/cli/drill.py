@@ -133,6 +133,7 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
         print("steps lost  unknown (--after 0)")
     else:
         print(f"steps lost  {found.steps_lost} (at step {found.step_before}, resumed from {found.resumed_from})")
+    print("verdict     recovered")
 
 
 def probe_command(*words: str) -> list[str]:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import IO, Final
 
 import yaml
 
@@ -42,7 +43,7 @@ def _with_recovery(text: str) -> str:
 
 
 class LocalRun:
-    """A run of a job's YAML on this machine. Its output goes to stderr; it is stopped on exit."""
+    """A run of a job's YAML on this machine. Its output goes to stderr, up to its stop on exit."""
 
     def __init__(self, file: str, extra: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
@@ -51,22 +52,35 @@ class LocalRun:
         options += ["--", *extra] if extra else []
         self._command = [sys.executable, "-P", "-c", _RUN, *options]
         self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
 
     def __enter__(self) -> LocalRun:
         self._job.write_text(_with_recovery(read_file(self._file)))
-        self._process = subprocess.Popen(self._command, stdout=sys.stderr, start_new_session=True)
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        self._reader = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
         return self
+
+    def _pass_on(self, output: IO[bytes]) -> None:
+        with output:
+            for line in output:
+                if not self._stopping:  # the drill's own words come last, not those of a run that was interrupted
+                    sys.stderr.write(line.decode("utf-8", "replace"))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         process = self._process
         assert process is not None
+        self._stopping = process.poll() is None
         for _ in range(2):  # the second signal kills the pods at once
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 time.sleep(_POLL_SECONDS)
         process.wait()
+        self._reader.join()
         self._folder.cleanup()
 
     def samples(self) -> Iterator[Sample]:

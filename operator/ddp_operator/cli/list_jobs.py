@@ -33,8 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     items = found["items"]
     if not items:
+        option = "" if arguments.all_namespaces else api.option
         where = "in any namespace" if arguments.all_namespaces else f'in namespace "{api.namespace}"'
-        print(f"no jobs {where}; create one with `ddp submit job.yaml`", file=sys.stderr)
+        print(f"no jobs {where}; create one with `ddp submit job.yaml{option}`", file=sys.stderr)
         return ExitCode.OK
     wide = arguments.output == "wide"
     for line in format_table(items, utc_now(), namespaces=arguments.all_namespaces, wide=wide):

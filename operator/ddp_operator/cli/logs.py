@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     pods = source.pods()
     if not pods:
         raise CommandError(
-            f"no pods of {arguments.name} match; `ddp why {arguments.name}` says what it waits for",
+            f"no pods of {arguments.name} match; `ddp why {arguments.name}{api.option}` says what it waits for",
             ExitCode.NOT_FOUND,
         )
     newest = max(pod.attempt for pod in pods)

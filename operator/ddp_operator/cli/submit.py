@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         raise CommandError(
             f'the job "{name}" already exists in namespace "{api.namespace}"; '
-            f"delete it with `ddp delete {name}`, or choose another metadata.name",
+            f"delete it with `ddp delete {name}{api.option}`, or choose another metadata.name",
             ExitCode.FAILED,
         ) from None
     if arguments.output == "json":
@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return ExitCode.OK
     if not arguments.watch:
-        print(f"next:  ddp watch {name}   ddp logs {name} -f   ddp why {name}", file=sys.stderr)
+        job = f"{name}{api.option}"
+        print(f"next:  ddp watch {job}   ddp logs {job} -f   ddp why {job}", file=sys.stderr)
         return ExitCode.OK
     from ddp_operator.cli.watch import watch_one
 

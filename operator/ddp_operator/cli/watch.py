@@ -36,17 +36,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name and arguments.all_namespaces:
         raise CommandError("-A watches all jobs; use either NAME or -A")
     api = connect(arguments)
-    screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output)
+    everywhere = arguments.all_namespaces
+    screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output, namespaces=everywhere)
     if arguments.name:
         return watch_one(api, arguments.name, screen)
-    namespace = None if arguments.all_namespaces else api.namespace
-    return _show(follow_jobs(api, namespace), screen)
+    return _show(follow_jobs(api, None if everywhere else api.namespace), screen)
 
 
 def watch_one(api: Api, name: str, screen: Screen | None = None) -> int:
     """Show one job until it ends; return 0 if it succeeded."""
     get_job(api, name)
-    return _show(follow_jobs(api, api.namespace, name), screen or choose_screen(sys.stdout), api.namespace, name)
+    states = follow_jobs(api, api.namespace, name)
+    return _show(states, screen or choose_screen(sys.stdout), (api.namespace, name), api.option)
 
 
 class Screen:
@@ -60,19 +61,19 @@ class Screen:
         """Leave the terminal as it was."""
 
 
-def _show(states: Iterable[Jobs], screen: Screen, namespace: str = "", name: str = "") -> int:
+def _show(states: Iterable[Jobs], screen: Screen, key: tuple[str, str] | None = None, option: str = "") -> int:
     try:
         for jobs in states:
             screen.show(jobs)
-            if not name:
+            if key is None:
                 continue
-            job = jobs.get((namespace, name))
+            job = jobs.get(key)
             if job is None:
-                raise CommandError(f"{name} has been deleted", ExitCode.NOT_FOUND)
+                raise CommandError(f"{key[1]} has been deleted", ExitCode.NOT_FOUND)
             phase = job.get("status", {}).get("phase")
             if phase in ENDED_PHASES:
                 screen.close()
-                print(explain_why(job, (), utc_now()), file=sys.stderr)
+                print(explain_why(job, (), utc_now(), option=option), file=sys.stderr)
                 return ExitCode.OK if phase == "Succeeded" else ExitCode.FAILED
     finally:
         screen.close()
@@ -94,18 +95,22 @@ def view_of(job: dict[str, Any]) -> View:
 class PlainScreen(Screen):
     """Lines with a time, each with the job's name; figures no more often than every few seconds."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, namespaces: bool = False) -> None:
         self._stream = stream
+        self._namespaces = namespaces
         self._displays: dict[tuple[str, str], PlainDisplay] = {}
 
     def show(self, jobs: Jobs) -> None:
         """Print a line for each job that has changed."""
         for key, job in sorted(jobs.items()):
             if key not in self._displays:
-                self._displays[key] = PlainDisplay(self._stream, name=key[1])
+                self._displays[key] = PlainDisplay(self._stream, name=self._name(key))
             self._displays[key].update(view_of(job))
         for key in sorted(self._displays.keys() - jobs.keys()):
-            self._displays.pop(key).line(f"{key[1]}: deleted")
+            self._displays.pop(key).line(f"{self._name(key)}: deleted")
+
+    def _name(self, key: tuple[str, str]) -> str:
+        return "/".join(key if self._namespaces else key[1:])
 
 
 class JsonScreen(Screen):
@@ -128,26 +133,28 @@ class JsonScreen(Screen):
 class TableScreen(Screen):
     """A table that stays in place, a row and a bar for each job."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, namespaces: bool = False) -> None:
         self._region = LiveRegion(stream)
+        self._namespaces = namespaces
 
     def show(self, jobs: Jobs) -> None:
         """Draw the table anew."""
-        self._region.show(build_table(rows_of(jobs)))
+        self._region.show(build_table(rows_of(jobs), namespaces=self._namespaces))
 
     def close(self) -> None:
         """Leave the last state on the terminal."""
         self._region.close()
 
 
-def rows_of(jobs: Jobs) -> Iterator[tuple[str, View]]:
-    """Yield the names and states of jobs, sorted."""
-    for (_, name), job in sorted(jobs.items()):
-        yield name, view_of(job)
+def rows_of(jobs: Jobs) -> Iterator[tuple[tuple[str, str], View]]:
+    """Yield the keys and states of jobs, sorted."""
+    for key, job in sorted(jobs.items()):
+        yield key, view_of(job)
 
 
-def choose_screen(stream: TextIO, *, plain: bool = False, output: str = "text") -> Screen:
-    """Return the screen that suits the options and the stream."""
+def choose_screen(stream: TextIO, *, plain: bool = False, output: str = "text", namespaces: bool = False) -> Screen:
+    """Return the screen that suits the options and the stream; ``namespaces``: it names those of the jobs."""
     if output == "json":
         return JsonScreen(stream)
-    return TableScreen(stream) if not plain and can_redraw(stream) else PlainScreen(stream)
+    screen = TableScreen if not plain and can_redraw(stream) else PlainScreen
+    return screen(stream, namespaces=namespaces)

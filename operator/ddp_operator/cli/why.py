@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         events = list_events(api, arguments.name, job["metadata"]["uid"])
     except ApiError:  # without permission to read Events the conditions still say most
         events = []
-    why = explain_why(job, events, utc_now())
+    why = explain_why(job, events, utc_now(), option=api.option)
     if arguments.output == "json":
         parts = {"name": arguments.name, "phase": why.phase, "reason": why.reason, "what": why.what, "todo": why.todo}
         print(json.dumps(parts, indent=2))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import yaml
 
@@ -50,17 +50,6 @@ _WRITER: Final = """\
 # To check: `ddp report`, which also updates this file. By hand: flock -n job.yaml true
 # succeeds in this folder once that process is gone.
 """
-
-
-_LOG: Final = re.compile(r"attempt-(\d+)-pod-(\d+)\.log")
-
-
-class LogFile(NamedTuple):
-    """The log of a pod (``node``: its index) in an attempt."""
-
-    attempt: int
-    node: int
-    path: Path
 
 
 class RunFolder:
@@ -189,10 +178,10 @@ class RunFolder:
         if self.status.exists() and not self.summary.exists() and not self.in_use:
             clear_half_written(self.path, "*.tmp", "metrics/*.tmp", "pods/*/runtime/**/*.tmp")
 
-    def find_logs(self) -> list[LogFile]:
-        """Return the pods' logs, by attempt and pod."""
-        found = ((_LOG.fullmatch(path.name), path) for path in self.logs.glob("*.log"))
-        return sorted(LogFile(int(match[1]), int(match[2]), path) for match, path in found if match)
+    def last_write(self) -> float:
+        """Return when the run last wrote here (Unix seconds): a page each second while pods run. Raises: OSError."""
+        written = [self.status, self.metrics, self.events, *self.pages.glob("*"), *self.logs.glob("*")]
+        return max(path.stat().st_mtime for path in written if path.exists())
 
     def write_status(self, resource: Mapping[str, Any]) -> bool:
         """Write status.yaml, so that a reader sees the old one or the new one and never half of it.

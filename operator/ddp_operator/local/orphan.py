@@ -35,7 +35,7 @@ def close_record(folder: RunFolder) -> bool:
     if folder.in_use or not folder.was_written_here:
         return False
     written = folder.status.stat()
-    ended = datetime.fromtimestamp(written.st_mtime, UTC)
+    ended = datetime.fromtimestamp(folder.last_write(), UTC)
     try:
         resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
         closed = interrupt(resource, folder.command_line, ended)
@@ -73,6 +73,9 @@ def explain_interruption(resource: Mapping[str, Any], status: Status, command: s
     words = f"`ddp run` ended before the job did; its last status is {status.phase}. "
     claim = claim_of(resource)
     # Where the script itself saves, only the script knows.
-    begin = "The job keeps no checkpoints on a claim: resume from what the script saved elsewhere, or start again,"
-    how = f"Resume from the newest checkpoint on claim {claim}" if claim else begin
+    how = "The job keeps no checkpoints on a claim: resume from what the script saved elsewhere, or start again,"
+    if claim and status.checkpoint is not None:
+        how = f"Resume from the checkpoint of step {status.checkpoint.step} on claim {claim}"
+    elif claim:
+        how = f"No checkpoint was reported: resume from what claim {claim} holds, if anything, or start again,"
     return f"{words}{how} with: {command or 'ddp run FILE'}"

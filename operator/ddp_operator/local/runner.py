@@ -24,12 +24,12 @@ from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.facts import describe_environment
 from ddp_operator.local.fields import Finding
-from ddp_operator.local.folder import LogFile, RunFolder, is_out_of_space
+from ddp_operator.local.folder import RunFolder, is_out_of_space
 from ddp_operator.local.orphan import close_record, interrupt
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import NO_STEPS, count, describe_wait, format_line, is_silent
 from ddp_operator.local.store import grace_of
-from ddp_operator.local.tail import Tail
+from ddp_operator.local.tail import LogFile, Tail, find_logs
 from ddp_operator.local.volumes import ClaimInUse, ClaimLock
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
@@ -156,7 +156,7 @@ class Run:
             self._showing = True
             await self._optional("the record of versions and commit", self._write_facts)
             tasks += [asyncio.create_task(self._optional("the samples of the metrics", self._recorder.run))]
-            tail = Tail(self._folder.find_logs, self._on_log_line)
+            tail = Tail(partial(find_logs, self._folder.logs), self._on_log_line)
             if self._follows:
                 tasks += [asyncio.create_task(self._optional("the ranks' output on the screen", tail.run))]
             await self._loop(reconciler, wait)

@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.status import Status
-from ddp_operator.local.folder import LogFile
-from ddp_operator.local.tail import split_rank
+from ddp_operator.local.tail import LogFile, split_rank
 from ddp_operator.progress import Page
 from ddp_operator.status import conditions
 

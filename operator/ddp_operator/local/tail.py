@@ -5,15 +5,31 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from typing import Final
-
-from ddp_operator.local.folder import LogFile
+from pathlib import Path
+from typing import Final, NamedTuple
 
 _EVERY_SECONDS: Final = 0.2
 _CHUNK: Final = 1 << 20
 # The mark of the launcher for a rank, and that of torchrun --tee for a local rank.
 _RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
 _LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
+
+
+_LOG: Final = re.compile(r"attempt-(\d+)-pod-(\d+)\.log")
+
+
+class LogFile(NamedTuple):
+    """The log of a pod (``node``: its index) in an attempt."""
+
+    attempt: int
+    node: int
+    path: Path
+
+
+def find_logs(folder: Path) -> list[LogFile]:
+    """Return the logs in a run's folder of logs, by attempt and pod."""
+    found = ((_LOG.fullmatch(path.name), path) for path in folder.glob("*.log"))
+    return sorted(LogFile(int(match[1]), int(match[2]), path) for match, path in found if match)
 
 
 class Tail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -366,3 +367,17 @@ class TestRemedies:
 
     def test_a_condition_without_a_message_is_a_whole_sentence(self) -> None:
         assert why(condition(c.PROGRESSING, "False", c.NOT_RUNNING)).what.endswith("(NotRunning).")
+
+
+class TestNamespace:
+    @pytest.mark.parametrize("reason", REMEDIES)
+    def test_every_command_that_looks_into_a_namespace_gets_the_option(self, reason: str) -> None:
+        waits = condition("Scheduled", "False", reason, "waits")
+        todo = explain_why(job(waits), (), NOW, option=" -n team").todo
+        for command in re.findall(r"(?:ddp|kubectl) [a-z]+ (?:[^.;:()]|\.(?! |$))*", todo):
+            if not re.match(r"ddp (render|list)|kubectl (describe node|get validating)", command):
+                assert " -n team" in command, todo
+
+    def test_in_the_namespace_of_the_context_there_is_none(self) -> None:
+        waits = condition("Scheduled", "False", "Unschedulable", "waits")
+        assert " -n " not in explain_why(job(waits), (), NOW).todo

@@ -133,6 +133,18 @@ class TestScreens:
         bars = {segment.style for segment in console.render(table) if "\u2501" in segment.text}
         assert Style.parse(color) in bars
 
+    def test_jobs_of_all_namespaces_are_shown_with_theirs(self) -> None:
+        from rich.console import Console
+
+        console, stream = Console(file=io.StringIO(), width=140, force_terminal=False), io.StringIO()
+        jobs = {("ml", "x"): job(**RUNNING), ("web", "x"): job(phase="Succeeded")}
+        console.print(build_table(rows_of(jobs), namespaces=True))
+        assert isinstance(console.file, io.StringIO)
+        rows = [line.split()[:2] for line in console.file.getvalue().splitlines()]
+        assert rows == [["NAMESPACE", "NAME"], ["ml", "x"], ["web", "x"]]
+        choose_screen(stream, namespaces=True).show(jobs)
+        assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["ml/x:", "web/x:"]
+
     def test_a_narrow_terminal_cuts_the_figures_and_not_the_names(self) -> None:
         from rich.console import Console
 
@@ -335,6 +347,21 @@ class TestProbe:
             os.utime(pods / name / "metrics-port", (second, second))
         assert run._metrics_port() == 2
         run._folder.cleanup()
+
+    def test_the_end_of_a_run_that_the_drill_stops_is_not_shown(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "job.yaml").write_text("")
+        run = LocalRun(str(tmp_path / "job.yaml"), [])
+        code = (
+            "import time\nprint('trains', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('stopped')"
+        )
+        run._command = [sys.executable, "-c", code]
+        shown = ""
+        with run:
+            while "trains" not in shown:
+                shown += capsys.readouterr().err
+        assert "stopped" not in shown + capsys.readouterr().err
 
     def test_a_page_that_does_not_answer_is_empty(self) -> None:
         assert probe.read_page(1) == {}

@@ -18,7 +18,7 @@ import yaml
 from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, read_rows
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.store import Store
-from ddp_operator.local.tail import Tail
+from ddp_operator.local.tail import Tail, find_logs
 from ddp_operator.progress import Page, Rates
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -255,7 +255,7 @@ def end(cluster: FakeCluster, name: str, message: str) -> Any:
 
 def test_the_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:
     heard: list[tuple[int, int, str]] = []
-    tail = Tail(folder.find_logs, lambda file, line: heard.append((file.attempt, file.node, line)))
+    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: heard.append((file.attempt, file.node, line)))
     tail.read()
     first, second = (folder.logs / f"attempt-{attempt}-pod-0.log" for attempt in (2, 10))
     with first.open("a") as stream:

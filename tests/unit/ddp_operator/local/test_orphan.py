@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ RUNNING = {
     "attempt": 1,
     "startTime": "2026-11-20T12:00:00Z",
     "progress": {"step": 7},
+    "checkpoint": {"step": 5},
     "conditions": [
         {"type": "Progressing", "status": "True", "reason": "Training", "lastTransitionTime": "2026-11-20T12:00:00Z"}
     ],
@@ -108,13 +110,24 @@ def test_a_killed_writers_record_is_closed_once_and_says_how_it_goes_on(writer: 
     (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
     assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
     assert (
-        "its last status is Running. Resume from the newest checkpoint on claim c with: ddp run job.yaml --cpu"
+        "its last status is Running. Resume from the checkpoint of step 5 on claim c with: ddp run job.yaml --cpu"
         in (failed["message"])
     )
     assert status["progress"]["step"] == 7
     assert "Interrupted after " in folder.summary.read_text()
     assert not close_record(folder)
     assert not any(path.exists() for path in half)
+
+
+def test_a_killed_run_lasted_until_it_last_wrote_something(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    began = datetime.fromisoformat(str(RUNNING["startTime"])).timestamp()
+    page = folder.pages / "attempt-1-pod-0.prom"
+    page.touch()
+    for path, second in ((folder.status, 5), (page, 18)):
+        os.utime(path, (began + second, began + second))
+    assert close_record(folder)
+    assert "Interrupted after 18s" in folder.summary.read_text()
 
 
 @pytest.mark.parametrize("writer", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"phase": "Rejected"}], indirect=True)
@@ -161,4 +174,4 @@ def test_who_asks_for_the_report_of_a_killed_run_closes_its_record(writer: subpr
     assert main(["report", str(folder.path)]) == 0
     for page in (first, (folder.path / "report.html").read_text()):
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "its last status is Running. Resume from the newest checkpoint on claim c with: ddp run" in page
+        assert "its last status is Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page

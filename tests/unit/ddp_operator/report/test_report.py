@@ -127,7 +127,10 @@ class TestPage:
         assert ">Running</span>" in build_page(read_run(path), NOW)
         del run  # the lock goes with it
         page = build_page(read_run(path), NOW)
-        assert "its last status is Running. Resume from the newest checkpoint on claim c with: ddp run" in page
+        assert (
+            "its last status is Running. No checkpoint was reported: resume from what claim c holds, if anything, or"
+            in page
+        )
         assert "job.yaml --cpu -- &#x27;&lt;b&gt;&#x27;" in page
 
     def test_has_charts_failure_events_ranks_and_the_outcome(self, tmp_path: Path) -> None:
