@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the tiers' markers and their report."""
+    """Register the tiers' markers and their report, and let whatever computes do so on one thread.
+
+    Networks as small as these gain nothing from more, and on a busy machine the threads wait long for each other.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     for tier in TIERS:
         if tier.marker is not None:
             config.addinivalue_line("markers", f"{tier.marker}: {tier.about}")

@@ -37,7 +37,6 @@ STATEFUL = [
 @pytest.fixture(autouse=True)
 def _like_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDP_METRICS_PORT", "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def train(*arguments: str) -> None:

@@ -165,7 +165,6 @@ def observe(arguments: Sequence[str], env: RankEnv, asked: Asked, capsys: pytest
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
     """Let nothing be compiled, downloaded or served, and note what would be."""
     found = Asked()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("DDP_METRICS_PORT", "9400")
     monkeypatch.delenv("DDP_CHECKPOINT_DIR", raising=False)
     monkeypatch.setattr(torch, "compile", found.note("compile"))
