@@ -41,7 +41,9 @@ def start_as(server: StandIn, tmp_path: Path) -> Iterator[StartAs]:
             (port,) = free_ports(1)
             env = {"DDP_OPERATOR_LEASE_SECONDS": str(lease_seconds), "DDP_OPERATOR_IDENTITY": name}
             kubeconfig = server.write_kubeconfig(tmp_path, name)
-            return stack.enter_context(OperatorProcess(kubeconfig, tmp_path / f"{name}.log", port=port, env=env))
+            return stack.enter_context(
+                OperatorProcess(kubeconfig, tmp_path / f"{name}.log", port=port, env=env, warm=True)
+            )
 
         yield begin
 
@@ -192,5 +194,5 @@ def test_missing_permission_for_the_lease_is_named(server: StandIn, kubeconfig: 
     server.allow(lambda wanted: wanted["resource"] != "leases")
     done = run(MODULE, KUBECONFIG=str(kubeconfig))
     assert_one_line(done, "get, create, update leases.coordination.k8s.io in namespace default")
-    assert re.search(r"permissions are missing: [^;]*\. Bind", done.stderr)
-    assert PLURAL not in done.stderr
+    assert re.search(r"permissions are missing: [^;]*\. Bind", done.stdout)
+    assert PLURAL not in done.stdout

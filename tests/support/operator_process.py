@@ -12,7 +12,9 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from tests.support import ROOT
 from tests.support.stoppable import Stoppable
+from tests.support.warm import WarmProcess
 
 START_LIMIT = 120.0
 STOP_LIMIT = 120.0
@@ -21,16 +23,27 @@ KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.
 
 
 class OperatorProcess(Stoppable):
-    """Starts on entering and is ready then; ends on leaving, by SIGTERM."""
+    """Starts on entering and is ready then; ends on leaving, by SIGTERM.
+
+    ``warm``: with what it imports there already; what a fresh interpreter does needs one.
+    """
 
     def __init__(
-        self, kubeconfig: Path, log: Path, *, port: int, command: Sequence[str] = MODULE, env: Mapping[str, str] = {}
+        self,
+        kubeconfig: Path,
+        log: Path,
+        *,
+        port: int,
+        command: Sequence[str] = MODULE,
+        env: Mapping[str, str] = {},
+        warm: bool = False,
     ) -> None:
         self._command = command
         self._log = log
         self._port = port
         self._env = os.environ | {"KUBECONFIG": str(kubeconfig), "DDP_OPERATOR_HEALTH_PORT": str(port)} | dict(env)
-        self.process: subprocess.Popen[bytes] | None = None
+        self._warm = warm
+        self.process: subprocess.Popen[bytes] | WarmProcess | None = None
 
     @property
     def url(self) -> str:
@@ -43,8 +56,11 @@ class OperatorProcess(Stoppable):
         return self._log.read_text(errors="replace")
 
     def __enter__(self) -> OperatorProcess:
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
+        if self._warm:
+            self.process = WarmProcess(self._command, output=self._log, folder=ROOT, environ=self._env)
+        else:
+            with self._log.open("ab") as log:
+                self.process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
         try:
             self._wait()
         except BaseException:
@@ -80,7 +96,7 @@ class OperatorProcess(Stoppable):
         deadline = time.monotonic() + START_LIMIT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise AssertionError(f"the operator ended with exit code {self.process.returncode}:\n{self.log}")
+                raise AssertionError(f"the operator ended with exit code {self.process.poll()}:\n{self.log}")
             try:
                 with urlopen(f"http://127.0.0.1:{self._port}/readyz", timeout=5):
                     return

@@ -1,4 +1,4 @@
-"""Processes forked from a server that has imported torch once, for tests that start many: the import costs seconds."""
+"""Processes forked from a server that has imported torch and Kopf once, for tests that start many: it costs seconds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# The server is one for all of a worker's tests: what any of them wants is imported here.
-CONTEXT.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.distributed.run", "prometheus_client", "ddp_trainer.trainer"]
-)
+# The server is one for all of a worker's tests.
+CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
 # Text, since a function would have to be importable by name in the server.
 _PROGRAM = """
 import os, runpy, sys
@@ -27,7 +26,11 @@ os.chdir(folder)
 os.environ.clear()
 os.environ.update(environ)
 sys.argv[:] = argv
-runpy.run_path(argv[0], run_name="__main__")
+if argv[0] == "-m":
+    del sys.argv[0]
+    runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(argv[0], run_name="__main__")
 """
 
 
@@ -45,11 +48,12 @@ def start_server() -> None:
 
 
 class WarmProcess:
-    """``python argv[0] argv[1:]`` in a session of its own; what tests use of ``subprocess.Popen``."""
+    """``python argv[0] argv[1:]``, or ``-m module``, in its own session; what tests use of ``subprocess.Popen``."""
 
     def __init__(self, argv: Sequence[str], *, output: Path, folder: Path, environ: Mapping[str, str]) -> None:
         start_server()
         output.touch()
+        argv = argv[1:] if argv[0] == sys.executable else argv
         names = {"argv": list(argv), "output": str(output), "folder": str(folder), "environ": dict(environ)}
         self._process = CONTEXT.Process(target=exec, args=(_PROGRAM, names))
         self._process.start()
@@ -67,6 +71,10 @@ class WarmProcess:
         if code is None:
             raise subprocess.TimeoutExpired(["warm"], timeout or 0.0)
         return code
+
+    def kill(self) -> None:
+        """End it at once, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""

@@ -1,0 +1,18 @@
+"""Imported by the server that warm processes are forked from: what any of them wants, if it starts no thread."""
+
+import sys
+
+# As the operator has it: Kopf imports them only where they are installed.
+UNUSED = ("kubernetes", "kubernetes_asyncio", "pykube")
+for name in UNUSED:
+    sys.modules[name] = None  # type: ignore[assignment]
+
+import kopf  # noqa: E402, F401
+import prometheus_client  # noqa: E402, F401
+import torch._dynamo  # noqa: E402
+import torch.distributed.run  # noqa: E402, F401
+
+import ddp_trainer.trainer  # noqa: E402, F401
+
+for name in UNUSED:
+    del sys.modules[name]
