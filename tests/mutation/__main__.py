@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="how many mutations to try, drawn from all (default: all)")
     parser.add_argument("--seed", default="0", help="another one draws others")
     parser.add_argument("--only", default="", help="modules whose path has this in it")
+    parser.add_argument("--tests", nargs="+", metavar="PATH", help="try only these tests of theirs (files or folders)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at the same time")
     options = parser.parse_args()
     tries = find_tries(options.only)
@@ -58,7 +59,7 @@ def main() -> int:
         importlib.import_module(name)
     killed, failed = 0, []
     for package, some in groupby(tries, lambda one: one.module.split("/")[0]):
-        tests, noticed = run_mutations(list(some), find_tests(package), options.jobs)
+        tests, noticed = run_mutations(list(some), options.tests or find_tests(package), options.jobs)
         failed += tests.failed
         for module, group in groupby(sorted(noticed, key=tries.index), lambda one: one.module):
             tried = list(group)

@@ -86,7 +86,9 @@ def _of(node: ast.AST) -> Iterator[Mutation]:
         case ast.Constant(value=bool() as flag):
             yield change(f"{flag} → {not flag}", node, "value", not flag)
         case ast.Constant(value=int() | float() as number):
-            yield change(f"{number} → {number + 1}", node, "value", number + 1)
+            # Of a limit or a patience nobody notices one more.
+            other = number + 1 if number < 10 else 2 * number
+            yield change(f"{number} → {other}", node, "value", other)
         case ast.Call(func=ast.Name(id=name)) if name in NAMES:
             yield change(f"{name} → {NAMES[name]}", node.func, "id", NAMES[name])
     if isinstance(node, ast.Call):
