@@ -48,6 +48,7 @@ def _below(node: ast.AST, statement: range) -> Iterator[Mutation]:
         for index, child in enumerate(children):
             if (
                 isinstance(child, ast.Assert)
+                or (isinstance(child, ast.keyword) and child.arg in NO_EFFECT)
                 or _is_log(child)
                 or (isinstance(child, ast.If) and _is_about_types(child))
             ):

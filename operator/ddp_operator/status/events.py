@@ -59,8 +59,8 @@ def _stalls(old: Status, new: Status) -> Iterator[Event]:
     then, now = old.condition(c.PROGRESSING), new.condition(c.PROGRESSING)
     if now is None:
         return
-    was_stalled = then is not None and then.reason == c.STALLED
-    if now.reason == c.STALLED and (not was_stalled or (then is not None and then.message != now.message)):
+    said = then.message if then is not None and then.reason == c.STALLED else None
+    if now.reason == c.STALLED and said != now.message:
         yield Event("Warning", c.STALLED, now.message)
-    elif was_stalled and now.status == "True":
+    elif said is not None and now.status == "True":
         yield Event("Normal", c.TRAINING, "training is making progress again")

@@ -282,3 +282,72 @@ class TestBadPage:
     def test_flood_before_the_truth_costs_only_the_job_itself(self) -> None:
         flood: Any = "".join(f'ddp_loss{{rank="{n}"}} {n}\n' for n in range(9000, 0, -1))
         assert len(parse_page(flood).values) == 1
+
+
+def test_a_process_that_begins_to_report_its_time_in_steps_keeps_its_rate() -> None:
+    meter = RateMeter()
+    assert meter.measure("p", counters(10), 0.0) is None
+    assert meter.measure("p", counters(20, ddp_step_seconds_sum=4.0), 5.0) == Rates(steps=2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "began"),
+    [
+        ("ddp_step 10\nddp_steps_total 4\n", 6),
+        ("ddp_step 1\nddp_steps_total 1\n", 0),
+        ("ddp_step 3\nddp_steps_total 4\n", 0),
+        ("ddp_step 10\nddp_steps_total 0\n", None),
+        ("ddp_step 10\n", None),
+        ("ddp_steps_total 4\n", None),
+        ('ddp_step 10\nddp_steps_total 4\nddp_launcher_phase{phase="Rendezvous"} 1\n', None),
+    ],
+)
+def test_the_step_at_which_workers_began_is_known_once_they_made_one(text: str, began: int | None) -> None:
+    assert parse_page(text).began_at == began
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['state="Busy",rank="1"', 'state="Behind",rank="2"'], [2, 1]),
+        (['state="Lazy",rank="1"'], []),
+        (['state="Busy",rank="x"'], []),
+        ([f'state="Busy",rank="{rank}"' for rank in range(9)], list(range(8))),
+    ],
+)
+def test_stalled_ranks_of_a_launcher_are_few_and_known(lines: list[str], expected: list[int]) -> None:
+    text = "".join(f'ddp_launcher_stalled_rank{{{line},what="{"w" * 300}"}} 1\n' for line in lines)
+    found = parse_page(text).stalled
+    assert [one.rank for one in found] == expected
+    assert all(one.what == "w" * 200 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.123456, "0.1235"), (9999.4, "9999"), (12345.6, "12346"), (-12345.6, "-12346"), (1e20, "1" + "0" * 15)],
+)
+def test_figures_have_four_digits_or_all_before_the_point(value: float, shown: str) -> None:
+    progress = build_progress({"ddp_step": 1, "ddp_loss": value})
+    assert progress is not None
+    assert progress.loss == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "eta"),
+    [
+        ({"ddp_step": 5, "ddp_total_steps": 10}, "50.0%", 5),
+        ({"ddp_step": 12, "ddp_total_steps": 10}, "100.0%", 0),
+        ({"ddp_step": 5, "ddp_total_steps": 10, "ddp_progress_ratio": 0.25}, "25.0%", 5),
+        ({"ddp_step": 5, "ddp_total_steps": 10, "ddp_progress_ratio": -1}, "0.0%", 5),
+        ({"ddp_step": 5, "ddp_total_steps": 10, "ddp_progress_ratio": float("nan")}, None, 5),
+        ({"ddp_step": 0, "ddp_total_steps": 10}, "0.0%", None),
+        ({"ddp_step": 5}, None, None),
+        ({"ddp_step": 5, "ddp_total_steps": 1e12}, "0.0%", None),
+    ],
+)
+def test_what_is_left_follows_from_the_steps_and_their_rate(
+    values: dict[str, float], percent: str | None, eta: int | None
+) -> None:
+    progress = build_progress(values, rates=Rates(steps=1.0))
+    assert progress is not None
+    assert (progress.percent, progress.eta_seconds) == (percent, eta)

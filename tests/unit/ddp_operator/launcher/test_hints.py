@@ -10,7 +10,7 @@ import pytest
 
 from ddp_operator.launcher.exceptions import record_exception
 from ddp_operator.launcher.failure import classify, name_mismatch
-from ddp_operator.launcher.failure_table import Outcome
+from ddp_operator.launcher.failure_table import CATEGORIES, Outcome
 from ddp_operator.launcher.hints import advise
 from ddp_operator.launcher.rendezvous_store import describe_absence
 from tests.support.launcher_config import launcher_pod
@@ -69,3 +69,25 @@ def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remed
     message, hint = describe_absence(pod, problem)
     assert remedy in hint
     assert "train-1-0.train" in message
+
+
+@pytest.mark.parametrize(
+    ("code", "silent", "words"),
+    [
+        (-11, True, "crashed in native code"),
+        (139, True, "crashed in native code"),
+        (-9, True, "kubectl describe pod"),
+        (137, False, "kubectl describe pod"),
+        (3, True, "the script ended itself"),
+        (0, False, "the script ended itself"),
+    ],
+)
+def test_an_exit_code_without_a_reason_has_its_advice(code: int, silent: bool, words: str) -> None:
+    failure = {"type": "", "message": "", "exitCode": code, "outcome": Outcome("Unknown", 82)}
+    assert words in advise(failure, silent=silent)
+
+
+@pytest.mark.parametrize(("silent", "words"), [(True, "its last lines in the log"), (False, CATEGORIES["OOM"].remedy)])
+def test_a_known_category_has_its_remedy_unless_the_script_said_nothing(silent: bool, words: str) -> None:
+    failure = {"type": "", "message": "", "exitCode": 1, "outcome": Outcome("OOM", 84)}
+    assert words in advise(failure, silent=silent)

@@ -301,6 +301,30 @@ def test_a_stall_is_shown_with_the_ranks_that_are_waited_for_first() -> None:
     ]
 
 
+def test_of_a_pod_with_many_ranks_the_first_eight_are_shown() -> None:
+    ranks = [TestPodsAgree.WAITS._replace(rank=rank) for rank in range(9)]
+    rows = build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)
+    assert [one.rank for one in parse_page("\n".join(rows)).stalled] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "known", "stuck", "idle", "cause"),
+    [
+        (["Behind"], True, True, True, 0),
+        (["Waiting", "Behind"], True, True, False, 1),
+        (["Waiting", "Stopped"], True, True, True, 1),
+        (["Behind", "Busy"], True, False, False, None),
+        (["Waiting"], True, True, True, None),
+    ],
+)
+def test_a_pod_reports_whether_its_ranks_compute_and_which_keeps_the_others_waiting(
+    ranks: list[str], known: bool, stuck: bool, idle: bool, cause: int | None
+) -> None:
+    found = report_stall(TestPodsAgree.SILENT, [StalledRank(i, i, state, "") for i, state in enumerate(ranks)])
+    assert (found.known, found.stuck, found.idle) == (known, stuck, idle)
+    assert (found.cause and found.cause["rank"]) == cause
+
+
 def test_ranks_of_which_one_computes_while_another_waits_are_no_stall_of_a_script_without_steps() -> None:
     assert build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS], 31.0)
     assert not build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS, TestPodsAgree.COMPUTES], 31.0)

@@ -445,3 +445,37 @@ class TestFinalProgress:
             assert status.progress is not None
             assert status.progress.step == 9
             assert status.nodes.succeeded == 2
+
+
+class TestLostLauncher:
+    """The ConfigMap that a Job's pods mount the launcher from is another operator's, and gone."""
+
+    @pytest.mark.parametrize(
+        ("pods", "made_anew"),
+        [
+            ((child_pod(0, "Pending", node=""),), True),
+            ((), True),
+            (RUNNING, False),
+            ((child_pod(0, "Succeeded"), child_pod(1, "Pending", node="")), True),
+        ],
+    )
+    def test_a_job_is_made_anew_unless_its_pods_train(self, pods: Any, made_anew: bool) -> None:
+        typed = job(status=STARTED, nodes=2)
+        observation = observe(typed, (JOB,), pods, launcher_lost=True, shared_complete=True)
+        assert (DeleteJob("train-1", "job-1") in decide(typed, observation, NOW).actions) is made_anew
+
+
+def test_restarts_in_place_of_an_attempt_that_failed_are_kept_in_the_next() -> None:
+    words = last_words("CUDAError", restarts=2)
+    failed = child_pod(0, "Failed", code=82, message=words)
+    decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, child_pod(1, "Failed", code=143)))
+    assert decision.status.attempt == 2
+    assert (decision.status.restarts.in_place, decision.status.restarts.in_place_before) == (2, 2)
+
+
+@pytest.mark.parametrize(("peers", "unseen"), [((child_pod(1),), True), ((child_pod(1, "Failed", code=143),), False)])
+def test_a_secondary_failure_is_answered_only_on_what_the_api_server_has(peers: Any, unseen: bool) -> None:
+    lost = last_words("NCCL", secondary=True)
+    failed = child_pod(0, "Failed", code=constants.EXIT_PEER_LOST, message=lost)
+    decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, *peers), seconds=600)
+    assert decision.needs_fresh_read is unseen

@@ -7,7 +7,8 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.kubeobjects.timestamps import format_time
-from ddp_operator.status.diagnosis import Diagnosis, diagnose, will_fail_job
+from ddp_operator.launcher.failure_table import CATEGORIES
+from ddp_operator.status.diagnosis import Diagnosis, blame_node, diagnose, find_in_place, will_fail_job
 from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words
 
@@ -216,3 +217,51 @@ class TestPolicy:
 
     def test_disruption_is_ignored_first(self) -> None:
         assert not will_fail_job((view_pod(ended(0, 82, disrupted=True)),))
+
+
+def test_a_lost_node_is_blamed_with_its_remedy() -> None:
+    failure = blame_node(3, view_pod(child_pod(1, attempt=3, node="node-b")), "the node is gone", NOW)
+    assert (failure.attempt, failure.node, failure.pod) == (3, 1, "train-3-1-abcde")
+    assert (failure.node_name, failure.time) == ("node-b", NOW)
+    assert failure.message == "the pod was lost with its node: the node is gone"
+    assert (failure.category, failure.hint) == ("NodeLost", CATEGORIES["NodeLost"].remedy)
+
+
+class TestWaiting:
+    """The sentence that says for whom a failed attempt is waited."""
+
+    def words(self, *pods: Any) -> str:
+        found = diagnosis(*pods, job=child_job(conditions={"Failed": ""}, at=NOW))
+        assert found is not None
+        assert found.cause is None
+        assert found.until is not None
+        return found.waiting
+
+    def test_names_the_pod_that_ran_before_one_that_has_not_and_counts_the_others(self) -> None:
+        later = ended(3, constants.EXIT_PEER_LOST, seconds=0.5)
+        words = self.words(later, ended(2, constants.EXIT_PEER_LOST), child_pod(0, "Pending", node=""), child_pod(1))
+        assert words.startswith(
+            "pod 2 reports a secondary failure (NCCL); pod 1 (train-1-1-abcde, node node-a) and 1 more has neither "
+            "ended nor reported: waiting for it until "
+        )
+
+    def test_says_so_where_no_pod_has_reported_and_the_node_is_unknown(self) -> None:
+        words = self.words(child_pod(0, "Pending", node=""))
+        assert words.startswith("the Job has failed; pod 0 (train-1-0-abcde, node unknown) has neither ended")
+
+
+class TestInPlace:
+    def found(self, *reports: dict[str, Any]) -> Any:
+        pods = [view_pod(child_pod(index, "Failed", code=82, message=one)) for index, one in enumerate(reports)]
+        return find_in_place(1, tuple((pod, pod.termination) for pod in pods if pod.termination))
+
+    def test_the_latest_root_cause_counts_and_of_these_the_earliest(self) -> None:
+        def report(restarts: int, time: float, message: str, *, secondary: bool = False) -> dict[str, Any]:
+            words = {"restarts": restarts, "time": NOW.timestamp() + time, "message": message}
+            return last_words("UserError", secondary=secondary, **words)
+
+        old, late, cause = report(1, 0, "old"), report(2, 9, "late"), report(2, 5, "cause")
+        peer = report(3, 1, "peer", secondary=True)
+        assert self.found(old, late, cause, peer).message == "cause"
+        assert self.found(peer) is None
+        assert self.found() is None

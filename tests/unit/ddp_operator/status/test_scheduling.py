@@ -352,3 +352,15 @@ class TestReadingEvents:
         harness.clock.advance(9)
         await harness.settle()
         assert harness.state("Scheduled") == ("True", "AllPodsScheduled")
+
+
+def test_of_several_workloads_the_newest_is_asked() -> None:
+    def workload(name: str, created: str, *, active: bool) -> dict[str, Any]:
+        return {"metadata": {"name": name, "creationTimestamp": created}, "spec": {"active": active}}
+
+    old = workload("old", "2026-11-20T10:00:00Z", active=True)
+    new = workload("new", "2026-11-20T11:00:00Z", active=False)
+    for found in ((old, new), (new, old)):
+        problem = explain_workloads(QUEUED, found)
+        assert problem is not None
+        assert "Workload new is deactivated" in problem.message

@@ -19,6 +19,7 @@ from ddp_operator.status.decision import Decision
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.events import transition_events
 from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, sample_pods
+from ddp_operator.status.views import view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -201,6 +202,12 @@ class TestStragglers:
         found = find_stragglers(before, now)
         assert len(found) == 8
         assert found[0].ratio == "1000000.0"
+
+    def test_pods_that_run_beside_pod_0_are_all_read_where_they_are_few(self) -> None:
+        running = [view_pod(child_pod(index)) for index in range(5)]
+        others = [view_pod(child_pod(5, "Pending")), view_pod(child_pod(6, deleting=True))]
+        assert [pod.index for pod in sample_pods([*running, *others], 5)] == [1, 2, 3, 4]
+        assert [pod.index for pod in sample_pods(running, 3)] == [1, 3]
 
     def test_pods_are_an_even_spread_of_many(self) -> None:
         typed = job(status=STARTED)

@@ -1,0 +1,95 @@
+"""Restarts in place: what counts against the budget, what is told of the last one, and what the pod ends with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ddp_operator.launcher.failure_table import Outcome
+from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.metrics import Metrics
+from ddp_operator.launcher.restarts import Restarts
+from tests.support.launcher_config import launcher_pod
+
+
+class AtStep:
+    """Metrics of ranks that have come to a step."""
+
+    def step(self, rank: int) -> float | None:
+        """Return the step of each rank."""
+        return 100.0 + rank
+
+
+def failure(message: str = "boom", code: int = 1, exit_code: int = 82) -> dict[str, Any]:
+    outcome = Outcome("UserError", exit_code)
+    words = {"type": "ValueError", "message": message, "traceback": "", "outcome": outcome}
+    return {"rank": 5, "localRank": 1, "time": 1.0, "exitCode": code, **words}
+
+
+def restarts(folder: Path, budget: int = 2) -> Restarts:
+    return Restarts(launcher_pod(folder, in_place_restarts=budget), cast(Metrics, AtStep()))
+
+
+def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:
+    found = restarts(tmp_path)
+    assert (found.count, found.left, found.reason) == (0, 2, "")
+    assert not found.observe([failure()], free=False)
+    found.count_in_place(None)
+    assert (found.count, found.left, found.failed_step) == (1, 1, 101.0)
+    assert "ValueError: boom" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("failures", "stalled", "reason"),
+    [([failure()], None, "boom"), ([], "rank 3 hangs", "rank 3 hangs"), ([], None, "other pods join or leave")],
+)
+def test_what_others_do_costs_nothing(
+    tmp_path: Path, failures: list[dict[str, Any]], stalled: str | None, reason: str
+) -> None:
+    found = restarts(tmp_path)
+    if failures:
+        found.observe(failures, free=True)
+    found.count_in_place(stalled)
+    assert (found.count, found.left) == (1, 2)
+    assert reason in found.reason
+
+
+def test_a_restart_of_the_agent_is_refused_where_the_budget_is_used_up(tmp_path: Path) -> None:
+    found = restarts(tmp_path, budget=1)
+    assert [found.spend(), found.spend()] == [True, False]
+    assert (found.count, found.left) == (1, 0)
+
+
+def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is_answered(tmp_path: Path) -> None:
+    found = restarts(tmp_path)
+    assert [found.observe([failure()], free=False) for _ in range(2)] == [False, True]
+    assert found.repeated
+    found.begin_anew("why")
+    assert (found.reason, found.failures, found.repeated, found.failed_step) == ("why", [], False, None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "repeated", "fatal", "running", "final"),
+    [
+        (2, 0, False, False, True, False),  # a restart follows
+        (2, 2, False, False, True, True),
+        (2, 0, True, False, True, True),
+        (2, 0, False, True, True, True),
+        (0, 0, False, False, False, True),
+        (2, 2, False, False, False, False),  # what is there is of the workers before
+    ],
+)
+def test_a_pod_ends_with_the_failures_that_no_restart_answers(
+    tmp_path: Path, budget: int, spent: int, repeated: bool, fatal: bool, running: bool, final: bool
+) -> None:
+    (tmp_path / "errors").mkdir()
+    kind = "ModuleNotFoundError" if fatal else "ValueError"
+    error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": kind, "message": "the cause"}
+    write_json(str(tmp_path / "errors" / "1.json"), error)
+    found = restarts(tmp_path, budget)
+    for _ in range(spent):
+        found.spend()
+    found.repeated = repeated
+    assert bool(found.read_final_errors(running=running)) is final
