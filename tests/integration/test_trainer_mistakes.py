@@ -71,7 +71,6 @@ MISTAKES = {
     "the model returned logits of shape (1, 9)": ["--model", "mine:too_few"],
     "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
     "distributed.compression: PowerSGD needs nccl": ["--compression", "powersgd"],
-    "precision.grad_scaler: a gradient scaler does nothing for bf16": ["--precision", "bf16", "--grad-scaler"],
     "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
     "data.download: only built-in datasets can be downloaded": ["--data", "nowhere:load", "--data-download"],
     "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet"],

@@ -20,7 +20,7 @@ from ddp_trainer.data.random import derive_seed
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
-from ddp_trainer.errors import Superseded, UserError, warn
+from ddp_trainer.errors import UserError, require, warn
 from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
@@ -77,13 +77,22 @@ def assemble(config: RunConfig, world: World) -> Parts:
         seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
         model = build_model(config.model, datasets.in_channels, datasets.num_classes)
         if config.checkpoint.dir is not None and world.is_main:
-            folder = Path(config.checkpoint.dir)
-            checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(folder))
+            checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(Path(config.checkpoint.dir)))
             checkpointer.prepare()
-            _check_resume(config, checkpointer)
-    _enter(checkpointer, world)
+            require(
+                config.checkpoint.resume != "never" or not checkpointer.list(),
+                "checkpoint.dir",
+                f"{config.checkpoint.dir} already holds checkpoints",
+                "give another folder, or --resume auto to go on from them",
+            )
     with world.agreed():
-        _save_config(config, world)
+        if checkpointer is not None:
+            with writable(checkpointer.folder, "checkpoint.dir"):
+                checkpointer.claim()
+        folder = output_dir(config, world)
+        if folder is not None:
+            with writable(folder, "output_dir"):
+                write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
     model.to(world.device)
     task = build_task(datasets, config.optim.label_smoothing)
     with world.agreed():
@@ -97,19 +106,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
     if world.is_main and (warning := graph_warning(config.precision, model, world.size, world.device)):
         warn(warning)
     optimizer = build_optimizer(config.optim, model.parameters())
-    engine = Engine(
-        model,
-        task,
-        optimizer,
-        precision,
-        world,
-        config.optim,
-        config.distributed,
-        config.seed,
-        compile_mode=config.precision.compile_mode if config.precision.compile else None,
-        batch_size=config.data.batch_size,
-        count_correct=config.train_accuracy,
-    )
+    engine = Engine(model, task, optimizer, precision, world, config)
     return Parts(loader, validation, task, engine, checkpointer)
 
 
@@ -152,37 +149,6 @@ def output_dir(config: RunConfig, world: World) -> Path | None:
     """Where rank 0 leaves the configuration and the model; None on other ranks and where no folder is given."""
     folder = config.output_dir or config.checkpoint.dir
     return Path(folder) if folder and world.is_main else None
-
-
-def _check_resume(config: RunConfig, checkpointer: Checkpointer) -> None:
-    if config.checkpoint.resume == "never" and checkpointer.list():
-        raise UserError(
-            "checkpoint.dir",
-            f"{config.checkpoint.dir} already holds checkpoints",
-            "give another folder, or --resume auto to go on from them",
-        )
-
-
-def _enter(checkpointer: Checkpointer | None, world: World) -> None:
-    """Take the folder for this attempt; raises :class:`Superseded` on all ranks where a later one has it."""
-    message: bytes | None = None
-    with world.agreed():
-        if checkpointer is not None:
-            try:
-                with writable(checkpointer.folder, "checkpoint.dir"):
-                    checkpointer.claim()
-            except Superseded as error:
-                message = str(error).encode()
-    message = world.broadcast_bytes(message)
-    if message is not None:
-        raise Superseded(message.decode())
-
-
-def _save_config(config: RunConfig, world: World) -> None:
-    folder = output_dir(config, world)
-    if folder is not None:
-        with writable(folder, "output_dir"):
-            write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
 
 
 def save_model(model: nn.Module, config: RunConfig, world: World) -> str:

@@ -58,15 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
             one.flag,
             dest=one.key,
             default=argparse.SUPPRESS,
-            metavar=_metavar(one.type),
+            metavar={int: "N", float: "X", bool: "BOOL", str: "NAME"}.get(one.type, "A,B"),
             help=(one.help + choices).replace("%", "%%"),
             **extra,
         )
     return parser
-
-
-def _metavar(kind: Any) -> str:
-    return {int: "N", float: "X", bool: "BOOL", str: "NAME"}.get(kind, "A,B")
 
 
 def parse(arguments: Sequence[str]) -> RunConfig:
@@ -83,14 +79,8 @@ def parse(arguments: Sequence[str]) -> RunConfig:
     if given["preset"] is None and "preset" not in (file or {}) and "data.name" not in given:
         raise UserError("preset", "neither a preset nor data is given", f"give --preset, one of {', '.join(PRESETS)}")
     config = resolve(given["preset"], file, flags, as_published=given["as_published"])
-    return _with_environment(config)
-
-
-def _with_environment(config: RunConfig) -> RunConfig:
-    folder = os.environ.get(contract.ENV_CHECKPOINT_DIR)
-    if config.checkpoint.dir is None and folder:
-        config = replace(config, checkpoint=replace(config.checkpoint, dir=folder))
-    return config
+    folder = config.checkpoint.dir or os.environ.get(contract.ENV_CHECKPOINT_DIR) or None
+    return replace(config, checkpoint=replace(config.checkpoint, dir=folder))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

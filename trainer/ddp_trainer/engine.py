@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.data.random import derive_seed
-from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.meters import ComputeClock
-from ddp_trainer.optim import OptimConfig, load_optimizer
+from ddp_trainer.optim import load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task
@@ -37,11 +37,7 @@ class StepResult:
 
 
 class Engine:
-    """The model with everything that changes it. Its state dict holds all that a resumed run needs to go on.
-
-    ``compile_mode`` is torch.compile's mode for the forward pass; None: it is not compiled. It is compiled for
-    ``batch_size`` images; of another size is an epoch's last batch only, for which compiling again would not pay.
-    """
+    """The model with everything that changes it. Its state dict holds all that a resumed run needs to go on."""
 
     def __init__(
         self,
@@ -50,27 +46,19 @@ class Engine:
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         world: World,
-        optim: OptimConfig,
-        distributed: DistributedConfig,
-        seed: int,
-        *,
-        compile_mode: str | None = None,
-        batch_size: int | None = None,
-        count_correct: bool = False,
+        config: RunConfig,
     ) -> None:
         self.model, self.task, self.optimizer, self.precision, self.world = model, task, optimizer, precision, world
-        self.accumulate, self.clip_norm, self.seed = optim.accumulate, optim.clip_norm, seed
+        optim, distributed, self._config = config.optim, config.distributed, config
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # Before DDP, whose hooks are none of the copy's business.
         self.ema = Ema(model, optim.ema_decay) if optim.ema_decay is not None else None
         self.replica = replicate(model, distributed, world)
         self._needs_all_gradients = needs_all_gradients(self.replica, distributed)
         self._forward: Callable[[Tensor], Tensor] = self.replica
-        self._batch_size = batch_size
-        if compile_mode is not None:
+        if config.precision.compile:
             # Apart from the module, so that validation, with other batch sizes, stays as it is.
-            self._forward = torch.compile(self.replica, mode=compile_mode, dynamic=False)
-        self._count_correct = count_correct
+            self._forward = torch.compile(self.replica, mode=config.precision.compile_mode, dynamic=False)
         self._correct: Tensor | None = None
         # After DDP, so that it hears of a gradient when DDP has taken it.
         self.clock = ComputeClock(model, world.device)
@@ -84,18 +72,18 @@ class Engine:
         if not (self.replica.training and self.model.training):
             self.replica.train()
         # Dropout and the like draw from the generator: seeded by step, it needs no saving.
-        seed_generator(derive_seed(self.seed, _STREAM, step, self.world.rank), self.world.device)
+        seed_generator(derive_seed(self._config.seed, _STREAM, step, self.world.rank), self.world.device)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._correct = None
         self.clock.begin()
-        if self.accumulate == 1:
+        if self._config.optim.accumulate == 1:
             loss = self._backward(batch.images, batch.labels, 1.0)
         else:
             loss = self._backward_in_parts(batch)
         if self._needs_all_gradients and any(parameter.grad is None for parameter in self._parameters):
             raise missing_gradients(self.model, step)
-        norm = self.precision.step(self.optimizer, self._parameters, self.clip_norm)
+        norm = self.precision.step(self.optimizer, self._parameters, self._config.optim.clip_norm)
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update()
@@ -103,34 +91,30 @@ class Engine:
 
     def _backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         with self.precision.autocast():
-            whole = self._batch_size is None or len(images) == self._batch_size
-            outputs = (self._forward if whole else self.replica)(images)
+            # An epoch's last batch, which may be smaller, is not worth compiling for.
+            outputs = (self._forward if len(images) == self._config.data.batch_size else self.replica)(images)
             self.task.check(outputs, labels)
             loss = self.task.loss(outputs, labels)
             if weight != 1.0:
                 loss = loss * weight
-        if self._count_correct:
+        if self._config.train_accuracy:
             correct = self.task.correct(outputs, labels)
             self._correct = correct if self._correct is None else self._correct + correct
         self.precision.backward(loss)
         return loss.detach()
 
     def _backward_in_parts(self, batch: Batch) -> Tensor:
-        size = -(-len(batch) // self.accumulate)
+        size = -(-len(batch) // self._config.optim.accumulate)
         parts = list(zip(torch.split(batch.images, size), torch.split(batch.labels, size), strict=True))
         total: Tensor | None = None
         for number, (images, labels) in enumerate(parts, start=1):
-            with self._no_sync() if number < len(parts) else contextlib.nullcontext():
+            ddp = self.replica if isinstance(self.replica, nn.parallel.DistributedDataParallel) else None
+            with ddp.no_sync() if ddp is not None and number < len(parts) else contextlib.nullcontext():
                 # Weighted by its share, so that the sum is the mean over the whole batch.
                 loss = self._backward(images, labels, len(labels) / len(batch))
             total = loss if total is None else total + loss
         assert total is not None
         return total
-
-    def _no_sync(self) -> contextlib.AbstractContextManager[None]:
-        if isinstance(self.replica, nn.parallel.DistributedDataParallel):
-            return self.replica.no_sync()
-        return contextlib.nullcontext()
 
     @property
     def evaluated_model(self) -> nn.Module:

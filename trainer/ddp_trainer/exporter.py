@@ -130,7 +130,8 @@ class Exporter:
         exporter.set_total_steps(total_steps)
         runtime_dir = runtime_dir or os.environ.get(contract.ENV_RUNTIME_DIR)
         if port is None:
-            port = _port_from_environment()
+            text = os.environ.get(contract.ENV_METRICS_PORT, "")
+            port = int(text) if text.isdecimal() else contract.DEFAULT_METRICS_PORT
         exporter._serve(port, runtime_dir)
         atexit.register(exporter.close)
         return exporter
@@ -289,10 +290,3 @@ class Exporter:
                 write_atomically(self._final_page, self.page())
         server.shutdown()
         server.server_close()
-
-
-def _port_from_environment() -> int:
-    try:
-        return int(os.environ.get(contract.ENV_METRICS_PORT) or contract.DEFAULT_METRICS_PORT)
-    except ValueError:
-        return contract.DEFAULT_METRICS_PORT

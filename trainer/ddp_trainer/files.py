@@ -11,12 +11,8 @@ from typing import IO
 from ddp_trainer.errors import UserError
 
 
-def _go_on() -> None:
-    """Nothing stands against the rename."""
-
-
 @contextlib.contextmanager
-def replacing(path: Path, *, durable: bool = False, check: Callable[[], None] = _go_on) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, durable: bool = False, check: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
     """A new file that takes the place of ``path`` at the end, unless anything raises; its folder is made where needed.
 
     ``durable`` also waits until the disk has it. ``check`` is called last before the rename, and may raise.

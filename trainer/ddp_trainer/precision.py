@@ -30,7 +30,6 @@ class PrecisionConfig(Settings, group="precision"):
         flag="--precision",
         choices=("auto", "fp32", "torch", "tf32", "bf16", "fp16"),
     )
-    grad_scaler: bool | None = option(None, "scale the loss against underflow; none: with fp16, which needs it")
     channels_last: bool = option(False, "keep images as (N, H, W, C) in memory")
     deterministic: bool = option(
         False, "kernels that give the same result every time (slower on cuda); one that has none is named in a warning"
@@ -43,21 +42,6 @@ class PrecisionConfig(Settings, group="precision"):
         "torch.compile's mode; reduce-overhead and max-autotune replay CUDA graphs (not with --accumulate)",
         choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            self.grad_scaler is not True or self.name == "fp16",
-            "precision.grad_scaler",
-            f"a gradient scaler does nothing for {self.name}, whose range is fp32's",
-            "leave it out, or use --precision fp16",
-        )
-        require(
-            self.grad_scaler is not False or self.name != "fp16",
-            "precision.grad_scaler",
-            "without it small gradients become zero in fp16",
-            "leave it out, or use --precision bf16",
-        )
 
 
 def make_deterministic(cuda: bool) -> None:

@@ -6,7 +6,7 @@ Totals are sums, so that summing them over ranks and dividing once at the end co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,43 +16,13 @@ from ddp_trainer.data.arrays import VOID, Datasets
 from ddp_trainer.errors import require
 
 
-class Task(Protocol):
-    """A kind of training problem."""
-
-    @property
-    def score(self) -> str:
-        """The name of the one among :meth:`scores` by which runs are compared; greater is better, at most 1."""
-        ...
-
-    @property
-    def num_totals(self) -> int:
-        """Length of the totals, which a rank without validation samples must know too."""
-        ...
-
-    def check(self, outputs: object, targets: Tensor) -> None:
-        """Raise :class:`UserError` where a model's outputs do not fit the targets; looks at shapes only."""
-        ...
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The scalar to minimise: the mean over the batch."""
-        ...
-
-    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Right answers and answers of a batch, float32 (2,) on the outputs' device."""
-        ...
-
-    def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Sums over a validation batch, float64 of a fixed length, on the outputs' device."""
-        ...
-
-    def scores(self, totals: list[float]) -> dict[str, float]:
-        """The validation's ``loss`` and its scores from totals summed over all batches and ranks."""
-        ...
-
-
 @dataclass(frozen=True)
 class Classification:
-    """One class an image: cross-entropy and the share of images whose largest logit is the label's."""
+    """One class an image: cross-entropy and the share of images whose largest logit is the label's.
+
+    ``score`` names the one among :meth:`scores` by which runs are compared: greater is better, at most 1.
+    ``num_totals`` is the length of the totals, which a rank without validation samples must know too.
+    """
 
     label_smoothing: float = 0.0
     num_classes: int = 0
@@ -60,7 +30,7 @@ class Classification:
     num_totals: ClassVar[int] = 3  # loss, right answers, samples
 
     def check(self, outputs: object, targets: Tensor) -> None:
-        """Outputs must be logits (B, K) with at least the data's number of classes."""
+        """Raise :class:`UserError` unless outputs are logits (B, K) with at least the data's number of classes."""
         _check_shape(outputs, (len(targets),), self.num_classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -68,12 +38,12 @@ class Classification:
         return cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Images whose largest logit is the label's, and images."""
+        """Images whose largest logit is the label's, and images: float32 (2,) on the outputs' device."""
         right = (outputs.detach().argmax(dim=1) == targets).sum().float()
         return torch.stack([right, torch.full_like(right, len(targets))])
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the cross-entropy without smoothing, number of right answers, number of samples."""
+        """Sum of the cross-entropy without smoothing, number of right answers, number of samples: float64."""
         outputs = outputs.float()
         loss = cross_entropy(outputs, targets, reduction="sum")
         correct = (outputs.argmax(dim=1) == targets).sum()
@@ -104,7 +74,7 @@ class Segmentation:
         return 1 + self.num_classes**2
 
     def check(self, outputs: object, targets: Tensor) -> None:
-        """Outputs must be logits (B, K, H, W) of the masks' size."""
+        """Raise :class:`UserError` unless outputs are logits (B, K, H, W) of the masks' size."""
         _check_shape(outputs, tuple(targets.shape), self.num_classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -139,6 +109,9 @@ class Segmentation:
         met = either > 0
         mean_iou = float((both[met] / either[met]).mean()) if bool(met.any()) else 0.0
         return {"loss": totals[0] / pixels, "accuracy": float(both.sum()) / pixels, "mean_iou": mean_iou}
+
+
+Task = Classification | Segmentation
 
 
 def build_task(datasets: Datasets, label_smoothing: float) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 
@@ -48,7 +49,7 @@ class Trainer:
     """One run on one rank."""
 
     def __init__(self, config: RunConfig, world: World, exporter: Exporter) -> None:
-        self.config, self.world, self.timeline = config, world, Timeline(world.device)
+        self.config, self.world, self.exporter, self.timeline = config, world, exporter, Timeline(world.device)
         self.stop = StopSignal()
         self.stop.install()
         # Step and value of this rank's first loss that was not finite, where that is to stop the run.
@@ -128,7 +129,7 @@ class Trainer:
             self._end_epoch()
         self.agreement.finish()
         self._wait_for_checkpoint()
-        with self.report.saving():
+        with self.exporter.saving():
             where = save_model(self.engine.evaluated_model, self.config, self.world)
         self.report.done(self.position, where)
         return self.position
@@ -213,7 +214,7 @@ class Trainer:
                     break
                 if (batch := next(batches, None)) is not None:
                     totals += self.task.totals(model(batch.images), batch.labels)
-                self.report.heartbeat()
+                self.exporter.heartbeat()
         if reason:
             self._stop_early(reason)
         scores = self.task.scores(self.world.sum(totals.tolist()))
@@ -246,7 +247,7 @@ class Trainer:
         step = self.position.step
         # In the middle of an epoch the last validation's accuracy is that of older weights.
         accuracy = self.position.accuracy if self.position.validated == step else None
-        with self.report.saving():
+        with self.exporter.saving():
             self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
 
     def _pause(self, action: Callable[[], None]) -> float:
@@ -299,19 +300,12 @@ class Trainer:
 
         Raises :class:`Superseded` on all ranks where rank 0 found that it may not write.
         """
-        message: bytes | None = None
-        with self.report.saving():
+        with self.exporter.saving():
             if self.checkpointer is not None:
                 self.checkpointer.wait()
-                try:
+            with self.world.agreed(), contextlib.suppress(OSError):  # a folder can't be read: the writer has said so
+                if self.checkpointer is not None:
                     self.checkpointer.check_fence()
-                except Superseded as error:
-                    message = str(error).encode()
-                except OSError:
-                    pass  # The folder can't be read: the writer has said so.
-            message = self.world.broadcast_bytes(message)
-        if message is not None:
-            raise Superseded(message.decode())
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:

@@ -147,7 +147,7 @@ class Bare:
 
     def __init__(self, config: RunConfig, world: World, *, all_reduce: bool = True) -> None:
         self.batch_size = config.data.batch_size * config.optim.accumulate
-        self.parts = assemble(config, world)
+        self.parts, self.clip_norm = assemble(config, world), config.optim.clip_norm
         self.all_reduce = all_reduce
         seed_generator(derive_seed(config.seed, 99), world.device)
         batch = next(iter(self.parts.loader.epoch(0)))
@@ -170,7 +170,7 @@ class Bare:
                 with precision.autocast():
                     loss = task.loss(forward(self.images), self.labels)
                 precision.backward(loss)
-            precision.step(engine.optimizer, engine._parameters, engine.clip_norm)
+            precision.step(engine.optimizer, engine._parameters, self.clip_norm)
             engine.optimizer.zero_grad(set_to_none=True)
             yield 0.0
 

@@ -102,7 +102,6 @@ def test_the_checkpoint_folder_comes_from_the_environment(monkeypatch: pytest.Mo
         (["--preset", "digits-resnet", "--lr-final", "2"], "schedule.final"),
         (["--preset", "digits-resnet", "--precision", "fp8"], "precision.name"),
         (["--preset", "digits-resnet", "--device", "tpu"], "distributed.device"),
-        (["--preset", "digits-resnet", "--device", "cpu", "--backend", "nccl"], "distributed.backend"),
         (["--preset", "digits-resnet", "--collective-timeout-seconds", "0"], "distributed.timeout_seconds"),
         (["--preset", "digits-resnet", "--bucket-mb", "0"], "distributed.bucket_mb"),
         (["--preset", "digits-resnet", "--static-graph", "--accumulate", "2"], "distributed.static_graph"),

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_trainer.config.run import RunConfig
+from ddp_trainer.data import DataConfig
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.ddp import replicate
@@ -34,7 +36,7 @@ def engine(optim: OptimConfig, *, precision: str = "fp32", dropout: float = 0.0,
     model = build_model(ModelConfig(width=4, norm="group", dropout=dropout), 1, 10)
     optimizer = build_optimizer(optim, model.parameters())
     form = Precision(PrecisionConfig(name=precision), CPU)
-    return Engine(model, Classification(), optimizer, form, WORLD, optim, DistributedConfig(), seed)
+    return Engine(model, Classification(), optimizer, form, WORLD, RunConfig(optim=optim, seed=seed))
 
 
 def batch(size: int = 12) -> Batch:
@@ -71,7 +73,8 @@ def test_only_whole_batches_are_compiled_for(accumulate: int, monkeypatch: pytes
     optim = OptimConfig(accumulate=accumulate)
     plain = engine(optim)
     parts = plain.model, plain.task, plain.optimizer, plain.precision
-    one = Engine(*parts, WORLD, optim, DistributedConfig(), 0, compile_mode="default", batch_size=6)
+    config = RunConfig(optim=optim, data=DataConfig(batch_size=6), precision=PrecisionConfig(compile=True))
+    one = Engine(*parts, WORLD, config)
     for step, size in enumerate((6 * accumulate, 5 * accumulate, 6 * accumulate)):
         one.step(batch(size), step, 0.1)
     assert compiled == [6] * accumulate * 2
@@ -122,9 +125,9 @@ def group() -> Iterator[World]:
 
 
 def replica_engine(model: nn.Module, world: World, distributed: DistributedConfig) -> Engine:
-    optim = OptimConfig()
-    optimizer = build_optimizer(optim, model.parameters())
-    return Engine(model, Classification(), optimizer, Precision(PrecisionConfig(), CPU), world, optim, distributed, 0)
+    config = RunConfig(distributed=distributed)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    return Engine(model, Classification(), optimizer, Precision(PrecisionConfig(), CPU), world, config)
 
 
 def test_parameters_without_a_gradient_are_named_before_the_optimiser_makes_its_step(group: World) -> None:

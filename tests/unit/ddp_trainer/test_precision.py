@@ -70,20 +70,6 @@ def test_auto_takes_bf16_only_where_it_is_fast_and_an_explicit_wish_is_honoured(
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("name", "scaler", "message"),
-    [
-        ("bf16", True, "does nothing for bf16"),
-        ("fp32", True, "does nothing for fp32"),
-        ("fp16", False, "become zero in fp16"),
-    ],
-)
-def test_a_gradient_scaler_goes_with_fp16_and_nothing_else(name: str, scaler: bool, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        PrecisionConfig(name=name, grad_scaler=scaler)
-    assert caught.value.field == "precision.grad_scaler"
-
-
 class Recorded:
     """Writes down in which order it is asked; stands for a GPU's scaler, and for the optimiser."""
 
@@ -206,6 +192,3 @@ def test_powersgd_on_gloo_is_refused() -> None:
     check(config, torch.device("cuda", 0))
     with pytest.raises(UserError, match="PowerSGD needs nccl"):
         check(config, CPU)
-    for settings in ({"device": "cpu"}, {"backend": "gloo"}):
-        with pytest.raises(UserError, match="PowerSGD needs nccl"):
-            DistributedConfig(compression="powersgd", **settings)  # type: ignore[arg-type]

@@ -25,201 +25,147 @@ class Preset:
     as_published: Mapping[str, Any] = field(default_factory=dict)
 
 
-DIGITS_RESNET = Preset(
-    "digits-resnet",
-    "scikit-learn's handwritten digits (1,797 real 8x8 images), small ResNet; seconds on a CPU",
-    {
-        "epochs": 6,
-        "log_every": 10,
-        "data": {"name": "digits", "batch_size": 32, "augment": ["crop"], "crop_padding": 1},
-        "model": {"name": "small-resnet", "width": 16},
-        "optim": {
-            "name": "sgd",
-            "lr": 0.1,
-            "momentum": 0.9,
-            "nesterov": True,
-            "weight_decay": 5e-4,
-            "lr_scaling": "none",
-        },
-        "schedule": {"name": "cosine", "warmup_epochs": 1.0, "warmup_start": 0.1},
-    },
-)
-
-
-CIFAR10_RESNET50 = Preset(
-    "cifar10-resnet50",
-    "CIFAR-10, torchvision's ResNet-50 from scratch, batch 256 a process, one epoch",
-    {
-        "epochs": 1,
-        "log_every": 20,
-        "data": {"name": "cifar10", "batch_size": 256, "augment": ["crop", "flip"], "crop_padding": 4},
-        "model": {"name": "resnet50"},
-        "optim": {"name": "sgd", "lr": 0.001, "momentum": 0.9},
-        "precision": {"name": "auto", "channels_last": True},
-    },
-    {
-        # A crop as large as the image, ImageNet's thousand outputs, and the test images augmented like the others.
-        "data": {"crop_padding": 0, "validation_augment": True},
-        "model": {"num_outputs": 1000, "small_maps": False},
-        "precision": {"name": "torch", "channels_last": False},
-    },
-)
-
-CIFAR10_RESNET18 = Preset(
-    "cifar10-resnet18",
-    "CIFAR-10, torchvision's ResNet-18 with a 10-class head, batch 64 a process",
-    {
-        "epochs": 2,
-        "log_every": 50,
-        "data": {"name": "cifar10", "batch_size": 64, "augment": ["crop", "flip"], "crop_padding": 4},
-        "model": {"name": "resnet18"},
-        "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
-        "precision": {"name": "auto", "channels_last": True},
-    },
-    # The document shows no augmentation.
-    {
-        "data": {"augment": []},
-        "model": {"small_maps": False},
-        "precision": {"name": "torch", "channels_last": False},
-    },
-)
-
-
-VOC2012_DEEPLABV3_RESNET101 = Preset(
-    "voc2012-deeplabv3-resnet101",
-    "PASCAL VOC 2012 segmentation, DeepLabV3-ResNet101, batch 8 a process, 20 epochs, mean IoU",
-    {
-        "epochs": 20,
-        "log_every": 10,
-        "data": {
-            "name": "voc2012",
-            "batch_size": 8,
-            "eval_batch_size": 8,
-            # A last batch of one image has nothing to normalise where the network pools over the whole image.
-            "drop_last": True,
-            "image_size": 480,
-            "augment": ["scale", "crop", "flip"],
-            "scale_min": 0.5,
-            "scale_max": 2.0,
-        },
-        "model": {"name": "deeplabv3_resnet101", "sync_batchnorm": True},
-        "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
-        "schedule": {"name": "cosine"},
-        "precision": {"name": "auto", "channels_last": True, "deterministic": True},
-    },
-    {
-        "data": {"augment": [], "drop_last": False},
-        "model": {"sync_batchnorm": False},
-        "precision": {"name": "torch", "channels_last": False},
-    },
-)
-
-
 _STOP = {"target_accuracy": 0.85, "patience": 2}
 _FAST = {"name": "auto", "channels_last": True}
 _PLAIN = {"name": "torch", "channels_last": False}
+_NOVOGRAD = {"name": "novograd", "momentum": 0.9, "grad_averaging": True, "lr_scaling": "linear"}
 # The document's validation: a sampler that pads, a loader that drops the last batch, means over both.
-_PUBLISHED_VALIDATION = {"validation_as_training": True}
+_PUBLISHED = {"data": {"validation_as_training": True}, "precision": _PLAIN, "model": {"sparse_dropout": False}}
 # Its learning rate is not scaled, and rises once an epoch from 1 / the GPUs of one node, whatever the world size is.
-_PUBLISHED_RATE = {"schedule": {"warmup_by_node": True, "warmup_stairs": True}, "optim": {"lr_scaling": "none"}}
 # The NovoGrad it uses forgets the squares of gradients at once.
-_PUBLISHED_NOVOGRAD = {"optim": {"beta2": 0.0}}
-_PUBLISHED_MODEL = {"model": {"sparse_dropout": False}}
-
-
-def _all(*parts: dict[str, Any]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for part in parts:
-        merged = merge(merged, part)
-    return merged
-
-
-FASHION_MNIST_WIDERESNET = Preset(
-    "fashion-mnist-wideresnet",
-    "Fashion-MNIST, WideResNet 16-160-320-640, SyncBatchNorm, batch 32 a process, stops at 85 % twice",
-    {
-        "epochs": 40,
-        "log_every": 50,
-        "data": {"name": "fashion-mnist", "batch_size": 32, "drop_last": True},
-        "model": {"name": "wide-resnet", "widen": 10, "dropout": 0.01, "sync_batchnorm": True},
-        "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.0},
-        "early_stop": _STOP,
-        "precision": _FAST,
-    },
-    {"data": {**_PUBLISHED_VALIDATION, "eval_batch_size": 32}, "precision": _PLAIN, **_PUBLISHED_MODEL},
+_PUBLISHED_LARGE_BATCH = merge(
+    _PUBLISHED,
+    {"schedule": {"warmup_by_node": True, "warmup_stairs": True}, "optim": {"lr_scaling": "none", "beta2": 0.0}},
 )
 
-FASHION_MNIST_WIDERESNET_LARGE_BATCH = Preset(
-    "fashion-mnist-wideresnet-large-batch",
-    "the same for many processes: NovoGrad, learning rate scaled with the world size, warm-up, CSV",
-    {
-        "epochs": 40,
-        "log_every": 50,
-        "csv_dir": "training_data",
-        "data": {"name": "fashion-mnist", "batch_size": 32, "drop_last": True},
-        "model": {"name": "wide-resnet", "widen": 10, "dropout": 0.01},
-        "optim": {
-            "name": "novograd", "lr": 0.01, "momentum": 0.9, "grad_averaging": True, "lr_scaling": "linear",
+_ALL = (
+    Preset(
+        "digits-resnet",
+        "scikit-learn's handwritten digits (1,797 real 8x8 images), small ResNet; seconds on a CPU",
+        {
+            "epochs": 6,
+            "log_every": 10,
+            "data": {"name": "digits", "batch_size": 32, "augment": ["crop"], "crop_padding": 1},
+            "model": {"name": "small-resnet", "width": 16},
+            "optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
+            "schedule": {"name": "cosine", "warmup_epochs": 1.0, "warmup_start": 0.1},
         },
-        "schedule": {"warmup_epochs": 5.0},
-        "early_stop": _STOP,
-        "precision": _FAST,
-    },
-    _all(
-        {"data": {**_PUBLISHED_VALIDATION, "eval_batch_size": 32}, "precision": _PLAIN},
-        _PUBLISHED_MODEL,
-        _PUBLISHED_RATE,
-        _PUBLISHED_NOVOGRAD,
     ),
-)  # fmt: skip
-
-CIFAR10_WIDERESNET = Preset(
-    "cifar10-wideresnet",
-    "CIFAR-10, WideResNet with full augmentation, SyncBatchNorm, NovoGrad, batch 256 a process, stops at 85 % twice",
-    {
-        "epochs": 40,
-        "log_every": 20,
-        "train_accuracy": True,
-        "data": {
-            "name": "cifar10",
-            "batch_size": 256,
-            "drop_last": True,
-            "augment": ["flip", "rotate", "affine", "jitter"],
-            "rotation": 10.0,
-            "shear": 10.0,
-            "scale_min": 0.8,
-            "scale_max": 1.2,
-            "jitter": 0.2,
+    Preset(
+        "cifar10-resnet18",
+        "CIFAR-10, torchvision's ResNet-18 with a 10-class head, batch 64 a process",
+        {
+            "epochs": 2,
+            "log_every": 50,
+            "data": {"name": "cifar10", "batch_size": 64, "augment": ["crop", "flip"], "crop_padding": 4},
+            "model": {"name": "resnet18"},
+            "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
+            "precision": _FAST,
         },
-        "model": {"name": "wide-resnet", "widen": 10, "dropout": 0.01, "sync_batchnorm": True},
-        "optim": {
-            "name": "novograd", "lr": 0.15, "momentum": 0.9, "grad_averaging": True, "lr_scaling": "linear",
+        # The document shows no augmentation.
+        {"data": {"augment": []}, "model": {"small_maps": False}, "precision": _PLAIN},
+    ),
+    Preset(
+        "cifar10-resnet50",
+        "CIFAR-10, torchvision's ResNet-50 from scratch, batch 256 a process, one epoch",
+        {
+            "epochs": 1,
+            "log_every": 20,
+            "data": {"name": "cifar10", "batch_size": 256, "augment": ["crop", "flip"], "crop_padding": 4},
+            "model": {"name": "resnet50"},
+            "optim": {"name": "sgd", "lr": 0.001, "momentum": 0.9},
+            "precision": _FAST,
         },
-        "schedule": {"warmup_epochs": 5.0},
-        "early_stop": _STOP,
-        "precision": _FAST,
-    },
-    _all(
+        {
+            # A crop as large as the image, ImageNet's thousand outputs, and the test images augmented like the others.
+            "data": {"crop_padding": 0, "validation_augment": True},
+            "model": {"num_outputs": 1000, "small_maps": False},
+            "precision": _PLAIN,
+        },
+    ),
+    Preset(
+        "cifar10-wideresnet",
+        "CIFAR-10, WideResNet, full augmentation, SyncBatchNorm, NovoGrad, batch 256 a process, stops at 85 % twice",
+        {
+            "epochs": 40,
+            "log_every": 20,
+            "train_accuracy": True,
+            "data": {
+                "name": "cifar10",
+                "batch_size": 256,
+                "drop_last": True,
+                "augment": ["flip", "rotate", "affine", "jitter"],
+                "rotation": 10.0,
+                "shear": 10.0,
+                "scale_min": 0.8,
+                "scale_max": 1.2,
+                "jitter": 0.2,
+            },
+            "model": {"name": "wide-resnet", "widen": 10, "dropout": 0.01, "sync_batchnorm": True},
+            "optim": {**_NOVOGRAD, "lr": 0.15},
+            "schedule": {"warmup_epochs": 5.0},
+            "early_stop": _STOP,
+            "precision": _FAST,
+        },
         # Seven of the eight pixels a side that are left at the end are averaged.
-        {"data": _PUBLISHED_VALIDATION, "model": {"pool": 7}, "precision": _PLAIN},
-        _PUBLISHED_MODEL,
-        _PUBLISHED_RATE,
-        _PUBLISHED_NOVOGRAD,
+        merge(_PUBLISHED_LARGE_BATCH, {"model": {"pool": 7}}),
     ),
-)  # fmt: skip
-
-PRESETS: Mapping[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        DIGITS_RESNET,
-        CIFAR10_RESNET18,
-        CIFAR10_RESNET50,
-        CIFAR10_WIDERESNET,
-        FASHION_MNIST_WIDERESNET,
-        FASHION_MNIST_WIDERESNET_LARGE_BATCH,
-        VOC2012_DEEPLABV3_RESNET101,
-    )
-}
+    Preset(
+        "fashion-mnist-wideresnet",
+        "Fashion-MNIST, WideResNet 16-160-320-640, SyncBatchNorm, batch 32 a process, stops at 85 % twice",
+        {
+            "epochs": 40,
+            "log_every": 50,
+            "data": {"name": "fashion-mnist", "batch_size": 32, "drop_last": True},
+            "model": {"name": "wide-resnet", "widen": 10, "dropout": 0.01, "sync_batchnorm": True},
+            "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.0},
+            "early_stop": _STOP,
+            "precision": _FAST,
+        },
+        merge(_PUBLISHED, {"data": {"eval_batch_size": 32}}),
+    ),
+    Preset(
+        "fashion-mnist-wideresnet-large-batch",
+        "the same for many processes: NovoGrad, learning rate scaled with the world size, warm-up, CSV",
+        {
+            "epochs": 40,
+            "log_every": 50,
+            "csv_dir": "training_data",
+            "data": {"name": "fashion-mnist", "batch_size": 32, "drop_last": True},
+            "model": {"name": "wide-resnet", "widen": 10, "dropout": 0.01},
+            "optim": {**_NOVOGRAD, "lr": 0.01},
+            "schedule": {"warmup_epochs": 5.0},
+            "early_stop": _STOP,
+            "precision": _FAST,
+        },
+        merge(_PUBLISHED_LARGE_BATCH, {"data": {"eval_batch_size": 32}}),
+    ),
+    Preset(
+        "voc2012-deeplabv3-resnet101",
+        "PASCAL VOC 2012 segmentation, DeepLabV3-ResNet101, batch 8 a process, 20 epochs, mean IoU",
+        {
+            "epochs": 20,
+            "log_every": 10,
+            "data": {
+                "name": "voc2012",
+                "batch_size": 8,
+                "eval_batch_size": 8,
+                # A last batch of one image has nothing to normalise where the network pools over the whole image.
+                "drop_last": True,
+                "image_size": 480,
+                "augment": ["scale", "crop", "flip"],
+                "scale_min": 0.5,
+                "scale_max": 2.0,
+            },
+            "model": {"name": "deeplabv3_resnet101", "sync_batchnorm": True},
+            "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4},
+            "schedule": {"name": "cosine"},
+            "precision": {"name": "auto", "channels_last": True, "deterministic": True},
+        },
+        {"data": {"augment": [], "drop_last": False}, "model": {"sync_batchnorm": False}, "precision": _PLAIN},
+    ),
+)
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
 
 
 def get_preset(name: str) -> Preset:

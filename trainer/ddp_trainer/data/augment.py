@@ -82,13 +82,9 @@ class Augmentation:
         return 3 if self._sliceable and not self.jitter else 10
 
     @property
-    def _mapped(self) -> bool:
-        return bool(self.rotation) or self.shear is not None
-
-    @property
     def _sliceable(self) -> bool:
         """Whether a part of the bordered image, mirrored or not, is all that is asked for."""
-        return not self._mapped and not self.zoom
+        return not (self.rotation or self.shear is not None or self.zoom)
 
     def prepare(self, images: Tensor) -> Tensor:
         """The cache that batches are cut from: ``images`` (N, C, H, W) with their border, which is added only once."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.util import Finalize
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,14 +38,6 @@ class Batch:
         return len(self.labels)
 
 
-class Source(Protocol):
-    """A dataset ready to be cut into batches."""
-
-    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
-        """The samples ``order`` in batches of ``size``, augmented by the rows of ``draws``, or not at all."""
-        ...
-
-
 class Normalise:
     """From raw pixel values to the network's input: (x - mean) / std as one multiplication and one addition."""
 
@@ -69,7 +61,10 @@ class CachedSource:
         self.labels = data.labels.to(device)
 
     def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
-        """See :class:`Source`; what a batch needs is on the device before the first one."""
+        """The samples ``order`` in batches of ``size``, augmented by the rows of ``draws``, or not at all.
+
+        What a batch needs is on the device before the first one.
+        """
         order = order.to(self.device)
         numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
         for start in range(0, len(order), size):
@@ -168,7 +163,7 @@ class StreamedSource:
         )
 
     def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
-        """See :class:`Source`."""
+        """See :meth:`CachedSource.batches`."""
         self._indices.batches = [part.tolist() for part in torch.split(order, size)] if len(order) else []
         numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
         start = 0
@@ -196,3 +191,6 @@ class StreamedSource:
         # The memory was allocated on the other stream; it may be used again only when this one is done with it.
         sent.record_stream(current)
         return sent
+
+
+Source = CachedSource | StreamedSource

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddp_trainer.config.options import Settings, option
-from ddp_trainer.errors import UserError, require
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,3 @@ class DistributedConfig(Settings, group="distributed"):
         choices=("none", "bf16", "fp16", "powersgd"),
     )
     powersgd_rank: int = option(4, "rank of PowerSGD's factors", at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.backend == "nccl" and self.device == "cpu":
-            raise UserError("distributed.backend", "nccl moves GPU memory only", "use backend gloo with device cpu")
-        require(
-            self.compression != "powersgd" or (self.backend != "gloo" and self.device != "cpu"),
-            "distributed.compression",
-            "PowerSGD needs nccl, and these ranks talk through gloo",
-            "use --compression bf16, or run on GPUs",
-        )

@@ -39,14 +39,25 @@ def replicate(model: nn.Module, config: DistributedConfig, world: World) -> nn.M
     check(config, world.device)
     if not world.is_distributed:
         return model
+    # Batch norm does not read its statistics in training, and they are sent before they are used
+    # (World.broadcast_buffers). torch 2.13 has a new name for this and warns at the old one.
+    known = inspect.signature(DistributedDataParallel).parameters
+    sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {sync: config.broadcast_buffers}
+    # The size of buckets in MiB is DDP's own, 25 after a first one of 1, where it will do; one that is given counts for
+    # the first bucket too. Where the link is slow enough for compression, the wire should be busy from the first
+    # gradients on: over 1 Gbit/s ResNet-18 with bf16 gradients makes 1.8 times plain DDP's images/s with buckets of
+    # 5 MiB, 1.6 times with 25 (tests/bench/trainer).
+    size = config.bucket_mb or (None if config.compression == "none" else 5.0)
+    if size is not None:
+        options["bucket_cap_mb"] = size
     replica = DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
-        **_buffer_sync(config),
         gradient_as_bucket_view=config.bucket_view,
-        **_bucket_size(config),
         static_graph=config.static_graph,
         find_unused_parameters=config.find_unused_parameters,
+        **options,
     )
     if config.compression != "none":
         _compress(replica, config, world)
@@ -72,18 +83,6 @@ def missing_gradients(model: nn.Module, step: int) -> UserError:
         f"step {step + 1} gave no gradient to {', '.join(names[:_MOST_NAMES])}{more}, and DDP waits for all of them",
         "give --find-unused-parameters, or take what the loss does not depend on out of the model",
     )
-
-
-def _bucket_size(config: DistributedConfig) -> dict[str, Any]:
-    """DDP's argument for the size of its buckets in MiB: none, where its own will do, 25 after a first one of 1.
-
-    A size that is given counts for the first bucket too. Where the link is slow enough for compression, the wire should
-    be busy from the first gradients on: over 1 Gbit/s ResNet-18 with bf16 gradients makes 1.8 times plain DDP's
-    images/s with buckets of 5 MiB, 1.6 times with 25 (tests/bench/trainer).
-    """
-    if config.bucket_mb is not None:
-        return {"bucket_cap_mb": config.bucket_mb}
-    return {} if config.compression == "none" else {"bucket_cap_mb": 5.0}
 
 
 def _compress(replica: DistributedDataParallel, config: DistributedConfig, world: World) -> None:
@@ -118,15 +117,3 @@ def _cast_and_average(dtype, bucket):  # type: ignore[no-untyped-def]
 
     averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(copy_back)
     return averaged
-
-
-def _buffer_sync(config: DistributedConfig) -> dict[str, Any]:
-    """DDP's argument for sending rank 0's buffers before every forward pass.
-
-    Batch norm does not read its statistics in training, and they are sent before they are used
-    (World.broadcast_buffers). torch 2.13 has a new name for this and warns at the old one.
-    """
-    known = inspect.signature(DistributedDataParallel).parameters
-    return {
-        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": config.broadcast_buffers
-    }

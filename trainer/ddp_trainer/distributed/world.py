@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.rank import RankEnv
-from ddp_trainer.errors import UserError, require
+from ddp_trainer.errors import Superseded, UserError, require
 from ddp_trainer.machine import available_cpus
 
 
@@ -131,16 +131,18 @@ class World:
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Make a :class:`UserError` on any rank one on every rank, with the lowest failing rank's words.
+        """Make a :class:`UserError` or :class:`Superseded` on any rank one on every rank, in the lowest one's words.
 
         Without this the ranks that are well would wait in the next collective for the one that is gone.
         """
-        error: UserError | None = None
+        error: UserError | Superseded | None = None
+        mine: tuple[str, ...] | None = None
         try:
             yield
         except UserError as caught:
-            error = caught
-        mine = None if error is None else (error.field, error.problem, error.remedy)
+            error, mine = caught, (caught.field, caught.problem, caught.remedy)
+        except Superseded as caught:
+            error, mine = caught, (str(caught),)
         everyone: list[Any] = [mine] * self.size
         if self.is_distributed:
             dist.all_gather_object(everyone, mine)
@@ -148,6 +150,8 @@ class World:
             if theirs is not None:
                 if rank == self.rank and error is not None:
                     raise error
+                if len(theirs) == 1:
+                    raise Superseded(*theirs)
                 field, problem, remedy = theirs
                 raise UserError(field, f"{problem} (rank {rank})" if rank else problem, remedy)
 

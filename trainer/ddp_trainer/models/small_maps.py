@@ -44,17 +44,14 @@ class SmallMapConv2d(nn.Conv2d):
 
     def _one_pixel(self, input: Tensor) -> Tensor:
         """The weights that meet the image, and not its border, by the pixels that they meet."""
-        (top, left), (high, wide) = self._padding(), self.kernel_size
+        assert not isinstance(self.padding, str)
+        (top, left), (high, wide) = self.padding, self.kernel_size
         seen = input[:, :, : max(0, high - top), : max(0, wide - left)]
         if self.kernel_size == (1, 1):
             matrix = _as_matrix(self.weight)
         else:
             matrix = self.weight[:, :, top : top + seen.shape[2], left : left + seen.shape[3]].flatten(1)
         return linear(seen.flatten(1), matrix, self.bias).view(len(input), -1, 1, 1)
-
-    def _padding(self) -> tuple[int, int]:
-        assert not isinstance(self.padding, str)
-        return self.padding[0], self.padding[1]
 
     def _every_pair(self, input: Tensor, pairs: Tensor, height: int, width: int) -> Tensor:
         """A matrix from all pixels and channels to all pixels and channels; each weight stands in it several times."""

@@ -7,7 +7,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,14 +187,6 @@ class Reporter:
     def pause(self, start: Any, end: Any) -> None:
         """Leave validation or saving between two moments of the device's timeline out of the rate."""
         self._watch.pause(start, end)
-
-    def heartbeat(self) -> None:
-        """Tell the watchdog that there is progress, though no step."""
-        self._exporter.heartbeat()
-
-    def saving(self) -> AbstractContextManager[None]:
-        """Tell the watchdog that a checkpoint is being saved meanwhile."""
-        return self._exporter.saving()
 
     def trained(self, accuracy: float) -> None:
         """Report the share of right answers on the training batches since the last validation."""

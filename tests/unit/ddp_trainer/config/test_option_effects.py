@@ -89,7 +89,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "schedule.warmup_stairs": ("true", "--warmup-epochs", "2", "--warmup-start", "0.1"),
     "schedule.final": ("0.5", "--schedule", "cosine"),
     "precision.name": ("bf16",),
-    "precision.grad_scaler": ("true",),
     "precision.channels_last": ("true",),
     "precision.deterministic": ("true",),
     "precision.compile": ("true",),

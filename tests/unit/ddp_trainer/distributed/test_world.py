@@ -87,10 +87,11 @@ def test_cuda_without_a_gpu_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> 
         World.start(DistributedConfig(device="cuda"), RankEnv())
 
 
-def test_nccl_without_a_gpu_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_nccl_without_a_gpu_is_a_user_error(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"distributed.backend: nccl needs GPUs"):
-        World.start(DistributedConfig(backend="nccl"), RankEnv())
+        World.start(DistributedConfig(backend="nccl", device=device), RankEnv())
 
 
 def test_more_processes_than_gpus_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
