@@ -21,7 +21,7 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -40,7 +40,6 @@ FENCE_SHARE: Final = 2 / 3
 """Share of the duration after which a leader that was not renewed begins no more write. The rest is for its last one
 to arrive, which is given no more time than that, not even by the kernel (``ApiClient.unheard``)."""
 
-Sleep = Callable[[float], Awaitable[None]]
 Body = Mapping[str, Any]
 
 
@@ -84,40 +83,29 @@ def may_take(seen: Sighting, identity: str, now: float) -> bool:
     return seen.holder in ("", identity) or now >= seen.since + seen.duration
 
 
+@dataclass(eq=False, kw_only=True)
 class Leader:
     """One candidate. ``acquire`` it, ask ``remaining`` before each write, ``release`` it after the last one."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        *,
-        namespace: str,
-        name: str,
-        identity: str,
-        duration: int,
-        on_lost: Callable[[], None],
-        clock: Callable[[], float] = monotonic,
-        sleep: Sleep = asyncio.sleep,
-    ) -> None:
-        self._client = client
-        self._namespace = namespace
-        self._name = name
-        self.identity = identity
-        self._duration = duration
-        self._on_lost = on_lost
-        self._clock = clock
-        self._sleep = sleep
-        self._lease: Body = {}
-        """The Lease as our last renewal left it."""
-        self._good_until = float("-inf")
-        self._task: asyncio.Task[None] | None = None
-        self.follows = ""
-        """Who leads, while this process stands by."""
+    client: ApiClient
+    namespace: str
+    name: str
+    identity: str
+    duration: int
+    on_lost: Callable[[], None]
+    clock: Callable[[], float] = monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    follows: str = ""
+    """Who leads, while this process stands by."""
+    _lease: Body = field(default_factory=dict)
+    """The Lease as our last renewal left it."""
+    _good_until: float = float("-inf")
+    _task: asyncio.Task[None] | None = None
 
     def remaining(self) -> float:
         """Return for how many seconds a write that begins now may take; 0 where none may begin."""
-        left = self._good_until - self._clock()
-        return left if left > self._duration * (1 - FENCE_SHARE) else 0.0
+        left = self._good_until - self.clock()
+        return left if left > self.duration * (1 - FENCE_SHARE) else 0.0
 
     @property
     def leads(self) -> bool:
@@ -140,11 +128,11 @@ class Leader:
                     "standing by: %s leads by the Lease %s/%s; "
                     "an operator for other namespaces needs a Lease of its own: set %sLEASE_NAME",
                     self.follows or "nobody",
-                    self._namespace,
-                    self._name,
+                    self.namespace,
+                    self.name,
                     PREFIX,
                 )
-            await self._sleep(self._pause())
+            await self.sleep(self._pause())
         self.follows = ""
         logger.info("leading as %s", self.identity)
         self._task = asyncio.create_task(self._keep(), name="lease")
@@ -171,20 +159,20 @@ class Leader:
             if lease is None:
                 await self._hold("POST", self._build())
                 return None
-            seen = observe_lease(lease, before, self._clock())
-            if may_take(seen, self.identity, self._clock()):
+            seen = observe_lease(lease, before, self.clock())
+            if may_take(seen, self.identity, self.clock()):
                 await self._hold("PUT", self._taken(lease, seen))
         except ApiError as exc:
             if exc.status == 409:
                 return None  # another candidate was quicker
             raise StartupError(
-                f"the lease {self._namespace}/{self._name} cannot be taken: {exc} (HTTP {exc.status})"
+                f"the lease {self.namespace}/{self.name} cannot be taken: {exc} (HTTP {exc.status})"
             ) from exc
         return seen
 
     async def _keep(self) -> None:
         while True:
-            await self._sleep(self._pause())
+            await self.sleep(self._pause())
             led = self.leads
             try:
                 kept = await self._renew()
@@ -195,7 +183,7 @@ class Leader:
             if not kept:
                 self._good_until = float("-inf")
                 logger.error("leadership is lost: ending at once, so that another operator can work")
-                self._on_lost()
+                self.on_lost()
                 return
             if not led:
                 logger.warning("the lease is renewed, and nobody else has held it: going on")
@@ -224,12 +212,12 @@ class Leader:
             raise
 
     async def _call(self, method: str, body: Body | None = None) -> Body:
-        name = None if method == "POST" else self._name
-        seconds = self._duration * CALL_SHARE
+        name = None if method == "POST" else self.name
+        seconds = self.duration * CALL_SHARE
         try:
             async with asyncio.timeout(seconds):
-                answer: Body = await self._client.request(
-                    method, path(LEASE, self._namespace, name), body=body, kind=plural(LEASE), urgent=True
+                answer: Body = await self.client.request(
+                    method, path(LEASE, self.namespace, name), body=body, kind=plural(LEASE), urgent=True
                 )
         except TimeoutError:
             raise ClusterError(f"{method} of the lease: no answer within {seconds:.3g} s") from None
@@ -237,19 +225,19 @@ class Leader:
 
     async def _hold(self, method: str, lease: Body) -> None:
         """Write a Lease that names us. It is good from before the call: nobody can have seen it earlier."""
-        begun = self._clock()
+        begun = self.clock()
         self._lease = await self._call(method, lease)
-        self._good_until = begun + self._duration
+        self._good_until = begun + self.duration
 
     def _build(self) -> Body:
         now = _now()
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": LEASE,
-            "metadata": {"name": self._name, "namespace": self._namespace},
+            "metadata": {"name": self.name, "namespace": self.namespace},
             "spec": {
                 "holderIdentity": self.identity,
-                "leaseDurationSeconds": self._duration,
+                "leaseDurationSeconds": self.duration,
                 "acquireTime": now,
                 "renewTime": now,
                 "leaseTransitions": 0,
@@ -263,7 +251,7 @@ class Leader:
         return {**lease, "spec": spec}
 
     def _pause(self) -> float:
-        return self._duration * RETRY_SHARE * random.uniform(1.0, 1.2)
+        return self.duration * RETRY_SHARE * random.uniform(1.0, 1.2)
 
 
 def _renewed(lease: Body) -> Body:

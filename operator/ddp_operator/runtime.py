@@ -85,7 +85,7 @@ class Operator:
         home = (await self.client.connect()).default_namespace or DEFAULT_NAMESPACE
         await check_cluster(self.client, self.settings.namespaces, home=home)
         self.leader = Leader(
-            self.client,
+            client=self.client,
             namespace=home,
             name=self.settings.lease_name,
             identity=self.settings.identity or new_identity(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 from prometheus_client import (
@@ -50,32 +50,17 @@ NOT_ACCEPTED: Final = "NotAccepted"
 """Reason of a job that has begun, or would, and that the operator or the API server refuses to carry on."""
 
 
-class _Condition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-    reason: str = ""
-
-
-class _Nodes(msgspec.Struct):
-    desired: int = 0
-    ready: int = 0
-
-
 class _Status(msgspec.Struct):
     phase: str | None = None
     goodput: str | None = None
-    nodes: _Nodes = msgspec.field(default_factory=_Nodes)
-    conditions: list[_Condition] = msgspec.field(default_factory=list)
-
-
-class _Metadata(msgspec.Struct):
-    namespace: str = ""
+    nodes: dict[str, int] = {}
+    conditions: list[dict[str, Any]] = []
 
 
 class _Resource(msgspec.Struct):
     """As much of a resource as is counted; decoding no more than that takes some microseconds."""
 
-    metadata: _Metadata
+    metadata: dict[str, Any]
     status: _Status = msgspec.field(default_factory=_Status)
 
 
@@ -98,18 +83,19 @@ class Fleet(Collector):
             try:
                 found = _DECODER.decode(body)
             except msgspec.ValidationError:  # stored by another version of the CRD; the reconcile says so in status
-                found = _Resource(_Metadata())
-            namespace, status = found.metadata.namespace, found.status
+                found = _Resource({})
+            namespace, status = str(found.metadata.get("namespace", "")), found.status
             phases[namespace, status.phase if status.phase in PHASES else PENDING] += 1
             if status.phase in ("Running", "Pending", "Restarting"):
-                nodes[namespace, "desired"] += status.nodes.desired
-                nodes[namespace, "ready"] += status.nodes.ready
+                for state in ("desired", "ready"):
+                    nodes[namespace, state] += status.nodes.get(state, 0)
                 if status.goodput is not None:
                     goodputs.setdefault(namespace, []).append(_share(status.goodput))
                 for condition in status.conditions:
-                    if (condition.type, condition.status) == (c.SCHEDULED, "False"):
-                        waiting[namespace, _reason(condition.reason)] += 1
-                    if condition.type == c.ACCEPTED and condition.status != "True":
+                    kind, reason = condition.get("type"), condition.get("reason")
+                    if kind == c.SCHEDULED and condition.get("status") == "False":
+                        waiting[namespace, reason if reason in c.SCHEDULED_REASONS else OTHER] += 1
+                    if kind == c.ACCEPTED and condition.get("status") != "True":
                         waiting[namespace, NOT_ACCEPTED] += 1
         for name, text, label, counts in (
             ("jobs", "Resources by phase.", "phase", phases),
@@ -143,10 +129,6 @@ def _share(text: str) -> float:
         return min(1.0, max(0.0, float(text)))
     except ValueError:
         return 0.0
-
-
-def _reason(reason: str) -> str:
-    return reason if reason in c.SCHEDULED_REASONS else OTHER
 
 
 class Metrics:
@@ -228,9 +210,8 @@ class Metrics:
         """Count one reconcile."""
         self.reconcile_seconds.observe(seconds)
         if error is not None:
-            known = {Conflict: "Conflict", ClusterError: "Cluster"}
-            cause = next((name for of, name in known.items() if isinstance(error, of)), "Bug")
-            self.reconcile_errors.labels(cause).inc()
+            known = "Conflict" if isinstance(error, Conflict) else "Cluster"
+            self.reconcile_errors.labels(known if isinstance(error, ClusterError) else "Bug").inc()
 
     def on_call(self, verb: str, resource: str, code: str) -> None:
         """Count one call to the API server."""

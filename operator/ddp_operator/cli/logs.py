@@ -86,26 +86,26 @@ class Line:
         return self.time.removesuffix("Z")
 
 
+@dataclass(frozen=True)
 class PodLogs:
     """The logs of one job's pods."""
 
-    def __init__(self, api: Api, name: str, node: int | None, attempt: int | None, tail: int | None) -> None:
-        self._api = api
-        self._name = name
-        self._node = node
-        self._attempt = attempt
-        self._tail = tail
+    api: Api
+    name: str
+    node: int | None
+    attempt: int | None
+    tail: int | None
 
     def pods(self) -> list[LogPod]:
         """Return the pods whose container has started, by attempt and index."""
-        found = [log_pod(pod) for pod in list_pods(self._api, self._name) if _has_log(pod)]
-        chosen = [pod for pod in found if self._node in (None, pod.node) and self._attempt in (None, pod.attempt)]
+        found = [log_pod(pod) for pod in list_pods(self.api, self.name) if _has_log(pod)]
+        chosen = [pod for pod in found if self.node in (None, pod.node) and self.attempt in (None, pod.attempt)]
         return sorted(chosen, key=lambda pod: (pod.attempt, pod.node, pod.name))
 
     def is_over(self) -> bool:
         """Tell whether the job has ended or was deleted, so that no more pods will start."""
         try:
-            return (get_job(self._api, self._name).get("status") or {}).get("phase") in ENDED_PHASES
+            return (get_job(self.api, self.name).get("status") or {}).get("phase") in ENDED_PHASES
         except CommandError as error:
             if error.code == ExitCode.NOT_FOUND:
                 return True
@@ -117,12 +117,12 @@ class PodLogs:
         A stream that breaks off while the pod runs is resumed after its last line.
         """
         query = {"container": pod.container, "timestamps": "true", "follow": str(follow).lower()}
-        query |= {} if self._tail is None else {"tailLines": str(self._tail)}
-        path = api_path("v1", "pods", self._api.namespace, pod.name, "log")
+        query |= {} if self.tail is None else {"tailLines": str(self.tail)}
+        path = api_path("v1", "pods", self.api.namespace, pod.name, "log")
         last = ""
         while True:
             try:
-                for text in self._api.lines(path, query, timeout=_FOLLOW_SECONDS if follow else 30.0):
+                for text in self.api.lines(path, query, timeout=_FOLLOW_SECONDS if follow else 30.0):
                     line = split_line(text, pod)
                     if line.order > last:
                         last = line.order
@@ -143,7 +143,7 @@ class PodLogs:
     def _runs(self, pod: LogPod) -> bool:
         return any(
             entry["metadata"]["name"] == pod.name and (entry.get("status") or {}).get("phase") == "Running"
-            for entry in list_pods(self._api, self._name)
+            for entry in list_pods(self.api, self.name)
         )
 
 

@@ -109,14 +109,7 @@ class ObjectCache:
         found: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
         for ident in sorted(self._children.get(key, ())):
             found[ident[0]].append(msgspec.json.decode(self._objects[ident].body))
-        return Snapshot(
-            resource=msgspec.json.decode(resource.body),
-            services=tuple(found["Service"]),
-            config_maps=tuple(found["ConfigMap"]),
-            jobs=tuple(found["Job"]),
-            pods=tuple(found["Pod"]),
-            policies=tuple(found["NetworkPolicy"]),
-        )
+        return build_snapshot(msgspec.json.decode(resource.body), found)
 
     def entry(self, kind: str, namespace: str, name: str) -> Entry | None:
         """Return what is remembered of one object."""
@@ -161,6 +154,18 @@ class ObjectCache:
             family.discard(ident)
             if not family:
                 del self._children[entry.key]
+
+
+def build_snapshot(resource: Object, found: Mapping[str, Iterable[Object]]) -> Snapshot:
+    """Return a resource with its children, which are ``found`` by kind."""
+    return Snapshot(
+        resource=resource,
+        services=tuple(found["Service"]),
+        config_maps=tuple(found["ConfigMap"]),
+        jobs=tuple(found["Job"]),
+        pods=tuple(found["Pod"]),
+        policies=tuple(found["NetworkPolicy"]),
+    )
 
 
 def trimmed(kind: str, obj: Object) -> Object:

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,8 +19,10 @@ import kopf
 import msgspec
 
 from ddp_operator import __version__
-from ddp_operator.cluster import ClusterError
+from ddp_operator.cluster import ClusterError, Conflict, Refused
 from ddp_operator.kube.errors import ApiError, StartupError
+from ddp_operator.kube.resources import path as path_of
+from ddp_operator.kube.resources import plural
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 OnCall = Callable[[str, str, str], None]
@@ -37,7 +40,13 @@ LONGEST_PAUSE = 30.0
 """Seconds that a Retry-After is honoured at most."""
 RENEW_BEFORE = timedelta(seconds=30)
 
+INVALID = frozenset({400, 413, 422})
+"""What the API server answers where it will never take a body."""
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+class NotFound(ClusterError):
+    """There is no such object, namespace or kind (404)."""
 
 
 class RateLimiter:
@@ -247,6 +256,32 @@ class ApiClient:
         return made
 
 
+async def call(
+    client: ApiClient,
+    method: str,
+    kind: str,
+    namespace: str | None,
+    name: str | None = None,
+    subresource: str | None = None,
+    *,
+    refusable: bool = False,
+    **options: Any,
+) -> Any:
+    """Make a call about one object, or about a list of them, and return the parsed JSON.
+
+    Raises: NotFound, Conflict, ClusterError; where it is ``refusable``, Refused for what a repetition cannot change.
+    """
+    try:
+        return await client.request(method, path_of(kind, namespace, name, subresource), kind=plural(kind), **options)
+    except ApiError as error:
+        if refusable and error.status == 403:
+            raise Refused(error.message, reason="Forbidden") from error
+        if refusable and error.status in INVALID:
+            raise Refused(error.message, reason="Invalid") from error
+        known = {404: NotFound, 409: Conflict}
+        raise known.get(error.status, ClusterError)(str(error)) from error
+
+
 def _expires(info: kopf.ConnectionInfo) -> bool:
     if info.expiration is None:
         return False
@@ -254,18 +289,9 @@ def _expires(info: kopf.ConnectionInfo) -> bool:
     return datetime.now(UTC) >= expiration - RENEW_BEFORE
 
 
-def _transport(info: kopf.ConnectionInfo) -> tuple[object, ...]:
-    return (
-        info.server,
-        info.ca_path,
-        info.ca_data,
-        info.insecure,
-        info.proxy_url,
-        info.certificate_path,
-        info.certificate_data,
-        info.private_key_path,
-        info.private_key_data,
-    )
+def _transport(info: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
+    """Return what of the credentials belongs to the connection and not to a request."""
+    return replace(info, scheme=None, username=None, password=None, token=None, default_namespace=None, expiration=None)
 
 
 def _decode(raw: bytes, status: int) -> Any:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from ddp_operator.cluster import (
     AlreadyExists,
-    ChildKind,
     ClusterError,
     Conflict,
     Event,
@@ -22,12 +21,11 @@ from ddp_operator.cluster import (
     controller_of,
 )
 from ddp_operator.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
-from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, ObjectCache, key_of, trimmed
-from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, ObjectCache, build_snapshot, key_of, trimmed
+from ddp_operator.kube.client import INVALID, ApiClient, NotFound, call
 from ddp_operator.kube.errors import ApiError
 from ddp_operator.kube.event_reader import EventReader
 from ddp_operator.kube.event_writer import EventWriter
-from ddp_operator.kube.objects import INVALID, NotFound, call
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.kubeobjects.timestamps import format_time, utc_now
@@ -75,20 +73,11 @@ class KubeCluster:
         resource = await self._get(KIND, key.namespace, key.name)
         if resource is None:
             return None
-        found: dict[str, tuple[Object, ...]] = {}
+        found: dict[str, list[Object]] = {}
         for kind in CHILD_KINDS:
-            found[kind] = tuple(
-                trimmed(kind, {"apiVersion": "batch/v1" if kind == "Job" else "v1", "kind": kind} | item)
-                for item in await self._list(kind, key)
-            )
-        return Snapshot(
-            resource=trimmed(KIND, resource),
-            services=found["Service"],
-            config_maps=found["ConfigMap"],
-            jobs=found["Job"],
-            pods=found["Pod"],
-            policies=found["NetworkPolicy"],
-        )
+            head = {"apiVersion": "batch/v1" if kind == "Job" else "v1", "kind": kind}
+            found[kind] = [trimmed(kind, head | item) for item in await self._list(kind, key)]
+        return build_snapshot(trimmed(KIND, resource), found)
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
         """Return them from the store, or from the API server where there is no store."""
@@ -150,10 +139,39 @@ class KubeCluster:
         self._remember("Job", job)
 
     async def delete(
-        self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        resource_version: str | None = None,
+        grace_seconds: int | None = None,
     ) -> None:
-        """Delete a child if it still is the one of this UID, and at this version where one is given."""
-        await self._delete(kind, namespace, name, uid, resource_version=resource_version)
+        """Delete an object if it still is the one of this UID, and at this version where one is given."""
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        }
+        if resource_version is not None:
+            body["preconditions"]["resourceVersion"] = resource_version
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        answer: Any = None  # gone, or replaced by a namesake: this one does not exist any more
+        try:
+            answer = await call(self._client, "DELETE", kind, namespace, name, body=body)
+        except NotFound:
+            pass
+        except Conflict:
+            found = await self._look_again(kind, namespace, name)
+            if found is not None and found["metadata"].get("uid") == uid:
+                raise
+        if _still_there(answer):
+            self._remember(kind, answer)
+        else:
+            self._mark_deleted(kind, namespace, name, uid)
 
     async def discard(self, manifest: Object) -> None:
         """Look whose the object of that name is; delete it if it is ours."""
@@ -164,7 +182,7 @@ class KubeCluster:
             and controller_of(found).get("uid") == controller_of(manifest).get("uid")
             and "deletionTimestamp" not in found["metadata"]
         ):
-            await self._delete(kind, meta["namespace"], meta["name"], found["metadata"]["uid"])
+            await self.delete(kind, meta["namespace"], meta["name"], uid=found["metadata"]["uid"])
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Read the Job by its name, and its pods by the label that is the Job controller's own."""
@@ -176,9 +194,12 @@ class KubeCluster:
         pods = await call(self._client, "GET", "Pod", namespace, refusable=True, params=params)
         own = [item for item in pods.get("items") or () if controller_of(item).get("uid") == uid]
         found = [("Job", job), *(("Pod", item) for item in own)]
-        lost = [(kind, item) for kind, item in found if not _has_labels(item, labels)]
-        for kind, item in lost:
+        lost = False
+        for kind, item in found:
             meta = item["metadata"]
+            if labels.items() <= (meta.get("labels") or {}).items():
+                continue
+            lost = True
             # Labels of a pod can be written with its status, which the operator may patch; it may not patch pods.
             part = "status" if kind == "Pod" else None
             body = {"metadata": {"uid": meta["uid"], "labels": dict(labels)}}
@@ -186,7 +207,7 @@ class KubeCluster:
                 self._remember(kind, await self._patch(kind, namespace, meta["name"], body, part, refusable=True))
             except NotFound:
                 return False
-        return bool(lost)
+        return lost
 
     async def node(self, name: str) -> Object | None:
         """Read a node: seldom, where a pod on it does not end."""
@@ -215,11 +236,11 @@ class KubeCluster:
             self._mark_deleted("Pod", meta["namespace"], meta["name"], meta["uid"])
             return
         self._remember("Pod", failed)
-        await self._delete("Pod", meta["namespace"], meta["name"], meta["uid"], grace_seconds=0)
+        await self.delete("Pod", meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource; the garbage collector follows with its children."""
-        await self._delete(KIND, key.namespace, key.name, uid, resource_version=resource_version)
+        await self.delete(KIND, key.namespace, key.name, uid=uid, resource_version=resource_version)
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         """Replace the status by PUT to the status subresource.
@@ -303,40 +324,6 @@ class KubeCluster:
         self._remember(kind, found)
         return found
 
-    async def _delete(
-        self,
-        kind: str,
-        namespace: str,
-        name: str,
-        uid: str,
-        *,
-        resource_version: str | None = None,
-        grace_seconds: int | None = None,
-    ) -> None:
-        body: dict[str, Any] = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "propagationPolicy": "Background",
-            "preconditions": {"uid": uid},
-        }
-        if resource_version is not None:
-            body["preconditions"]["resourceVersion"] = resource_version
-        if grace_seconds is not None:
-            body["gracePeriodSeconds"] = grace_seconds
-        answer: Any = None  # gone, or replaced by a namesake: this one does not exist any more
-        try:
-            answer = await call(self._client, "DELETE", kind, namespace, name, body=body)
-        except NotFound:
-            pass
-        except Conflict:
-            found = await self._look_again(kind, namespace, name)
-            if found is not None and found["metadata"].get("uid") == uid:
-                raise
-        if _still_there(answer):
-            self._remember(kind, answer)
-        else:
-            self._mark_deleted(kind, namespace, name, uid)
-
     def _remember(self, kind: str, obj: Object) -> None:
         if self._store is not None and (kind == KIND or kind in CHILD_KINDS):
             self._store.apply(kind, obj)
@@ -353,10 +340,6 @@ class KubeCluster:
             key = self._store.mark_deleted(kind, namespace, name, uid)
             if key is not None and self._on_change is not None:
                 self._on_change(key)
-
-
-def _has_labels(item: Object, labels: Mapping[str, str]) -> bool:
-    return labels.items() <= (item["metadata"].get("labels") or {}).items()
 
 
 def _still_there(answer: object) -> bool:

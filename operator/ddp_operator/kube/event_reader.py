@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ddp_operator.cluster import Object
-from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.objects import call
+from ddp_operator.kube.client import ApiClient, call
 
 LIMIT: Final = 50
 """Events about one object."""

@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Key
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube.cache import GONE, UNWATCHED_KINDS, ObjectCache, key_of
-from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.client import ApiClient, NotFound, call
 from ddp_operator.kube.cluster import METADATA_ONLY
-from ddp_operator.kube.objects import NotFound, call
 
 logger = logging.getLogger(__name__)
 
@@ -36,26 +36,18 @@ Laggard = tuple[str, dict[str, Any]]
 """A kind, and the metadata of an object that is newer in the list than in the store."""
 
 
+@dataclass(eq=False)
 class Resync:
     """Keeps a store true. ``on_change`` is told of every resource for which something was found."""
 
-    def __init__(
-        self,
-        client: ApiClient,
-        store: ObjectCache,
-        *,
-        namespaces: Sequence[str],
-        interval: float,
-        on_change: Callable[[Key], None],
-    ) -> None:
-        self._client = client
-        self._store = store
-        self._scopes: tuple[str | None, ...] = tuple(namespaces) or (None,)
-        self._interval = interval
-        self._on_change = on_change
-        self._nudged = asyncio.Event()
-        self.synced = asyncio.Event()
-        """Set once everything that existed at the start has been seen."""
+    client: ApiClient
+    store: ObjectCache
+    namespaces: Sequence[str]
+    interval: float
+    on_change: Callable[[Key], None]
+    synced: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once everything that existed at the start has been seen."""
+    _nudged: asyncio.Event = field(default_factory=asyncio.Event)
 
     def nudge(self) -> None:
         """Say that a watch began anew, so that deletions may have been missed: compare soon."""
@@ -68,7 +60,7 @@ class Resync:
         while True:
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: until Python 3.12 it loses a cancellation that comes together with the event.
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(self.interval):
                     await self._nudged.wait()
                 await asyncio.sleep(NUDGE_DELAY)  # the new listing of the watch is still under way
             self._nudged.clear()
@@ -104,30 +96,30 @@ class Resync:
 
     async def _compare(self) -> list[Laggard]:
         lagging: list[Laggard] = []
-        for scope in self._scopes:
+        for scope in self.namespaces or (None,):
             for kind in (*WATCHED, *UNWATCHED_KINDS):
                 lagging += await self._compare_one(kind, scope)
         return lagging
 
     async def _compare_one(self, kind: str, scope: str | None) -> list[Laggard]:
         # What was there before the list and is not in it is gone. What came after the list began is not judged.
-        before = self._store.entries(kind, [scope] if scope else [])
+        before = self.store.entries(kind, [scope] if scope else [])
         items, version = await self._list(kind, scope)
         listed = {str(item["metadata"].get("uid")) for item in items}
         for uid, ((_, namespace, name), _) in before.items():
             if uid not in listed:
-                key = self._store.mark_deleted(kind, namespace, name, uid, version)
+                key = self.store.mark_deleted(kind, namespace, name, uid, version)
                 if key is not None:
                     logger.info("%s %s/%s is gone; its deletion was missed", kind, namespace, name)
-                    self._on_change(key)
+                    self.on_change(key)
         if kind in UNWATCHED_KINDS:
             for item in items:
-                key = self._store.apply(kind, item)
+                key = self.store.apply(kind, item)
                 if key is not None:
-                    self._on_change(key)
+                    self.on_change(key)
             return []
         metas = [item["metadata"] for item in items if key_of(kind, item["metadata"]) is not None]
-        return [(kind, meta) for meta in metas if not self._store.is_current(kind, meta)]
+        return [(kind, meta) for meta in metas if not self.store.is_current(kind, meta)]
 
     async def _list(self, kind: str, scope: str | None) -> tuple[list[dict[str, Any]], float]:
         """Return the objects of a kind (metadata only) and the version at which the list was true."""
@@ -136,7 +128,7 @@ class Resync:
             params["labelSelector"] = CHILD_SELECTOR
         items: list[dict[str, Any]] = []
         while True:
-            page = await call(self._client, "GET", kind, scope, params=params, accept=METADATA_ONLY)
+            page = await call(self.client, "GET", kind, scope, params=params, accept=METADATA_ONLY)
             items += page.get("items") or []
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
@@ -152,7 +144,7 @@ class Resync:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + GRACE
         while True:
-            left = [(kind, meta) for kind, meta in lagging if not self._store.is_current(kind, meta)]
+            left = [(kind, meta) for kind, meta in lagging if not self.store.is_current(kind, meta)]
             if len(left) < len(lagging):
                 deadline = loop.time() + GRACE
             if not left or loop.time() > deadline:
@@ -162,9 +154,9 @@ class Resync:
 
     async def _read(self, kind: str, meta: dict[str, Any]) -> None:
         try:
-            obj = await call(self._client, "GET", kind, meta["namespace"], meta["name"])
+            obj = await call(self.client, "GET", kind, meta["namespace"], meta["name"])
         except NotFound:
             return
-        key = self._store.apply(kind, obj)
+        key = self.store.apply(kind, obj)
         if key is not None:
-            self._on_change(key)
+            self.on_change(key)

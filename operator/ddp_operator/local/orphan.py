@@ -22,8 +22,7 @@ from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.summary import describe_run
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
-from ddp_operator.status.observation import Observation
-from ddp_operator.status.state import State
+from ddp_operator.status.observation import Observation, State
 
 
 def close_record(folder: RunFolder) -> bool:

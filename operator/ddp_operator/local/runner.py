@@ -35,10 +35,9 @@ from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
-from ddp_operator.status.claims import exclusive_claim
 from ddp_operator.status.describe import take_values
-from ddp_operator.status.observation import Observation
-from ddp_operator.status.state import State
+from ddp_operator.status.observation import Observation, State
+from ddp_operator.status.ownership import exclusive_claim
 from ddp_operator.workqueue import backoff
 
 Object = Mapping[str, Any]

@@ -16,7 +16,6 @@ from ddp_operator.cluster import AlreadyExists, Cluster, Key, Refused, ServerErr
 from ddp_operator.manifests.children import build_children
 from ddp_operator.reconcile.memory import Memory, seconds_since
 from ddp_operator.status import lost_nodes
-from ddp_operator.status.claims import exclusive_claim, refuse_second
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.decision import (
     Action,
@@ -29,7 +28,7 @@ from ddp_operator.status.decision import (
     SuspendJob,
 )
 from ddp_operator.status.observation import Observation
-from ddp_operator.status.ownership import explain_conflict, is_owned
+from ddp_operator.status.ownership import exclusive_claim, explain_conflict, is_owned, refuse_second
 from ddp_operator.status.views import JobView
 
 # A child of an older resource of this name is being deleted: nothing tells when it is gone.
@@ -61,7 +60,8 @@ class Executor:
         memory.checked = spec
         if job.status.attempt > 0:
             return None
-        return _refusal_of(await self._explain(memory, self._dry_run(job, observation, children, memory)))
+        outcome = await self._explain(memory, self._dry_run(job, observation, children, memory))
+        return outcome if isinstance(outcome, Refusal) else None
 
     async def execute(
         self, job: DDPTrainingJob, observation: Observation, actions: Iterable[Action], memory: Memory
@@ -166,10 +166,6 @@ class Executor:
             leaving = "deletionTimestamp" in (error.existing.get("metadata") or {})
             return _WAIT_FOR_COLLECTOR if leaving or not is_owned(job, error.existing) else None
         return None
-
-
-def _refusal_of(outcome: Outcome) -> Refusal | None:
-    return outcome if isinstance(outcome, Refusal) else None
 
 
 def _job(observation: Observation, name: str) -> JobView:

@@ -24,9 +24,8 @@ from ddp_operator.status import lost_nodes, scheduling, stragglers
 from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
-from ddp_operator.status.lost_labels import may_have_lost_labels
 from ddp_operator.status.observation import Children, Observation, Problem, view_children
-from ddp_operator.status.ownership import is_owned
+from ddp_operator.status.ownership import is_owned, may_have_lost_labels
 from ddp_operator.status.stragglers import Ranks
 from ddp_operator.status.views import NodeView, PodView, view_node
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -18,18 +19,13 @@ MINOR_INTERVAL = 30.0
 """Seconds between two writes of one status that change nothing which `kubectl get` prints."""
 
 
+@dataclass(frozen=True)
 class StatusWriter:
     """Writes statuses, posts their Events and hands transitions to the operator's metrics."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        clock: Callable[[], datetime],
-        on_transition: Callable[[Transition], None] | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._on_transition = on_transition
+    cluster: Cluster
+    clock: Callable[[], datetime]
+    on_transition: Callable[[Transition], None] | None = None
 
     async def write(self, key: Key, resource: Object, old: Status, new: Status, memory: Memory) -> float | None:
         """Write ``new`` where it differs from what ``resource`` has.
@@ -38,18 +34,18 @@ class StatusWriter:
         """
         if new == old:
             return None
-        now = self._clock()
+        now = self.clock()
         since = seconds_since(memory.status_written, now)
         if since < MINOR_INTERVAL and is_minor_change(old, new):
             return MINOR_INTERVAL - since
         memory.status_written = now
         version = resource["metadata"]["resourceVersion"]
-        await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
-        if self._on_transition is not None:
+        await self.cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
+        if self.on_transition is not None:
             for transition in find_transitions(old, new, now):
-                self._on_transition(transition)
+                self.on_transition(transition)
         # The status is written, so an event that is lost now is lost; nothing else may be.
         with suppress(ClusterError):
             for event in transition_events(old, new):
-                await self._cluster.emit(resource, event)
+                await self.cluster.emit(resource, event)
         return None

@@ -10,7 +10,6 @@ from typing import Final
 from ddp_operator.api.status import Condition, ConditionStatus
 from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.status.observation import Observation, Pods
-from ddp_operator.status.views import PodView
 
 ACCEPTED: Final = "Accepted"
 SUSPENDED: Final = "Suspended"
@@ -105,6 +104,7 @@ FINISHED: Final = "Finished"
 
 # A launcher serves its page within a second of its start; so long a silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
+_OF_PAGE = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,16 @@ def describe_rendezvous(
         )
     page = observation.page
     if page is None:
-        stands = not observation.page_requested and before is not None and _is_news_of_page(before)
+        # What only a page can have said stands until the next page is read.
+        stands = not observation.page_requested and before is not None and before.reason in _OF_PAGE
         if before is not None and (before.status == "True" or stands):
             return Fact(RENDEZVOUSED, before.status, before.reason, before.message)
     elif page.training or page.launcher_phase in ("Running", "Stopping", "Done"):
         return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous")
     elif not page.launcher_phase and before is not None and before.status == "True":
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
-    if page is None and observation.page_requested and all(_is_old(pod, now) for pod in newest.values()):
+    old = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in newest.values())
+    if page is None and observation.page_requested and old:
         message = "the operator cannot read the metrics page of pod 0, so it does not know whether training has started"
         return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, message)
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
@@ -176,15 +178,6 @@ def describe_rendezvous(
     workers = f"workers are restarting in place, restart {restarts}" if restarts else "workers have not started yet"
     message = f"{nodes}/{nodes} pods running; {workers}{phase}"
     return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, message)
-
-
-def _is_news_of_page(condition: Condition) -> bool:
-    """Tell whether only a page can have said it, so that it stands until the next page is read."""
-    return condition.reason in (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
-
-
-def _is_old(pod: PodView, now: datetime) -> bool:
-    return pod.started is not None and now - pod.started > _PAGE_PATIENCE
 
 
 def describe_distribution(pods: Pods) -> Fact | None:

@@ -13,10 +13,9 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.cleanup import LATER, is_about_to_fail
 from ddp_operator.status.decision import Action, Decision, DeleteJob, EnsureChildren, ResizeJob, SuspendJob
 from ddp_operator.status.describe import describe
-from ddp_operator.status.observation import Pods
+from ddp_operator.status.observation import Pods, State
 from ddp_operator.status.queueing import is_queued
 from ddp_operator.status.scheduling import event_poll_delay
-from ddp_operator.status.state import State
 from ddp_operator.status.views import JobView
 
 SOON = 1.0
@@ -59,7 +58,8 @@ def converge(state: State, progress_interval: float) -> Decision:
             actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
         if not observation.shared_complete and not attempt_job.finished and refusal is None:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
-    described = describe(state, _note_resumption(state))
+    resumed = {"start_time": truncate(now), "attempt_time": truncate(now)} if deadlines.resumes(job) else {}
+    described = describe(state, replace(state.status, **resumed))
     if described.phase == "Running" or (described.phase == "Restarting" and pods):
         waits.append(scrape_interval(described, now, progress_interval))
     for deadline in (deadlines.active(job, attempt_job, now), deadlines.pending(job, attempt_job, pods, now)):
@@ -169,9 +169,3 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
     if attempt_job.suspended != state.spec.suspend:
         return [SuspendJob(attempt_job.name, state.spec.suspend)]
     return []
-
-
-def _note_resumption(state: State) -> Status:
-    if not deadlines.resumes(state.job):
-        return state.status
-    return replace(state.status, start_time=truncate(state.now), attempt_time=truncate(state.now))

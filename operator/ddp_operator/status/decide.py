@@ -33,10 +33,9 @@ from ddp_operator.status.decision import (
 )
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
-from ddp_operator.status.observation import Observation
+from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.queueing import is_queued, was_suspending
 from ddp_operator.status.reason import take_facts
-from ddp_operator.status.state import State
 from ddp_operator.status.views import PodView
 
 # While a silent pod is waited for: of its node no event tells.

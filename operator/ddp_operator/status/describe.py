@@ -27,11 +27,10 @@ from ddp_operator.status.conditions import Fact
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.diagnosis import find_in_place
 from ddp_operator.status.lost_nodes import describe_lost_contact
-from ddp_operator.status.observation import Observation, Pods
+from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.queueing import waits_in_queue
 from ddp_operator.status.reason import take_facts
 from ddp_operator.status.scheduling import describe_scheduling
-from ddp_operator.status.state import State
 from ddp_operator.status.stragglers import describe_stall
 
 
@@ -165,11 +164,6 @@ def _newer_checkpoint(
     return replace(found, time=truncate(now))
 
 
-def _has_stepped(page: Page) -> bool:
-    """Tell whether a step was made since the workers' start: the run's own count comes from the checkpoint."""
-    return page.training and page.values.get(constants.METRIC_STEPS, 1.0) > 0
-
-
 def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime) -> Status:
     created = parse_time(job.created)
     wall = (now - created).total_seconds() if created else 0.0
@@ -187,7 +181,9 @@ def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime) -
 
 def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> LastRestart | None:
     """Return what a restart has cost, once the workers have made a step."""
-    if restart is None or restart.recovery_seconds is not None or not _has_stepped(page):
+    # Since the workers' start: the run's own count comes from the checkpoint.
+    stepped = page.training and page.values.get(constants.METRIC_STEPS, 1.0) > 0
+    if restart is None or restart.recovery_seconds is not None or not stepped:
         return restart
     known = restart.step is not None and page.began_at is not None
     return replace(

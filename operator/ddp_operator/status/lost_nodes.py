@@ -78,7 +78,13 @@ def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime,
     if look is not None:
         waits.append(look)
     found = [FailPod(pod.name, pod.uid, message) for pod, message in lost_pods(job, observation, now)]
-    return found + [_free_again(pod) for pod in (*observation.pods, *observation.orphans) if _is_half_freed(pod)]
+    for pod in (*observation.pods, *observation.orphans):
+        reported = pod.raw.get("status") or {}
+        freed = pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
+        if pod.phase == "Failed" and reported.get("reason") == REASON and not freed:
+            # An operator has declared it failed, and ended before it could take the pod away.
+            found.append(FailPod(pod.name, pod.uid, str(reported.get("message") or "")))
+    return found
 
 
 def next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
@@ -94,16 +100,6 @@ def remember(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
         if node:
             kept = [*(name for name in kept if name != node), node]
     return tuple(kept[-MAX_NODES:])
-
-
-def _is_half_freed(pod: PodView) -> bool:
-    """Tell whether an operator has declared a pod failed, and ended before it could take the pod away."""
-    ours = pod.phase == "Failed" and pod.raw["status"].get("reason") == REASON
-    return ours and pod.raw["metadata"].get("deletionGracePeriodSeconds") != 0
-
-
-def _free_again(pod: PodView) -> FailPod:
-    return FailPod(pod.name, pod.uid, str(pod.raw["status"].get("message") or ""))
 
 
 def _pods(children: Children) -> Iterator[PodView]:

@@ -1,4 +1,4 @@
-"""Everything a decision rests on beside the resource itself, as one immutable value."""
+"""Everything a decision rests on, as immutable values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from ddp_operator import names
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Nodes, Straggler
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Nodes, Status, Straggler
 from ddp_operator.cluster import Snapshot, controller_of
 from ddp_operator.failures.termination import Termination
 from ddp_operator.progress import Page, RankSample, StalledRank
+from ddp_operator.status.decision import Refusal
 from ddp_operator.status.views import JobView, NodeView, PodView, view_job, view_pod
 
 
@@ -124,3 +126,33 @@ def view_children(job: DDPTrainingJob, snapshot: Snapshot) -> Children:
         elif owner.get("kind") == "Job" and names.is_job_name(str(owner.get("name")), job.name):
             orphans.append(view_pod(raw))
     return Children(own_jobs, tuple(own_pods), tuple(orphans))
+
+
+@dataclass(frozen=True)
+class State:
+    """A resource, what is observed of it, and the time. ``refusal``: its spec as it stands cannot be carried out."""
+
+    job: DDPTrainingJob
+    observation: Observation
+    now: datetime
+    refusal: Refusal | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """What is wanted."""
+        return self.job.spec
+
+    @property
+    def status(self) -> Status:
+        """The ledger, as it was written last."""
+        return self.job.status
+
+    @cached_property
+    def attempt_job(self) -> JobView | None:
+        """The Job of the current attempt."""
+        return self.observation.job(self.status.attempt)
+
+    @cached_property
+    def pods(self) -> Pods:
+        """The pods of the current attempt."""
+        return self.observation.pods_of(self.status.attempt)

@@ -1,14 +1,17 @@
-"""Whose a child is: this resource's own, one left by a deleted resource of the same name, or somebody else's."""
+"""Whose things are: a child this resource's own, a former namesake's or somebody else's; a claim the first job's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cluster import ChildKind, controller_of
+from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Refusal
+from ddp_operator.status.observation import Children
 
 
 def is_owned(job: DDPTrainingJob, raw: Mapping[str, Any]) -> bool:
@@ -39,3 +42,44 @@ def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | N
         f"metadata.name: a {kind} named {name} that does not belong to this job exists in namespace {job.namespace}; "
         "rename the job or delete that object",
     )
+
+
+def exclusive_claim(job: DDPTrainingJob) -> str | None:
+    """Return the claim of the job's checkpoints, unless other jobs may write to it as well."""
+    checkpoint = job.spec.checkpoint
+    return None if checkpoint is None or checkpoint.shared else checkpoint.claim_name
+
+
+def refuse_second(job: DDPTrainingJob, claim: str, others: Iterable[Mapping[str, Any]]) -> Refusal | None:
+    """Refuse a job that has not started where one of ``others``, which name the same claim, came first."""
+    for other in others:
+        metadata, status = other["metadata"], other.get("status") or {}
+        phase, started = status.get("phase") or "Pending", bool(status.get("attempt"))
+        # Of those that have not started yet the oldest is first.
+        older = (str(metadata.get("creationTimestamp") or ""), str(metadata["uid"])) < (job.created, job.uid)
+        if metadata["uid"] != job.uid and phase not in ENDED_PHASES and (started or older):
+            return Refusal(
+                c.CLAIM_IN_USE,
+                f"spec.checkpoint.claimName: job {metadata['name']} ({phase}) writes its checkpoints to claim {claim}; "
+                "this job starts when that one has ended. Where each writes files of its own, set "
+                "spec.checkpoint.shared: true",
+            )
+    return None
+
+
+def may_have_lost_labels(job: DDPTrainingJob, children: Children) -> bool:
+    """Tell whether the current attempt may have children that are not among these.
+
+    Its Job counts more pods than are seen, or pods are seen whose Job is not. Mostly the news is only late.
+    """
+    name = job.status.job_name
+    current = next((view for view in children.jobs if view.name == name), None)
+    if current is None:
+        left = (pod for pod in children.orphans if pod.alive and not pod.deleting)
+        return any(controller_of(pod.raw).get("name") == name for pod in left)
+    # A pod that has failed is still counted as active until it is replaced, after the Job controller's back-off.
+    own = [pod for pod in children.pods if controller_of(pod.raw).get("uid") == current.uid]
+    seen = sum(
+        pod.alive or constants.JOB_TRACKING_FINALIZER in (pod.raw["metadata"].get("finalizers") or ()) for pod in own
+    )
+    return int((current.raw.get("status") or {}).get("active") or 0) > seen

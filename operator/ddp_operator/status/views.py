@@ -202,9 +202,11 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
     node_name = (raw.get("spec") or {}).get("nodeName") or ""
     # A scheduler that lost a race for the pod may leave its complaint behind: what has a node is placed.
     scheduled = {} if node_name else conditions.get("PodScheduled") or {}
-    waiting_reason, waiting_message = ("", "") if _trains(raw) else _waiting(status, scheduled)
+    # What a sidecar waits for keeps a training container that runs from nothing.
+    trains = _trainer_state(raw).get("running") is not None
+    waiting_reason, waiting_message = ("", "") if trains else _waiting(status, scheduled)
     index = (metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX)
-    trainer_end = _trainer_end(raw)
+    ended = _trainer_state(raw).get("terminated")
     disruption, ready = conditions.get("DisruptionTarget") or {}, conditions.get("Ready") or {}
     unready_since = parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
     # The kubelet takes both conditions away together, the node controller of a silent node only Ready.
@@ -227,8 +229,8 @@ def view_pod(raw: Mapping[str, Any]) -> PodView:
         disrupted=disruption.get("status") == "True",
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
-        termination=_evicted(raw, trainer_end) if trainer_end else _other_end(raw),
-        trained=trainer_end is not None,
+        termination=_evicted(raw, _end(ended)) if ended else _other_end(raw),
+        trained=bool(ended),
         raw=raw,
         disruption=str(disruption.get("reason") or ""),
         disruption_message=str(disruption.get("message") or "")[:_MAX_WORDS],
@@ -275,17 +277,6 @@ def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     trainer = find_trainer(raw).get("name")
     found = (raw.get("status") or {}).get("containerStatuses") or []
     return next((one.get("state") or {} for one in found if one.get("name") == trainer), {})
-
-
-def _trains(raw: Mapping[str, Any]) -> bool:
-    """Tell whether the training container runs: what a sidecar waits for keeps it from nothing."""
-    return _trainer_state(raw).get("running") is not None
-
-
-def _trainer_end(raw: Mapping[str, Any]) -> Termination | None:
-    """Return what ended the training container."""
-    ended = _trainer_state(raw).get("terminated")
-    return _end(ended) if ended else None
 
 
 def _evicted(raw: Mapping[str, Any], end: Termination) -> Termination:

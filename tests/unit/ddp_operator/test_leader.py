@@ -94,7 +94,7 @@ class Candidate:
     def __init__(self, place: Place, name: str) -> None:
         self.lost = 0
         self.leader = Leader(
-            place,  # type: ignore[arg-type]
+            client=place,  # type: ignore[arg-type]
             namespace="home", name="ddp-operator", identity=name, duration=DURATION,
             on_lost=self._lose, clock=lambda: place.now, sleep=place.sleep,
         )  # fmt: skip

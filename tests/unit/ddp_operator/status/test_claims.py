@@ -8,7 +8,7 @@ import pytest
 from ddp_operator import constants
 from ddp_operator.cluster import Key
 from ddp_operator.kube.cache import ObjectCache
-from ddp_operator.status.claims import refuse_second
+from ddp_operator.status.ownership import refuse_second
 from ddp_operator.why import explain_why
 from tests.support.builders import NOW, job, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
