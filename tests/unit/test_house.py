@@ -36,7 +36,6 @@ LONG_MODULES = {
     "operator/ddp_operator/local/job_controller.py": "one decision of Kubernetes', which is read beside its source",
     "operator/ddp_operator/local/runner.py": "one run from its first line to its summary, in one event loop",
     "operator/ddp_operator/progress.py": "one page of series, parsed, and turned into progress by one set of rules",
-    "operator/ddp_operator/status/views.py": "what is read of a Job, a pod and a node, field by field",
 }
 SIZE_LIMIT = 512 * 1024
 
