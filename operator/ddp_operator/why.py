@@ -19,7 +19,7 @@ from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
 from ddp_operator.status.reason import find_blocker, find_obstacle
 
-_LOOK_AT_LOGS: Final = "Look at its last words: ddp logs {name}."
+_LOOK_AT_LOGS: Final = "Look at the end of its log: ddp logs {name}."
 # reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.
 REMEDIES: Final = {
     # Accepted

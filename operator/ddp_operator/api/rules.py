@@ -28,12 +28,6 @@ class Rule:
         return "oldSelf" in self.cel
 
 
-def _port(at: str) -> Rule:
-    return Rule(
-        at, "self >= 1024 && self <= 65535", "must be a port between 1024 and 65535; leave it out to use the default"
-    )
-
-
 def _between(at: str, least: int, most: int, remedy: str) -> Rule:
     return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
@@ -56,7 +50,7 @@ ONCE_ENDED = ("nodes", "suspend", "recovery", "activeDeadlineSeconds", "pendingD
 
 
 def _immutable() -> Rule:
-    """A refused job may be mended in place, and one of which no pod has run; later its pods depend on these fields.
+    """Return the rule of what may not be changed any more: a job that no pod has run of can be fixed, a later one not.
 
     One rule for all of them, and it asks first whether it is the status that changes, because then the spec does not
     (they are written at different places). An API server evaluates all rules at each write, also of a status, and
@@ -89,7 +83,7 @@ def _immutable() -> Rule:
     )
 
 
-# Bounds that nobody meets in earnest: they keep times and names within what Kubernetes and Python can hold.
+# Bounds beyond any real job: they keep numbers within what Kubernetes and Python can hold.
 _YEAR = 366 * 24 * 3600
 _MAX_RESTARTS = 10_000
 _MAX_STEPS = 2**31 - 1
@@ -136,8 +130,8 @@ RULES: tuple[Rule, ...] = (
         " : (type(self) == string && self in ['auto', 'gpu', 'cpu'])",
         f"must be auto, gpu, cpu or a number between 1 and {_MAX_PROCESSES}; leave it out to use auto",
     ),
-    _port("spec.rendezvous.port"),
-    _port("spec.metrics.port"),
+    _between("spec.rendezvous.port", 1024, 65535, "leave it out to use the default"),
+    _between("spec.metrics.port", 1024, 65535, "leave it out to use the default"),
     Rule(
         "spec.metrics.logPatterns",
         f"size(self) <= {_MAX_PATTERNS} && self.all(p, size(p) <= {_MAX_PATTERN})",

@@ -28,15 +28,15 @@ class Rendezvous(_Fields, frozen=True, kw_only=True):
         DEFAULT_RENDEZVOUS_PORT
     )
     join_timeout_seconds: Annotated[
-        int, Meta(description="How long a pod waits for the master and for all other pods before it gives up, seconds.")
+        int, Meta(description="Seconds that a pod waits for the master and for all other pods before it fails.")
     ] = 600
 
 
 class Elastic(_Fields, frozen=True, kw_only=True):
-    """Bounds within which the number of pods may change while the job runs, keeping its Job and its other pods."""
+    """Bounds within which the number of pods may change while the job runs, without a new Job."""
 
-    min_nodes: Annotated[int, Meta(description="Training goes on as long as so many pods are left, 1 to maxNodes.")] = 1
-    max_nodes: Annotated[int, Meta(description="Greatest value that spec.nodes may be given, at most 5000.")]
+    min_nodes: Annotated[int, Meta(description="Training continues while this many pods are left, 1 to maxNodes.")] = 1
+    max_nodes: Annotated[int, Meta(description="Maximum of spec.nodes, at most 5000.")]
 
 
 class Shm(_Fields, frozen=True, kw_only=True):
@@ -48,24 +48,24 @@ class Shm(_Fields, frozen=True, kw_only=True):
 
 
 class Recovery(_Fields, frozen=True, kw_only=True):
-    """What happens after a failure. A failed worker is first restarted in place, then the whole group anew."""
+    """What happens after a failure. The workers are restarted in place first, then all pods, in a new Job."""
 
     in_place_restarts: Annotated[
         int | None,
-        Meta(description="Restarts of the workers by torchrun inside living pods. Unset: 2 with c10d, 0 with static."),
+        Meta(description="How often torchrun restarts workers inside running pods. Unset: 2 with c10d, 0 with static."),
     ] = None
     max_restarts: Annotated[
-        int, Meta(description="How many times the whole group is started anew (a new Job) after a failure.")
+        int, Meta(description="How often all pods are restarted, in a new Job, after a failure.")
     ] = 3
     reset_after_steps: Annotated[
         int,
         Meta(
-            description="The newest checkpoint so many steps beyond the one at the last counted restart renews "
-            "maxRestarts."
+            description="A checkpoint this many steps beyond the one at the last counted restart starts the count for "
+            "maxRestarts again at 0."
         ),
     ] = 1000
     count_disruptions: Annotated[
-        bool, Meta(description="Whether evictions, preemptions and lost nodes use up maxRestarts too.")
+        bool, Meta(description="Whether evictions, preemptions and lost nodes count towards maxRestarts too.")
     ] = False
     non_retryable_exit_codes: Annotated[
         tuple[int, ...],
@@ -74,15 +74,15 @@ class Recovery(_Fields, frozen=True, kw_only=True):
     force_delete_after_seconds: Annotated[
         int,
         Meta(
-            description="How long a deleted pod on a node that is gone or not ready may hold up the job before it is "
-            "declared failed and removed, seconds."
+            description="Seconds that a deleted pod on a node that is gone or not ready may delay the job before it "
+            "is marked as failed and removed."
         ),
     ] = 120
     avoid_failed_nodes: Annotated[
         bool,
         Meta(
-            description="Keep the next attempts away from nodes that were lost (status.failedNodes), unless the job "
-            "can't be scheduled without them."
+            description="Keep later attempts off nodes that were lost (status.failedNodes), unless the job can't be "
+            "scheduled without them."
         ),
     ] = True
 
@@ -91,35 +91,35 @@ class Watchdog(_Fields, frozen=True, kw_only=True):
     """What happens when training makes no progress. A step, or a call of ``heartbeat()``, is progress."""
 
     start_seconds: Annotated[
-        int, Meta(description="How long the workers may take from their start to their first step, seconds.")
+        int, Meta(description="Seconds that the workers may take from their start to their first step.")
     ] = 900
     stall_seconds: Annotated[
         int,
         Meta(
-            description="How long no rank of a pod may make a step or report that it is alive, seconds. Of a script "
-            "that reports nothing: how long its workers may use no CPU, or its log show no step, before that is "
-            "reported."
+            description="Seconds without a step or heartbeat of any rank of a pod. For a script that reports neither: "
+            "seconds in which its workers use no CPU, or its log shows no step, before that is reported."
         ),
     ] = 300
     checkpoint_seconds: Annotated[
-        int, Meta(description="The same while a rank reports that it saves a checkpoint, seconds.")
+        int, Meta(description="The same while a rank reports that it is saving a checkpoint.")
     ] = 1800
     action: Annotated[
         Literal["Restart", "Fail", "Report"],
         Meta(
-            description="After the stacks of all ranks are in the log. Restart: as after any failure, in place first. "
-            "Fail: the job ends. Report: nothing. A script whose steps only metrics.logPatterns show is ended where "
-            "no rank of it computes (docs/pod-contract.md); one that has shown no step never is, only reported."
+            description="What follows a hang, once all stacks are in the log. Restart: as after any failure, in place "
+            "first. Fail: the job fails. Report: nothing. A script whose steps only metrics.logPatterns show is "
+            "stopped only if none of its ranks computes (docs/pod-contract.md); one that has shown no step is only "
+            "reported."
         ),
     ] = "Restart"
 
 
 class Preflight(_Fields, frozen=True, kw_only=True):
-    """What is tried before training, once all pods of an attempt have met. The figures are in the status."""
+    """Network checks before training, once all pods of an attempt have joined. The results are in the status."""
 
     mode: Annotated[
         Literal["Off", "Warn", "Fail"],
-        Meta(description="Fail: a check that fails ends the attempt. Warn: it is only said."),
+        Meta(description="Fail: a failed check ends the attempt. Warn: it is only reported. Off: no checks."),
     ] = "Warn"
     checks: Annotated[
         tuple[Literal["dns", "tcp", "allreduce"], ...],
@@ -147,11 +147,11 @@ class Checkpoint(_Fields, frozen=True, kw_only=True):
     shared: Annotated[
         bool | None,
         Meta(
-            description="True: other jobs may write to the claim at the same time, since each writes files of its own. "
-            "Else a job does not start before those that name the same claim, and have started, have ended."
+            description="True: other jobs may write to the claim at the same time, because each writes its own files. "
+            "Otherwise the job waits until every started job with the same claim has ended."
         ),
     ] = None
-    grace_seconds: Annotated[int, Meta(description="Time a pod has after SIGTERM to save a checkpoint, seconds.")] = 120
+    grace_seconds: Annotated[int, Meta(description="Seconds that a pod has after SIGTERM to save a checkpoint.")] = 120
 
 
 class Metrics(_Fields, frozen=True, kw_only=True):
@@ -163,15 +163,15 @@ class Metrics(_Fields, frozen=True, kw_only=True):
     log_patterns: Annotated[
         tuple[str, ...],
         Meta(
-            description="Regular expressions of Python, searched in each line that a rank writes. Their named groups "
-            "are the progress of a script that reports none itself: step, totalSteps, epoch, epochs, loss, "
-            "learningRate, samples (processed by the rank), samplesPerSecond (of all ranks, where samples is not "
-            "given), valAccuracy, valLoss; for example 'step (?P<step>[0-9]+)'."
+            description="Python regular expressions, searched in each line of a rank's output. Their named groups are "
+            "the progress of a script that does not export it: step, totalSteps, epoch, epochs, loss, learningRate, "
+            "samples (processed by the rank), samplesPerSecond (of all ranks, where samples is not given), "
+            "valAccuracy, valLoss; for example 'step (?P<step>[0-9]+)'."
         ),
     ] = ()
     epochs: Annotated[
         int | None,
-        Meta(description="Epochs of the run, for logPatterns that find the epoch, but no line that says of how many."),
+        Meta(description="Total epochs of the run, if logPatterns find the epoch in the log but not their number."),
     ] = None
 
 
@@ -182,8 +182,8 @@ class Scheduling(_Fields, frozen=True, kw_only=True):
         Literal["None", "Coscheduling", "Volcano"],
         Meta(
             description="All pods of an attempt start or none. Coscheduling: the scheduler plug-in's PodGroup. "
-            "Volcano: Volcano's PodGroup. None: as the cluster does it, one by one (Kueue admits them together anyway, "
-            "and so does Kubernetes' own gang scheduling where it is switched on)."
+            "Volcano: Volcano's PodGroup. None: pod by pod, as the cluster's scheduler does (Kueue still admits them "
+            "together, and so does Kubernetes' own gang scheduling where it is enabled)."
         ),
     ] = "None"
     scheduler_name: Annotated[
@@ -209,11 +209,11 @@ class Peer(_Fields, frozen=True, kw_only=True):
 
     namespace_selector: Annotated[Any, Meta(description="Namespaces by their labels.")] = None
     pod_selector: Annotated[Any, Meta(description="Pods by their labels.")] = None
-    ip_block: Annotated[Any, Meta(description="Addresses; alone.")] = None
+    ip_block: Annotated[Any, Meta(description="A range of addresses; not together with a selector.")] = None
 
 
 class NetworkPolicy(_Fields, frozen=True, kw_only=True):
-    """Whom the pods may talk to; needs a network plug-in that enforces NetworkPolicies."""
+    """Limits the pods' network traffic; needs a network plug-in that enforces NetworkPolicies."""
 
     enabled: Annotated[
         bool,
@@ -223,7 +223,7 @@ class NetworkPolicy(_Fields, frozen=True, kw_only=True):
         ),
     ] = False
     egress_cidrs: Annotated[
-        tuple[str, ...], Meta(description="Addresses that the pods may reach as well, such as 10.0.0.0/8.")
+        tuple[str, ...], Meta(description="Further addresses that the pods may reach, such as 10.0.0.0/8.")
     ] = ()
     metrics_from: Annotated[
         tuple[Peer, ...] | None,
@@ -244,14 +244,14 @@ class Template(_Fields, frozen=True, kw_only=True):
 
 
 class Spec(_Fields, frozen=True, kw_only=True):
-    """What the user asks for."""
+    """The desired job."""
 
     nodes: Annotated[int, Meta(description="Number of pods (torchrun nodes), 1 to 5000. The scale subresource.")] = 1
     proc_per_node: Annotated[
         int | str,
         Meta(
-            description="Worker processes in each pod: a number, gpu (one a GPU of the limits), cpu (one a CPU of the "
-            "limits), or auto (as gpu where the limits ask for GPUs, else 1)."
+            description="Worker processes per pod: a number, gpu (one per GPU in the limits), cpu (one per CPU in the "
+            "limits), or auto (gpu if the limits ask for GPUs, else 1)."
         ),
     ] = "auto"
     elastic: Elastic | None = None
@@ -271,41 +271,40 @@ class Spec(_Fields, frozen=True, kw_only=True):
     active_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="The job fails when it has been active this long, seconds. Time in which it is suspended or "
-            "waits in a queue does not count: as that of a batch/v1 Job, it begins anew when the job is resumed or "
-            "admitted."
+            description="Seconds that the job may be active before it fails. Time in which it is suspended or queued "
+            "does not count: as for a batch/v1 Job, the clock starts again when the job is resumed or admitted."
         ),
     ] = None
     pending_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="The job fails when it has waited this long for all pods of an attempt to run, seconds: in a "
-            "queue, for room, for an image. It begins anew with each attempt and resumption, when a queue admits the "
-            "job, and when a queue takes its pods back."
+            description="Seconds that the job may wait until all pods of an attempt run before it fails: in a queue, "
+            "for a node, for an image. The clock starts again with each attempt, when the job is resumed, and when a "
+            "queue admits the job or evicts its pods."
         ),
     ] = None
     success_policy: Annotated[
         Literal["AllNodes", "RankZero"],
-        Meta(description="Who must succeed: every pod, or pod 0, where rank 0 is; the others are then stopped."),
+        Meta(description="Which pods must succeed: all, or pod 0, where rank 0 is; the others are then stopped."),
     ] = "AllNodes"
     process_group_policy: Annotated[
         Literal["Warn", "Fail", "Ignore"] | None,
         Meta(
-            description="What follows when all pods succeed although no process group (torch.distributed) spanned all "
+            description="What happens if all pods succeed although no process group (torch.distributed) spanned all "
             "ranks, so that they did not train together. Warn: the condition Distributed is False, and an Event says "
-            "so. Fail: the job fails. Ignore: nothing, and launchers inside the command (bash -c 'torchrun …') are let "
-            "through. Unset: Warn."
+            "so. Fail: the job fails. Ignore: nothing, and launchers inside the command (bash -c 'torchrun …') are "
+            "accepted. Unset: Warn."
         ),
     ] = None
     clean_pod_policy: Annotated[
         Literal["All", "Running", "None"],
         Meta(
-            description="What happens to the pods at the end of the job. Running: those that still run are stopped, "
-            "the others stay for their logs. All: every one is deleted. None: none is touched."
+            description="What happens to the pods when the job ends. Running: pods that still run are stopped, the "
+            "others stay for their logs. All: all pods are deleted. None: all pods stay as they are."
         ),
     ] = "Running"
     ttl_seconds_after_finished: Annotated[
-        int | None, Meta(description="Delete this resource so long after it succeeded or failed, seconds.")
+        int | None, Meta(description="Seconds after which this resource is deleted once it has succeeded or failed.")
     ] = None
     security_profile: Annotated[
         Literal["Default", "Restricted"],

@@ -45,30 +45,30 @@ class Nodes(_Fields, frozen=True, kw_only=True, omit_defaults=False):
 class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     """How often training was interrupted and started again."""
 
-    total: Annotated[int, Meta(description="Group restarts, counted and free together.")] = 0
-    counted: Annotated[int, Meta(description="Group restarts that used up recovery.maxRestarts.")] = 0
+    total: Annotated[int, Meta(description="Restarts of all pods together, counted and free.")] = 0
+    counted: Annotated[int, Meta(description="Restarts of all pods that count towards recovery.maxRestarts.")] = 0
     free: Annotated[
-        int, Meta(description="Group restarts that did not: disruptions, a change of spec.nodes, a resumption.")
+        int, Meta(description="Those that do not count: after disruptions, a change of spec.nodes, a resumption.")
     ] = 0
-    used: Annotated[int, Meta(description="Counted restarts since checkpointed progress last renewed the budget.")] = 0
-    without_progress: Annotated[int, Meta(description="Failures in a row, the last one included, without a step.")] = 0
+    used: Annotated[int, Meta(description="Counted restarts since a checkpoint last reset the count.")] = 0
+    without_progress: Annotated[int, Meta(description="Consecutive failures without a new step in between.")] = 0
     step: Annotated[int, Meta(description="Farthest step that was known at the last counted failure.")] = 0
     checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
-    in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun inside living pods.")] = 0
-    in_place_before: Annotated[int, Meta(description="Those of them in the attempts before the current one.")] = 0
+    in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun inside running pods.")] = 0
+    in_place_before: Annotated[int, Meta(description="Restarts in place in earlier attempts.")] = 0
     replaced: Annotated[int, Meta(description="Pods that their Job replaced while training had to wait for them.")] = 0
-    all: Annotated[int, Meta(description="All restarts: of the group, of pods, and in place.")] = 0
+    all: Annotated[int, Meta(description="All restarts: of all pods, of single pods, and in place.")] = 0
 
 
 class Progress(_Fields, frozen=True, kw_only=True):
-    """What rank 0 last said of itself."""
+    """Progress as rank 0 last reported it."""
 
     epoch: int | None = None
     epochs: int | None = None
     step: int | None = None
     total_steps: int | None = None
-    percent: Annotated[str | None, Meta(description="Finished part of all steps, such as 42.0%.")] = None
-    eta: Annotated[str | None, Meta(description="Time left for a reader, such as 5m12s.")] = None
+    percent: Annotated[str | None, Meta(description="Share of all steps that are done, such as 42.0%.")] = None
+    eta: Annotated[str | None, Meta(description="Time left, such as 5m12s.")] = None
     eta_seconds: int | None = None
     loss: str | None = None
     samples_per_second: Annotated[str | None, Meta(description="Over all ranks.")] = None
@@ -79,7 +79,7 @@ class Progress(_Fields, frozen=True, kw_only=True):
 
 
 class PreflightStatus(_Fields, frozen=True, kw_only=True):
-    """What pod 0 found before training."""
+    """Results of pod 0's checks before training."""
 
     failed: Annotated[tuple[str, ...], Meta(description="The checks that failed; pod 0's log says why.")] = ()
     dns_milliseconds: str | None = None
@@ -94,20 +94,20 @@ class CheckpointStatus(_Fields, frozen=True, kw_only=True):
     """The newest checkpoint that the training script reported."""
 
     step: int
-    time: Annotated[Time | None, Meta(description="When the operator heard of it.")] = None
+    time: Annotated[Time | None, Meta(description="When the operator first saw it.")] = None
 
 
 class LastRestart(_Fields, frozen=True, kw_only=True):
-    """What the latest group restart has cost."""
+    """What the latest restart of all pods has cost."""
 
-    attempt: Annotated[int, Meta(description="The attempt that it began.")]
+    attempt: Annotated[int, Meta(description="The attempt that it started.")]
     time: Annotated[Time, Meta(description="When training was interrupted.")]
     step: Annotated[int | None, Meta(description="Farthest step that was reported before it.")] = None
     steps_lost: Annotated[
         int | None,
         Meta(
-            description="Reported steps that were made again, after the step at which the workers resumed. Until their "
-            "first step those after the newest checkpoint. Unset: not known."
+            description="Steps that are repeated: those after the step at which the workers resumed; until they "
+            "report one, those after the newest checkpoint. Unset: unknown."
         ),
     ] = None
     recovery_seconds: Annotated[
@@ -116,19 +116,19 @@ class LastRestart(_Fields, frozen=True, kw_only=True):
 
 
 class Straggler(_Fields, frozen=True, kw_only=True):
-    """A rank that keeps the others waiting: it needs 1.3 times the median rank's own time for a step, or more."""
+    """A rank that keeps the others waiting: its own work per step takes at least 1.3 times the median rank's."""
 
     rank: int
-    ratio: Annotated[str, Meta(description="Its own work a step over the median rank's, such as 1.8.")]
+    ratio: Annotated[str, Meta(description="Its own time per step relative to the median rank's, such as 1.8.")]
     cause: Annotated[Literal["compute", "data"], Meta(description="Where most of that time goes.")]
 
 
 class LastFailure(_Fields, frozen=True, kw_only=True):
     """The root cause of the latest failure: the earliest one that is not secondary (the loss of a peer). Training may
-    have been started again since, in place or as a group."""
+    have been started again since, in place or with all pods."""
 
     attempt: int
-    rank: Annotated[int | None, Meta(description="Global rank of the worker, where one is to blame.")] = None
+    rank: Annotated[int | None, Meta(description="Global rank of the failed worker, if it was a worker.")] = None
     node: Annotated[int | None, Meta(description="Completion index of the pod.")] = None
     pod: str = ""
     container: Annotated[str, Meta(description="The init container that failed. Unset: the training container.")] = ""
@@ -153,7 +153,7 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
 
 
 class Status(_Fields, frozen=True, kw_only=True):
-    """What the operator has seen and decided. ``attempt``, ``restarts`` and ``lastFailure`` are its ledger."""
+    """The observed job; ``attempt``, ``restarts`` and ``lastFailure`` are what the operator has decided."""
 
     observed_generation: int = 0
     phase: Annotated[Phase | None, Meta(description="A summary for printing; conditions are what to program on.")] = (
@@ -162,19 +162,19 @@ class Status(_Fields, frozen=True, kw_only=True):
     reason: Annotated[
         str, Meta(description="What the job waits for or why it failed, in a word; conditions have the details.")
     ] = ""
-    attempt: Annotated[int, Meta(description="1 for the first Job, one more for each group restart.")] = 0
+    attempt: Annotated[int, Meta(description="1 for the first Job, one more for each restart of all pods.")] = 0
     attempt_nodes: Annotated[int, Meta(description="spec.nodes for which the current attempt was started.")] = 0
     job_name: str = ""
     start_time: Time | None = None
     attempt_time: Annotated[
         Time | None,
-        Meta(description="When the current attempt was begun or last resumed."),
+        Meta(description="When the current attempt was started or last resumed."),
     ] = None
     first_run_time: Annotated[
         Time | None,
         Meta(
-            description="When a pod of the job first ran. Until then its template and what else only its Job carries "
-            "may still be changed."
+            description="When a pod of the job first ran. Until then the template and other fields that only the Job "
+            "uses may be changed."
         ),
     ] = None
     completion_time: Time | None = None
@@ -191,7 +191,8 @@ class Status(_Fields, frozen=True, kw_only=True):
         str | None, Meta(description="Share of the wall time that moved the run forward, 0 to 1: docs/metrics.md.")
     ] = None
     stragglers: Annotated[
-        tuple[Straggler, ...], Meta(description="Of the last minute, the slowest first, at most 8; of up to 16 pods.")
+        tuple[Straggler, ...],
+        Meta(description="In the last minute, the slowest first, at most 8; up to 16 pods are compared."),
     ] = ()
     last_restart: LastRestart | None = None
     last_failure: LastFailure | None = None

@@ -1,4 +1,4 @@
-"""The launcher's last words, as they stand in a pod's termination message (docs/pod-contract.md).
+"""The launcher's report in a pod's termination message (docs/pod-contract.md).
 
 The text comes from inside a training pod, so nothing in it is trusted: a message of a wrong shape counts as mere text,
 strings are cut, and numbers that no API server would store are dropped.

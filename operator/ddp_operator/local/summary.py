@@ -1,4 +1,4 @@
-"""The last words of a run: what came out, where it lies, and of a failure its cause and what to do."""
+"""The summary of a run: its results, where they are, and of a failure the cause and what to do."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ddp_operator.manifests.template import ResolvedTemplate
 
 _DEFAULT_GRACE_SECONDS = 30
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-# The launcher needs this long after the workers' own grace to write its last words.
+# The launcher needs this long after the workers' grace time to write its termination message.
 _LAUNCHER_GRACE_SECONDS = 30
 
 

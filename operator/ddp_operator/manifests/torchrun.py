@@ -20,7 +20,7 @@ DEFAULT_INTERPRETER: Final = "python3"
 # An agent that misses this many heartbeats is dead; a pod that takes its place is let in only afterwards.
 _HEARTBEAT_SECONDS: Final = 2
 _HEARTBEATS_MISSED: Final = 5
-# The others of an elastic job wait for no less when a pod dies without a word. Each beat rewrites the state of all.
+# An elastic job's other pods wait that long for a pod that has died silently. Each beat rewrites the state of all.
 _ELASTIC_HEARTBEAT_SECONDS: Final = 1
 _FEW_NODES: Final = 64
 # Under an elastic size: how long a complete rendezvous waits for more nodes (torchrun's default is 30).

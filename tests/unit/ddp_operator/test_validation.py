@@ -83,7 +83,7 @@ ROWS = [
     Row("no template", "crd", resource() | {"spec": {"nodes": 1}}, "spec.template: Required value: it has no default; add it"),
     Row("unknown backend", "crd", job(rendezvous={"backend": "etcd"}), 'spec.rendezvous.backend: Unsupported value: "etcd": supported values: "c10d", "static"'),
     Row("processes as a word", "crd", job(procPerNode="all"), 'spec.procPerNode: Invalid value: "all": must be auto, gpu, cpu or a number between 1 and 1024; leave it out to use auto'),
-    Row("privileged port", "crd", job(metrics={"port": 80}), "spec.metrics.port: Invalid value: 80: must be a port between 1024 and 65535; leave it out to use the default"),
+    Row("privileged port", "crd", job(metrics={"port": 80}), "spec.metrics.port: Invalid value: 80: must be between 1024 and 65535; leave it out to use the default"),
     Row("metrics on the rendezvous port", "crd", job(metrics={"port": 29400}), "spec.metrics.port: Invalid value: must differ from rendezvous.port, since pod 0 listens on both; change one of them"),
     Row("static with restarts in place", "crd", job(rendezvous={"backend": "static"}, recovery={"inPlaceRestarts": 2}), "spec.recovery.inPlaceRestarts: Invalid value: must be 0 with the static rendezvous, which can't restart workers in place; set it to 0 or use backend: c10d"),
     Row("relative checkpoint path", "crd", job(checkpoint={"path": "ckpt"}), 'spec.checkpoint.path: Invalid value: "ckpt": must be an absolute path, such as /ckpt; add the leading slash'),

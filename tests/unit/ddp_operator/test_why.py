@@ -296,13 +296,13 @@ class TestFailure:
     def test_without_a_known_cause_the_logs_are_the_next_step(self) -> None:
         found = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
         assert found.what == "x has failed (Odd): the Job failed."
-        assert found.todo == "Look at its last words: ddp logs x."
+        assert found.todo == "Look at the end of its log: ddp logs x."
 
     def test_the_logs_are_the_next_step_only_where_there_is_no_hint(self) -> None:
         odd = condition("Failed", "True", "Odd", "the Job failed")
         assert why(odd, phase="Failed", lastFailure=FAILURE).todo == "Check the path of the data."
         without = why(odd, phase="Failed", lastFailure=FAILURE | {"hint": ""})
-        assert without.todo == "Look at its last words: ddp logs x."
+        assert without.todo == "Look at the end of its log: ddp logs x."
 
     def test_braces_in_a_hint_harm_nothing(self) -> None:
         failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
