@@ -45,8 +45,7 @@ def build_environment(pod: Object, container: Object, lookup: Lookup) -> dict[st
         prefix = source.get("prefix", "")
         for kind, member in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
             if reference := source.get(member):
-                item = find_reference(kind, reference, lookup)
-                data = read_data(item) if item is not None else {}
+                data = read_reference(kind, reference, lookup) or {}
                 found |= {prefix + key: _text(value) for key, value in data.items() if _VALID_NAME.fullmatch(key)}
     for variable in container.get("env") or ():
         name = variable["name"]
@@ -76,17 +75,19 @@ def read_data(item: Object) -> dict[str, bytes]:
     return data
 
 
-def find_reference(kind: str, reference: Object, lookup: Lookup, *, name: str = "name") -> Object | None:
-    """Return the ConfigMap or Secret that a reference names, or None where it is optional and not there.
+def read_reference(kind: str, reference: Object, lookup: Lookup, *, name: str = "name") -> dict[str, bytes] | None:
+    """Return the files of the ConfigMap or Secret that a reference names, or None where it is optional and not there.
 
     Raises: MissingReference.
     """
     item = lookup(kind, reference[name])
-    if item is None and not reference.get("optional"):
-        raise MissingReference(
-            f'{kind} "{reference[name]}" is not in the file; add it as another document, or make the reference optional'
-        )
-    return item
+    if item is not None:
+        return read_data(item)
+    if reference.get("optional"):
+        return None
+    raise MissingReference(
+        f'{kind} "{reference[name]}" is not in the file; add it as another document, or make the reference optional'
+    )
 
 
 def _value_from(pod: Object, name: str, origin: Object, lookup: Lookup) -> str | None:
@@ -94,8 +95,7 @@ def _value_from(pod: Object, name: str, origin: Object, lookup: Lookup) -> str |
         return _field(pod, name, field["fieldPath"])
     for kind, member in (("ConfigMap", "configMapKeyRef"), ("Secret", "secretKeyRef")):
         if reference := origin.get(member):
-            item = find_reference(kind, reference, lookup)
-            data = read_data(item) if item is not None else {}
+            data = read_reference(kind, reference, lookup) or {}
             if reference["key"] in data:
                 return _text(data[reference["key"]])
             if reference.get("optional"):

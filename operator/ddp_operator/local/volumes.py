@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.local.environment import Lookup, MissingReference, find_reference, read_data
+from ddp_operator.local.environment import Lookup, MissingReference, read_reference
 
 Object = Mapping[str, Any]
 
@@ -73,12 +73,10 @@ def _prepare(volume: Object, pod: Path, claims: Path, lookup: Lookup) -> Path | 
     folder = _below(pod, volume["name"])
     for kind, member, name in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
         if reference := volume.get(member):
-            item = find_reference(kind, reference, lookup, name=name)
-            if item is None:
-                return None
-            secret = kind == "Secret"
-            _write_files(folder, read_data(item), reference.get("items"), 0o600 if secret else 0o644)
-            return folder
+            data = read_reference(kind, reference, lookup, name=name)
+            if data is not None:
+                _write_files(folder, data, reference.get("items"), 0o600 if kind == "Secret" else 0o644)
+            return None if data is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -6,6 +6,7 @@ the launcher, so that the same argv is right in every pod of a Job.
 
 from __future__ import annotations
 
+import getopt
 import posixpath
 import re
 import shlex
@@ -219,62 +220,43 @@ def _split_torchrun(
     interpreter: str, words: Sequence[str], flags: Sequence[str] = (), legacy: bool = False
 ) -> UserCommand:
     """Split ``torchrun [flags] script …``. The ``legacy`` launch hands --local-rank to scripts unless --use-env."""
-    rest = list(words)
-    passed: list[str] = []
-    owned: list[str] = []
-    module = False
-    use_env = not legacy
-    while rest and rest[0].startswith("-") and rest[0] != "--":
-        name, value = _read_flag(rest.pop(0), legacy)
-        if name in OWNED_FLAGS:
-            owned.append(f"--{name}: {OWNED_FLAGS[name]}")
-            if value is None and name not in OWNED_SWITCHES and rest:
-                rest.pop(0)
-            continue
-        if name == "help":
-            raise CommandError("--help: runs nothing; remove it")
-        if name == "use-env":
-            use_env = True
-        elif name == "module":
-            module = True
-            if value is not None:
-                rest.insert(0, value)
-        elif not _PASSED[name]:
-            passed.append(f"--{name}")
-        else:
-            if value is None:
-                if not rest:
-                    raise CommandError(f"--{name}: needs a value")
-                value = rest.pop(0)
-            passed.append(f"--{name}={value}")
+    options, rest = _read_flags(words, legacy)
+    owned = [f"--{name}: {OWNED_FLAGS[name]}" for name, _ in options if name in OWNED_FLAGS]
     if owned:
         raise CommandError("; ".join(dict.fromkeys(owned)))
-    if rest and rest[0] == "--":
-        rest.pop(0)
+    names = {name for name, _ in options}
+    if "help" in names:
+        raise CommandError("--help: runs nothing; remove it")
     if not rest:
         raise CommandError("torchrun without a script; write for example [torchrun, train.py]")
-    script = ["-m", rest[0]] if module else [rest[0]]
-    local_rank = [] if use_env else ["--local-rank=${local_rank}"]
-    return UserCommand(interpreter, (*flags, *script, *local_rank, *rest[1:]), torchrun_flags=tuple(passed))
+    passed = tuple(f"--{name}={value}" if _PASSED[name] else f"--{name}" for name, value in options if name in _PASSED)
+    script = ["-m", rest[0]] if "module" in names else [rest[0]]
+    local_rank = ["--local-rank=${local_rank}"] if legacy and "use-env" not in names else []
+    return UserCommand(interpreter, (*flags, *script, *local_rank, *rest[1:]), torchrun_flags=passed)
 
 
-def _read_flag(word: str, legacy: bool) -> tuple[str, str | None]:
-    """Return the flag's full name with dashes, and its value where that is attached. Abbreviations as in argparse."""
-    if not word.startswith("--"):
-        if word[1:2] not in _SHORT:
-            raise CommandError(f"{word}: is no flag of torchrun")
-        return _SHORT[word[1]], word[2:].removeprefix("=") or None
-    name, equals, value = word[2:].partition("=")
-    name = name.replace("_", "-")
-    known = [*OWNED_FLAGS, *_PASSED, *(flag for flag in _FORM if legacy or flag != "use-env")]
-    matches = [name] if name in known else [flag for flag in known if flag.startswith(name)]
-    if len(matches) == 1:
-        return matches[0], value if equals else None
-    owned = [flag for flag in matches if flag in OWNED_FLAGS]
-    if owned:  # ambiguous, but the operator owns what it may mean
-        return owned[0], None
-    raise CommandError(
-        f"--{name}: is ambiguous in torchrun: " + ", ".join(f"--{flag}" for flag in matches)
-        if matches
-        else f"--{name}: is no flag of torchrun; the script's own flags come after the script"
-    )
+def _read_flags(words: Sequence[str], legacy: bool) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return torchrun's flags by their full names with dashes, with their values, and the words from the script on."""
+    takes = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _PASSED | _FORM
+    if not legacy:
+        del takes["use-env"]
+    dashed = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words]
+    try:
+        found, rest = getopt.getopt(dashed, "r:t:mh", [f"{name}=" if value else name for name, value in takes.items()])
+    except getopt.GetoptError as error:
+        name = error.opt
+        matches = [name] if name in takes else [flag for flag in takes if len(name) > 1 and flag.startswith(name)]
+        owned = next((flag for flag in matches if flag in OWNED_FLAGS), None)
+        if owned:  # perhaps ambiguous, but the operator owns what it may mean
+            raise CommandError(f"--{owned}: {OWNED_FLAGS[owned]}") from None
+        if len(matches) == 1 or name in _SHORT:
+            raise CommandError(f"--{_SHORT.get(name, *matches)}: {error.msg.split(maxsplit=2)[2]}") from None
+        meant = ", ".join(f"--{flag}" for flag in matches)
+        dash = "-" if len(name) == 1 else "--"
+        raise CommandError(
+            f"{dash}{name}: is ambiguous in torchrun: {meant}"
+            if matches
+            else f"{dash}{name}: is no flag of torchrun; the script's own flags come after the script"
+        ) from None
+    full = [(_SHORT.get(name.lstrip("-"), name.lstrip("-")), value) for name, value in found]
+    return full, list(words[len(words) - len(rest) :])

@@ -138,7 +138,9 @@ def test_all_of_the_operators_flags_are_named_at_once() -> None:
         (["python", "-m"], "-m needs a value"),
         (["--lr", "1"], "begins with the flag --lr"),
         (["torchrun"], "torchrun without a script"),
-        (["torchrun", "--tee"], "--tee: needs a value"),
+        (["torchrun", "--tee"], "--tee: requires argument"),
+        (["torchrun", "-t"], "--tee: requires argument"),
+        (["torchrun", "--virtual-local-rank=1", "x.py"], "--virtual-local-rank: must not have an argument"),
     ],
 )
 def test_what_cannot_be_run_is_refused(line: list[str], complaint: str) -> None:
