@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress
+from ddp_operator.failures.text import quote
 from ddp_operator.kubeobjects.timestamps import truncate
 
 _WANTED = frozenset({
@@ -222,7 +223,7 @@ def parse_page(text: str) -> Page:
             rank, state = _rank(labels), labels.get("state")
             if math.isfinite(rank) and state in constants.STALLED_STATES and len(stalled) < _MAX_STALLED:
                 order = constants.STALLED_STATES.index(state)
-                stalled.append(StalledRank(order, int(rank), labels.get("what", "")[:_MAX_WORDS]))
+                stalled.append(StalledRank(order, int(rank), quote(labels.get("what", ""), _MAX_WORDS)))
         elif name in _PREFLIGHT:
             preflight[name, labels.get("check", "")] = value
         else:

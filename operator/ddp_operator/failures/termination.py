@@ -13,6 +13,7 @@ from datetime import datetime
 import msgspec
 
 from ddp_operator import constants
+from ddp_operator.failures.text import quote
 from ddp_operator.launcher.failure_table import CATEGORIES, EXIT_CODES, OOM, USER_ERROR
 
 # The kubelet's reasons for a container that its runtime could not start, and what the runtime says of the image.
@@ -28,13 +29,6 @@ _MAX_STEP = 2**53
 # The kubelet cuts at 4,096 bytes; whoever hands over much more is not one.
 _MAX_MESSAGE = 65536
 _MAX_INT = 2**31 - 1
-# Escape sequences, then single control characters but tab and newline, and those that turn the direction of writing;
-# then what joins or varies characters, pictures, and what no standard has assigned.
-_OBEYED = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069]"
-    r"|[\u2600-\u27bf\u2b00-\u2bff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\U0001f000-\U0001ffff\U000e0000-\U0010ffff]"
-)
 _MAX_TIME = 4e9  # the year 2096
 
 
@@ -104,15 +98,15 @@ def parse_termination(
         exit_code=_sane_int(found.exit_code),
         rank=_sane_int(found.rank),
         node=_sane_int(found.node),
-        message=_clean(message[:_MAX_TEXT]),
-        traceback=_clean(found.traceback[-_MAX_TEXT:]),
-        hint=_clean(hint[:_MAX_TEXT]),
+        message=quote(message, _MAX_TEXT),
+        traceback=quote(found.traceback[-_MAX_TEXT:], _MAX_TEXT),
+        hint=quote(hint, _MAX_TEXT),
         time=_sane_time(found.time, finished),
         world_size=_sane_int(found.world_size),
         group_size=_sane_int(found.group_size),
         restarts=min(max(0, found.restarts), _MAX_INT),
         secondary=secondary,
-        signature=_clean(found.signature[:_MAX_SIGNATURE]),
+        signature=quote(found.signature, _MAX_SIGNATURE),
         step=found.step if found.step is not None and 0 <= found.step <= _MAX_STEP else None,
         repeated=found.repeated,
         permanent=permanent,
@@ -130,17 +124,12 @@ def _decode(text: str) -> _Message | None:
 
 
 def _describe(exit_code: int, reason: str, text: str) -> str:
-    tail = _clean(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:])
+    tail = quote(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
     if tail:
         return tail
     if exit_code > 128:
         return f"the pod was killed by signal {exit_code - 128}"
     return f"the container ended with exit code {exit_code}" + (f" ({reason})" if reason else "")
-
-
-def _clean(text: str) -> str:
-    """Replace what UTF-8 cannot hold, and leave out what is no plain text: colours, movements, directions, pictures."""
-    return _OBEYED.sub("", text.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _sane_int(value: int | None) -> int | None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from ddp_operator.api.status import Condition, LastFailure
 from ddp_operator.launcher.failure_table import format_failure, format_place
 
 _MAX_LINE: Final = 300
+# Escape sequences, then single control characters but tab and newline, and those that turn the direction of writing;
+# then what joins or varies characters, pictures, and what no standard has assigned.
+_NOT_PLAIN: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069]"
+    r"|[\u2600-\u27bf\u2b00-\u2bff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\U0001f000-\U0001ffff\U000e0000-\U0010ffff]"
+)
 
 
 def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
@@ -19,6 +27,12 @@ def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
 
 def _shorten(line: str) -> str:
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 2].rstrip()} …"
+
+
+def quote(text: str, limit: int) -> str:
+    """Return what a program said as so many characters of plain text: without what UTF-8 cannot hold, and without
+    what a terminal would obey or draw: colours, movements, directions, pictures."""
+    return _NOT_PLAIN.sub("", text[:limit].encode("utf-8", "replace").decode("utf-8"))
 
 
 def describe_place(failure: LastFailure) -> str:

@@ -275,6 +275,12 @@ class TestBadPage:
         parse_page(text)
         assert time.process_time() - started < 2
 
+    def test_words_about_a_rank_are_plain_and_short(self) -> None:
+        what = "rank 1 is in go\U0001f3d6 (train.py:1)\x1b[31m" + "!" * 300
+        (rank,) = parse_page(f'ddp_launcher_stalled_rank{{rank="1",state="Busy",what="{what}"}} 1\n').stalled
+        assert rank.what.startswith("rank 1 is in go (train.py:1)!!!")
+        assert len(rank.what) <= 200
+
     def test_line_that_no_exporter_writes_is_left_out(self) -> None:
         long = f'ddp_loss{{rank="0",note="{"x" * 5000}"}} 9\n'
         assert parse_page(f'{long}ddp_step{{rank="0"}} 4\n').values == {"ddp_step": 4.0}
