@@ -141,9 +141,8 @@ generate: install ## write the generated files again (CRD, reference pages)
 	@$(PY) .ci/generate.py
 
 .PHONY: pictures
-pictures: install ## take the README's picture of a report anew, of a real run (needs Chromium)
-	@$(BIN)/ddp run deploy/samples/checkpoint.yaml --runs-dir build/pictures --name report --quiet -- --epochs 60
-	@$(PY) -m docs.pictures report "$$(ls -td build/pictures/report-* | head -1)"
+pictures: install ## take the pictures of reports in the docs anew, of real runs (needs Chromium)
+	@$(PY) -m docs.pictures runs build/pictures
 
 .PHONY: release-check
 release-check: install ## build wheel and sdist, check them, install the wheel in an empty environment

@@ -1,12 +1,14 @@
 """The pictures of README.md, from the program's own output.
 
 ``python -m docs.pictures watch`` prints the SVG of what `ddp watch` shows; ``make verify`` compares it.
-``python -m docs.pictures report RUN`` takes a picture of a run's report with a headless Chromium (`make pictures`).
+``python -m docs.pictures runs FOLDER`` makes runs there and takes pictures of their reports with a headless Chromium
+(`make pictures`); ``reports FOLDER`` takes them of the same runs again.
 """
 
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,8 +19,25 @@ from typing import Any
 from ddp_operator.cli.watch import rows_of
 from ddp_operator.display import build_table
 
-FOLDER = Path(__file__).resolve().parent / "images"
-SIZE = (1240, 860)
+DOCS = Path(__file__).resolve().parent
+DARK = "--blink-settings=preferredColorScheme=0"
+RUNS = {
+    "digits": ("checkpoint.yaml", "--", "--epochs", "60"),
+    "restarts": ("standin.yaml", "--", "--fail", "60:kill", "130:data", "190:data", "230:data"),
+    "ranks": (
+        *("standin.yaml", "--nodes", "4", "--procs", "16"),
+        *("--", "--steps", "60", "--seconds", "1", "--slow", "11", "37"),
+    ),
+}
+"""Run and what `ddp run` is told."""
+SHOTS = {
+    "report": ("digits", 1240, 1150),
+    "report-dark": ("digits", 1240, 1150, DARK),
+    "report-restarts": ("restarts", 1240, 1610),
+    "report-narrow": ("restarts", 500, 2600, DARK),
+    "report-ranks": ("ranks", 1240, 1640),
+}
+"""Picture, its run and its size in pixels."""
 # Rich's own, but without its fonts from elsewhere: a reader's browser has one.
 FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -78,30 +97,33 @@ def draw_watch() -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
-def draw_report(run: Path) -> Path:
-    """Take the picture of a run's report; return its path."""
+def make_runs(folder: Path) -> None:
+    """Make the runs that the pictures are of, in about five minutes: one trains, the others only wait."""
+    for name, words in RUNS.items():
+        shutil.rmtree(folder / name, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="train-") as work:
+            for file in ("standin.py", "standin.yaml", "../deploy/samples/checkpoint.yaml"):
+                shutil.copy(DOCS / file, work)
+            command = [sys.executable, "-m", "ddp_operator.cli", "run", *words[:1], "--runs-dir", str(folder / name)]
+            subprocess.run([*command, "--name", name, "--quiet", *words[1:]], cwd=work, check=name == "digits")
+
+
+def draw_reports(folder: Path) -> None:
+    """Take the pictures of the runs' reports."""
     from PIL import Image
 
     from ddp_operator.report import build_page, read_run
 
-    target = FOLDER / "report.png"
-    with tempfile.TemporaryDirectory() as name:
-        page, shot = Path(name, "report.html"), Path(name, "shot.png")
-        page.write_text(build_page(read_run(run), datetime.now(UTC)), encoding="utf-8")
-        flags = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            f"--user-data-dir={name}/profile",
-        ]
-        size = f"--window-size={SIZE[0]},{SIZE[1]}"
-        subprocess.run(
-            ["chromium", *flags, size, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True
-        )
-        # A page of few colours: a palette makes a tenth of it.
-        Image.open(shot).convert("RGB").quantize(64).save(target, optimize=True)
-    return target
+    for picture, (name, width, height, *flags) in SHOTS.items():
+        (run,) = folder.glob(f"{name}/{name}-*")
+        with tempfile.TemporaryDirectory() as scratch:
+            page, shot = Path(scratch, "report.html"), Path(scratch, "shot.png")
+            page.write_text(build_page(read_run(run), datetime.now(UTC)), encoding="utf-8")
+            command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *flags]
+            command += [f"--user-data-dir={scratch}/profile", f"--window-size={width},{height}", f"--screenshot={shot}"]
+            subprocess.run([*command, page.as_uri()], check=True, capture_output=True)
+            # A page of few colours: a palette makes a tenth of it.
+            Image.open(shot).convert("RGB").quantize(64).save(DOCS / "images" / f"{picture}.png", optimize=True)
 
 
 def main(argv: list[str]) -> None:
@@ -109,7 +131,10 @@ def main(argv: list[str]) -> None:
     if argv[0] == "watch":
         sys.stdout.write(draw_watch())
     else:
-        print(draw_report(Path(argv[1])))
+        folder = Path(argv[1]).resolve()
+        if argv[0] == "runs":
+            make_runs(folder)
+        draw_reports(folder)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def _draw_checkpoints(frame: _Frame, checkpoints: Sequence[Point]) -> Iterator[s
 
 def _draw_marks(frame: _Frame, marks: Sequence[Mark]) -> Iterator[str]:
     """Yield numbered lines: with their words where these have room (the last one's may be before it), or the number."""
-    places = [frame.x(mark.time) for mark in marks] + [float(_WIDTH)]
+    places = [frame.x(mark.time) for mark in marks] + [_WIDTH + _LETTER]
     free = 0.0
     for number, (x, mark) in enumerate(zip(places, marks, strict=False), 1):
         words = f"{number} {mark.label}"
@@ -187,11 +187,11 @@ def _draw_marks(frame: _Frame, marks: Sequence[Mark]) -> Iterator[str]:
         for text, anchor, left in (
             (words, "start", x - 3),
             (words, "end", x - _LETTER * len(words)),
-            (str(number), "middle", x - _LETTER),
+            (str(number), "middle", x - _LETTER / 2),
         ):
-            right = left + _LETTER * (len(text) + 1)
-            limit = {"start": places[number], "end": x + 3 if number == len(marks) else 0.0}.get(anchor, _WIDTH)
-            if left >= free and right - _LETTER <= limit:
+            right = left + _LETTER * len(text)
+            limit = {"start": places[number] - _LETTER, "end": x if number == len(marks) else 0.0}.get(anchor, _WIDTH)
+            if left >= free and right <= limit:
                 yield _text("mark", {"start": left, "end": x + 3}.get(anchor, x), _TOP - 9, anchor, text)
                 free = right
                 break

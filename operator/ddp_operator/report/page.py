@@ -32,11 +32,11 @@ header p { margin: 6px 0 0; color: var(--soft); max-width: 90ch; overflow-wrap: 
 .phase { font-size: 13px; font-weight: 600; border: 1px solid; border-radius: 999px; padding: 2px 10px;
   margin-left: 10px; vertical-align: 4px; color: var(--busy); }
 .phase.Succeeded { color: var(--good); } .phase.Failed, .phase.Rejected, .phase.Interrupted { color: var(--bad); }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 10px; margin: 22px 0 0;
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 10px; margin: 22px 0 0;
   padding: 0; }
 .cards div, figure, .box { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 .cards div { padding: 10px 14px; } .cards dt { color: var(--soft); font-size: 13px; }
-.cards dd { margin: 0; font-size: 20px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.cards dd { margin: 0; font-size: 18px; font-weight: 600; font-variant-numeric: tabular-nums; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 14px;
   margin-top: 22px; }
 figure { margin: 0; padding: 12px 14px 6px; min-width: 0; } figcaption { display: flex; gap: 14px; flex-wrap: wrap; }
@@ -115,21 +115,22 @@ def _cards(run: Run) -> Iterable[str]:
     facts = [
         ("duration", format_duration((ended - began).total_seconds()) if began and ended else None),
         ("nodes", str(status.attempt_nodes) if status.attempt_nodes else None),
-        ("epoch", f"{p.epoch}" + (f" of {p.epochs}" if p.epochs else "") if p and p.epoch is not None else None),
-        (
-            "step",
-            f"{p.step:,}" + (f" of {p.total_steps:,}" if p.total_steps else "") if p and p.step is not None else None,
-        ),
+        ("epoch", _count(p.epoch, p.epochs) if p and p.epoch is not None else None),
+        ("step", _count(p.step, p.total_steps) if p and p.step is not None else None),
         ("loss", p.loss if p else None),
-        ("validation accuracy", p.val_accuracy if p else None),
-        ("validation loss", p.val_loss if p else None),
+        ("val. accuracy", p.val_accuracy if p else None),
+        ("val. loss", p.val_loss if p else None),
         (f"{unit}, mean", format_number(sum(rates) / len(rates)) if rates else None),
-        ("attempts", str(status.attempt)),
-        ("restarts", str(status.restarts.all)),
+        ("attempts", str(status.attempt) if status.attempt > 1 else None),
+        ("restarts", str(status.restarts.all) if status.restarts.all else None),
     ]
     for name, value in facts:
         if value is not None:
             yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+
+
+def _count(done: int, of: int | None) -> str:
+    return f"{done:,} of {of:,}" if of and of != done else f"{done:,}"
 
 
 def _charts(run: Run) -> str:
