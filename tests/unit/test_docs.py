@@ -29,7 +29,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
 # Pages whose program needs ranks of its own, and the test that gives it them.
-RUN_BY = {"tutorial.md": "tests/integration/test_tutorial.py"}
+RUN_BY = {
+    "tutorial.md": "tests/integration/test_tutorial.py",
+    "your-script.md": "tests/unit/ddp_operator/launcher/test_trainer_status.py",
+}
 
 
 def fenced(text: str, language: str) -> list[str]:

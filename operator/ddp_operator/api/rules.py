@@ -144,13 +144,6 @@ RULES: tuple[Rule, ...] = (
         field=".metrics.port",
     ),
     _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out if the log has it"),
-    Rule(
-        "spec.metrics",
-        # As above, of a default without members.
-        "!has(self.epochs) || (has(self.logPatterns) && size(self.logPatterns) > 0)",
-        "has no effect without logPatterns; set those or remove it",
-        field=".epochs",
-    ),
     _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need a few seconds to find each other"),
     Rule(
         "spec",

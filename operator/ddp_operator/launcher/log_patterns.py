@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 import signal
+from typing import Mapping
 
 from .contract import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEPS, METRIC_WORLD_SIZE
 from .files import log
+from .known_loops import LOOPS, Loop
 
 # The groups that a pattern may name, as in status.progress, and the series that each becomes.
 LOG_GROUPS = {
@@ -51,20 +53,26 @@ class PatternTooSlow(Exception):
 class LogProgress:
     """What patterns find in one rank's output."""
 
-    def __init__(self, patterns: list[re.Pattern[str]], epochs: int | None = None) -> None:
+    def __init__(
+        self,
+        patterns: list[re.Pattern[str]],
+        epochs: int | None = None,
+        steps: int | None = None,
+        per_epoch: bool | None = None,
+    ) -> None:
         self._patterns = patterns
-        self._epochs = epochs  # where no line names them
+        self._epochs, self._total = epochs, steps  # of the run, where no line names them
         self._slow: dict[re.Pattern[str], int] = {}
         self._rest = b""
         self._values: dict[str, float] = {}
-        self._steps = 0.0
+        self._steps = self._last_samples = 0.0
         self._epoch: float | None = None  # of the last step
         self._first_epoch: float | None = None  # their numbers begin with 0 or 1
-        self._counts_per_epoch: bool | None = None  # the step counts from the begin of its epoch; None: not known yet
+        self._counts_per_epoch = per_epoch  # the step counts from the begin of its epoch; None: not known yet
 
     def restarted(self) -> LogProgress:
         """Return the progress of the process that takes this one's place."""
-        other = LogProgress(self._patterns, self._epochs)
+        other = LogProgress(self._patterns, self._epochs, self._total)
         other._counts_per_epoch, other._first_epoch = self._counts_per_epoch, self._first_epoch
         return other
 
@@ -75,9 +83,14 @@ class LogProgress:
         found = False
         for line in lines[-_LINES_A_CHUNK:]:
             text = COLOURS.sub("", line[:_LINE_LIMIT].decode("utf-8", "replace"))
-            for pattern in list(self._patterns):
-                found = self._take(self._search(pattern, text), now) or found
+            found = self._read(text, now) or found
         return found
+
+    def _read(self, text: str, now: float) -> bool:
+        """Take in one line. Returns whether a value was found."""
+        matches = [self._search(pattern, text) for pattern in list(self._patterns)]
+        found = [self.take(match.groupdict(), now) for match in matches if match]
+        return True in found
 
     def page(self, rank: int, world_size: int | None = None) -> str:
         """Return the values as a Prometheus page."""
@@ -100,6 +113,8 @@ class LogProgress:
         values = dict(self._values)
         if self._epochs is not None:
             values.setdefault("ddp_epochs", float(self._epochs))
+        if self._total is not None and not self._counts_per_epoch:
+            values.setdefault("ddp_total_steps", float(self._total))
         if self._counts_per_epoch is None and self._epoch is not None and "ddp_epochs" not in values:
             # Whether 60/60 ends the run or an epoch is not known before the next one begins.
             values.pop("ddp_total_steps", None)
@@ -132,11 +147,10 @@ class LogProgress:
                 log(f"metrics.logPatterns: {pattern.pattern!r} takes too long to match and is not used any more")
             return None
 
-    def _take(self, match: re.Match[str] | None, now: float) -> bool:
-        if match is None:
-            return False
+    def take(self, groups: Mapping[str, str | None], now: float) -> bool:
+        """Take in what was found, by the names of LOG_GROUPS; ``now`` is Unix time. Returns whether it has a value."""
         found = {}
-        for group, text in match.groupdict().items():
+        for group, text in groups.items():
             try:
                 found[LOG_GROUPS[group]] = float((text or "").replace(",", ""))
             except ValueError:
@@ -158,6 +172,13 @@ class LogProgress:
                     self._counts_per_epoch = step < before
                 self._epoch = epoch
             found[METRIC_LAST_STEP] = now
+        samples = found.get("ddp_samples_total")
+        if samples is not None:
+            before = self._last_samples
+            self._last_samples = samples
+            found["ddp_samples_total"] = self._values.get("ddp_samples_total", 0.0) + (
+                samples - before if samples >= before else samples
+            )
         self._values.update(found)
         if self._counts_per_epoch is None and self._contradicts_run():
             self._counts_per_epoch = True
@@ -173,3 +194,64 @@ class LogProgress:
         # One that was not seen to begin may count its epochs from 0.
         until = past + 1 if past <= 0 else past + 2
         return not past / epochs - margin <= share <= until / epochs + margin
+
+
+class LoopProgress(LogProgress):
+    """What the lines of one known loop show."""
+
+    _KNOWN_LINE = 512  # characters: a pattern of ours is not timed, so what it searches is short
+
+    def __init__(self, loop: Loop, epochs: int | None = None, steps: int | None = None) -> None:
+        super().__init__([re.compile(pattern) for pattern in loop.patterns], epochs, steps, loop.per_epoch)
+        self._loop = loop
+        self._seen: set[re.Pattern[str]] = set()
+
+    @property
+    def certain(self) -> bool:
+        """Whether this is the script's loop: its steps have moved on, and enough of its lines were seen."""
+        return self._steps > 1 and len(self._seen) >= self._loop.needed
+
+    def restarted(self) -> LoopProgress:
+        """Return the progress of the process that takes this one's place."""
+        other = LoopProgress(self._loop, self._epochs, self._total)
+        other._first_epoch = self._first_epoch
+        return other
+
+    def take(self, groups: Mapping[str, str | None], now: float) -> bool:
+        """Take in a line, unless its step is one of another bar, such as that of a validation."""
+        if groups.get("step") and groups.get("totalSteps"):
+            step, total = float(groups["step"] or 0), float(groups["totalSteps"] or 0)
+            known, current = self._values.get("ddp_total_steps"), self._values.get("ddp_step", 0.0)
+            other_bar = known is not None and total != known and (current < known or total < known)
+            if step > total or (other_bar and not self._loop.per_epoch):
+                return False
+        return super().take(groups, now)
+
+    def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+        match = pattern.search(text[: self._KNOWN_LINE])
+        if match:
+            self._seen.add(pattern)
+        return match
+
+
+class KnownLoops(LogProgress):
+    """What the log of a script shows whose loop may be a known one. Nothing is shown before it is certain which."""
+
+    def __init__(self, epochs: int | None = None, steps: int | None = None) -> None:
+        super().__init__([])
+        self._loops = [LoopProgress(loop, epochs, steps) for loop in LOOPS]
+
+    def restarted(self) -> LogProgress:
+        """Return the progress of the process that takes this one's place."""
+        other = KnownLoops()
+        other._loops = [loop.restarted() for loop in self._loops]
+        return other
+
+    def page(self, rank: int, world_size: int | None = None) -> str:
+        """Return the values as a Prometheus page."""
+        return self._loops[0].page(rank, world_size)
+
+    def _read(self, text: str, now: float) -> bool:
+        found = [loop for loop in self._loops if loop._read(text, now)]
+        self._loops = [loop for loop in found if loop.certain][:1] or self._loops
+        return bool(found) and len(self._loops) == 1

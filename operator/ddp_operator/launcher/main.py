@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from typing import Sequence
@@ -16,6 +17,7 @@ from .contract import (
 )
 from .failure_table import EXIT_CODES
 from .files import BOOTSTRAP
+from .known_loops import find_total
 from .pod import add_pod_flags, default_threads, make_runtime_dir, read_pod
 from .supervisor import Supervisor
 from .termination import build_report, finish
@@ -40,6 +42,8 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
             raise ValueError(missing)
         runtime, ours = make_runtime_dir()
         pod = read_pod(dict(os.environ), runtime, program=program)
+        epochs, steps = (find_total(command, epochs=of_epochs) for of_epochs in (True, False))
+        pod = dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
     except ValueError as error:
         return finish(EXIT_CODES[EXIT_USER_ERROR], {**report, "message": str(error)})
     flags = [flag for flag in flags if flag != "--no-python"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 from typing import Callable
 
-from .contract import COMMENT_LAST_FAILURE, METRIC_GLOBAL_STEP, METRIC_STEPS, STACK_LIMIT
+from .contract import COMMENT_LAST_FAILURE, METRIC_GLOBAL_STEP, METRIC_STEPS, PAGES, STACK_LIMIT
 from .prometheus import merge_pages, read_progress
 
 _PAGE_LIMIT = 1 << 20
+_POST_LIMIT = 1 << 16
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})", re.IGNORECASE)
 PAGE_TIMEOUT = 1.0
 
 
@@ -40,9 +43,15 @@ def fetch_page(port: int, path: str = "/metrics", timeout: float = PAGE_TIMEOUT)
 class Metrics:
     """The pod's one metrics endpoint: its own series and the pages of its ranks."""
 
-    def __init__(self, runtime: str, own_page: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        runtime: str,
+        own_page: Callable[[], str],
+        receive: Callable[[bytes, bytes, bytes], str] = lambda path, head, body: "404 Not Found",
+    ) -> None:
         self._folder = os.path.join(runtime, "metrics")
         self._own_page = own_page
+        self._receive = receive  # what a rank posts, by path, head and body; returns the reply's status
         self.last_failure = b""  # after which the workers were restarted in place, as JSON
         self._last: dict[int, str] = {}
         self._slots = threading.BoundedSemaphore(16)
@@ -62,7 +71,12 @@ class Metrics:
             names = [name.partition(".") for name in os.listdir(self._folder)]
         except OSError:
             return []
-        return sorted({int(rank) for rank, _, kind in names if rank.isdigit() and kind in ("port", "prom", "log")})
+        return sorted({int(rank) for rank, _, kind in names if rank.isdigit() and kind in PAGES})
+
+    @property
+    def reads_log(self) -> bool:
+        """Whether a rank's progress comes from its log."""
+        return any(os.path.exists(os.path.join(self._folder, f"{rank}.log")) for rank in self._ranks())
 
     def collect(self) -> dict[int, str]:
         """Return the pages of the local ranks in order: live ones, else what a rank left behind."""
@@ -113,9 +127,9 @@ class Metrics:
             return
         except (OSError, ValueError, OverflowError):
             pass
-        for left in (f"{path}.prom", f"{path}.log"):
+        for left in PAGES[1:]:
             try:
-                with open(left, encoding="utf-8", errors="replace") as file:
+                with open(f"{path}.{left}", encoding="utf-8", errors="replace") as file:
                     pages[rank] = file.read(_PAGE_LIMIT)
                 return
             except OSError:
@@ -146,7 +160,13 @@ class Metrics:
                 words = request.split(b"\r\n", 1)[0].split()
                 path = words[1].split(b"?")[0] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
                 status, body = "200 OK", b"ok\n"
-                if path == b"/metrics":
+                if len(words) == 3 and words[0] == b"POST":
+                    before, _, body = request.partition(b"\r\n\r\n")
+                    length = _LENGTH.search(before)
+                    while length and len(body) < min(int(length[1]), _POST_LIMIT) and (chunk := connection.recv(4096)):
+                        body += chunk
+                    status = self._receive(words[1], before, body)
+                elif path == b"/metrics":
                     body = merge_pages([self._own_page(), *self.collect().values()]).encode("utf-8", "replace")
                     if self.last_failure:  # after the merge, which lets no comment of a rank's page through
                         body += COMMENT_LAST_FAILURE.encode() + self.last_failure + b"\n"

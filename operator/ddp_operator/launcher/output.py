@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable
 
 from .files import is_own_file, log, read_json
-from .log_patterns import COLOURS, LogProgress, PatternTooSlow, compile_log_pattern
+from .log_patterns import COLOURS, KnownLoops, LogProgress, PatternTooSlow, compile_log_pattern
 from .pod import Pod
 from .processes import STOP_SIGNALS, die_with
 from .tracebacks import PLACE, describe
@@ -53,11 +53,14 @@ class Lines:
         return bool(self._rest)
 
 
-def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = False) -> None:
-    """Copy what the ranks write to this pod's log, keep a page of what the patterns find in it, and at last its end.
+def read_output(
+    pod: Pod, sources: dict[int, int], done: int, *, marked: bool = False, known_loops: bool = False
+) -> None:
+    """Copy what the ranks write to this pod's log, keep a page of the progress that it shows, and at last its end.
 
-    ``sources`` maps local ranks to their pipes; ``marked``: each line gets its rank in front. Ends when ``done`` is
-    closed and the pipes are empty.
+    ``sources`` maps local ranks to their pipes; ``marked``: each line gets its rank in front; ``known_loops``: where
+    the job has no patterns, rank 0's lines are those of a known loop. Ends when ``done`` is closed and the pipes are
+    empty.
     """
 
     def give_up(number: int, frame: Any) -> None:
@@ -70,7 +73,11 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             patterns.append(compile_log_pattern(text))
         except ValueError as error:
             log(f"metrics.logPatterns: {text!r} {error}")
-    ranks = {descriptor: (rank, LogProgress(patterns, pod.epochs)) for rank, descriptor in sources.items()}
+    known_loops = known_loops and not pod.log_patterns
+    ranks = {
+        descriptor: (rank, KnownLoops(pod.epochs, pod.steps) if known_loops else LogProgress(patterns, pod.epochs))
+        for rank, descriptor in sources.items()
+    }
     lines = {descriptor: Lines() for descriptor in ranks} if marked else {}
     processes: dict[int, Any] = {}
     ends = dict.fromkeys(ranks, b"")
@@ -98,7 +105,8 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
             if marked:
                 shown = lines[descriptor].feed(chunk, _global_rank(pod, rank, about), time.monotonic())
             _write_all(1, shown)
-            if patterns and ranks[descriptor][1].feed(chunk, time.time()):
+            searched = _global_rank(pod, rank, about) == 0 if known_loops else bool(patterns)
+            if searched and ranks[descriptor][1].feed(chunk, time.time()):
                 changed.add(descriptor)
         over = ending and not received
         for descriptor, some in lines.items():
@@ -109,7 +117,7 @@ def read_output(pod: Pod, sources: dict[int, int], done: int, *, marked: bool = 
         if changed and (over or not received or time.monotonic() - written > 0.5):
             written = time.monotonic()
             for descriptor in changed:
-                _write_log_page(pod, *ranks[descriptor])
+                write_page(pod, *ranks[descriptor], "log")
             changed.clear()
         if over:
             for descriptor, end in ends.items():
@@ -123,7 +131,7 @@ def keep_reading(pod: Pod, sources: dict[int, int], done: int, *, marked: bool =
     A pipe that nobody reads would end the training.
     """
     try:
-        read_output(pod, sources, done, marked=marked)
+        read_output(pod, sources, done, marked=marked, known_loops=True)
     except Exception as error:
         log(f"the log goes on without patterns and ranks, please report it: {describe(error)['traceback']}")
         read_output(dataclasses.replace(pod, log_patterns=()), sources, done)
@@ -177,8 +185,9 @@ def _global_rank(pod: Pod, local_rank: int, about: dict[str, Any]) -> int:
     return rank if isinstance(rank, int) else pod.node * pod.nproc_per_node + local_rank
 
 
-def _write_log_page(pod: Pod, local_rank: int, progress: LogProgress) -> None:
-    path = os.path.join(pod.runtime, "metrics", f"{local_rank}.log")
+def write_page(pod: Pod, local_rank: int, progress: LogProgress, source: str) -> None:
+    """Keep a rank's page for the metrics' endpoint. ``source``: ``log`` or ``post``."""
+    path = os.path.join(pod.runtime, "metrics", f"{local_rank}.{source}")
     try:
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
             about = _about_worker(pod, local_rank)

@@ -25,7 +25,8 @@ from .processes import count_oom_kills, read_cpu_quota
 
 @dataclasses.dataclass(frozen=True)
 class Pod(LauncherConfig):
-    """This pod of the job. ``program``: what it runs is no Python; ``oom_kills``: those before its ranks started."""
+    """This pod of the job. ``program``: what it runs is no Python; ``oom_kills``: those before its ranks started;
+    ``steps``: those of the run, where the script's command says it."""
 
     node: int
     master: str
@@ -35,6 +36,7 @@ class Pod(LauncherConfig):
     runtime: str
     oom_kills: int
     program: bool = False
+    steps: int | None = None
 
     @property
     def local(self) -> bool:

@@ -62,7 +62,7 @@ class Restarts:
         """Take in failures of workers. Returns whether they repeat an earlier one. ``free``: by what others do."""
         self.failures, self._free = failures, free
         root = find_root_cause(failures)
-        if self._pod.log_patterns:
+        if self._metrics.reads_log:
             time.sleep(_SECONDS_TO_SETTLE)  # what a rank wrote last is still on its way to its page
         self.failed_step = self._metrics.step(root["localRank"])
         self.repeated = self._recurrence.observe(build_signature(root), self.failed_step, time.monotonic() - self.began)

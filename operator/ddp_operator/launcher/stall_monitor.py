@@ -137,7 +137,10 @@ class StallMonitor:
         found = watchdog.find_stall(now)
         if found is not None:
             return found
-        silence = None if watchdog.known else self._log_steps.silence(plan.stall_seconds, now)
+        # Nobody but metrics.logPatterns promises that steps show in the log.
+        silence = (
+            None if watchdog.known or not self._pod.log_patterns else self._log_steps.silence(plan.stall_seconds, now)
+        )
         # Steps may need less CPU than counts as any, so a pod whose log shows them is not idle.
         quiet = math.inf if watchdog.known else self._log_steps.age(now)
         still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall_seconds, 1.0)}

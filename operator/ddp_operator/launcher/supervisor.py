@@ -33,6 +33,7 @@ from .restarts import Restarts
 from .stall import read_board
 from .stall_monitor import StallMonitor
 from .termination import build_message, conclude, fit_termination_message, report_worker
+from .trainer_status import TrainerStatus
 
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # the user's own: 0 leaves the lines of a pod with several ranks as they are
@@ -61,9 +62,12 @@ class Supervisor:
         self._store_guard: int | None = None
         taken = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # torchrun's own ways to mark lines win
         marked = pod.nproc_per_node > 1 and not taken and os.environ.get(_ENV_LOG_PREFIX) != "0"
-        self._reads_output = bool(pod.log_patterns) or marked or (pod.program and not taken)
+        # Rank 0's is read for the progress that it shows.
+        wanted = pod.program or pod.node == 0 or pod.elastic
+        self._reads_output = bool(pod.log_patterns) or marked or (wanted and not taken)
         self._reader = OutputReader(pod, marked=marked)
-        self.metrics = Metrics(pod.runtime, self._own_page)
+        self._trainer_status = TrainerStatus(pod)
+        self.metrics = Metrics(pod.runtime, self._own_page, self._trainer_status.receive)
         self._restarts = Restarts(pod, self.metrics)
         self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
         self._wake, self._wake_end = os.pipe()
@@ -280,6 +284,7 @@ class Supervisor:
         except OSError as error:
             log(f"no metrics: cannot listen on port {wanted}: {error.strerror}")
             return
+        self._trainer_status.offer(port)
         if path:
             try_write_json(path, port)
 

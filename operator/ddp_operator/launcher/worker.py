@@ -9,11 +9,14 @@ import sys
 import time
 from typing import NoReturn, Sequence
 
-from .contract import ENV_AGENT_PID, ENV_RUNTIME_DIR
+from .contract import ENV_AGENT_PID, ENV_RUNTIME_DIR, PAGES, TRAINER_STATUS_FILE
 from .exceptions import hide_own_frames, record_exception
-from .files import write_json
+from .files import read_json, write_json
 from .process_groups import GroupRecorder
 from .processes import STACK_SIGNAL, die_with
+
+# As Kubeflow's Trainer calls them.
+_URL, _TOKEN = "KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"  # nosec B105
 
 
 def worker_main(words: Sequence[str]) -> NoReturn:
@@ -25,7 +28,7 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     error_file = os.path.join(runtime, "errors", f"{local_rank}.json")
     metrics = os.path.join(runtime, "metrics", local_rank)
     group_file = os.path.join(runtime, "groups", f"{local_rank}.json")
-    for stale in (error_file, group_file, f"{metrics}.port", f"{metrics}.prom", f"{metrics}.log"):
+    for stale in (error_file, group_file, *(f"{metrics}.{kind}" for kind in PAGES)):
         try:
             os.unlink(stale)
         except OSError:
@@ -40,6 +43,7 @@ def worker_main(words: Sequence[str]) -> NoReturn:
         "kind": kind,
     }
     write_json(os.path.join(runtime, "workers", f"{local_rank}.json"), about)
+    _name_trainer_status(runtime, local_rank)
     if kind == "program":
         try:
             os.execvp(target, [target, *args])  # noqa: S606
@@ -116,6 +120,18 @@ def _run_python(kind: str, target: str, args: list[str]) -> None:
 def _is_archive(path: str) -> bool:
     with open(path, "rb") as file:
         return file.read(2) == b"PK"
+
+
+def _name_trainer_status(runtime: str, local_rank: str) -> None:
+    """Set the variables by which a script finds the endpoint, unless it has others, as in a pod of Kubeflow's."""
+    offer = read_json(os.path.join(runtime, TRAINER_STATUS_FILE))
+    if not offer or _URL in os.environ:
+        return
+    os.environ[_URL] = f"http://127.0.0.1:{offer['port']}/trainer-status/{local_rank}/{os.getpid()}"
+    os.environ[_TOKEN] = offer["token"]
+    for name in ("no_proxy", "NO_PROXY"):
+        if any(proxy in os.environ for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")):
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
 
 
 def divert_output(path: str) -> None:
