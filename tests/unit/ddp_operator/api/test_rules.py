@@ -48,7 +48,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.rendezvous.port": (0, 1023, 65536),
     "spec.metrics.port": (80, 70000, 29400),
     "spec.metrics.logPatterns": (["(?P<step>.)"] * 9, ["x" * 513]),
-    "spec.metrics.epochs": (0, 1),
+    "spec.metrics.epochs": (0, -1),
     "spec.rendezvous.joinTimeoutSeconds": (9, 0, YEAR + 1),
     "spec.recovery.inPlaceRestarts": (-1, 10_001),
     "spec.recovery.maxRestarts": (-1, 10_001),
