@@ -213,6 +213,7 @@ FOREIGN = {
     "torchrun": {
         "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--rdzv_", "--redirects", "--tee",
     },
+    "scripts of other projects": {"--max_iters", "--num_train_epochs"},
 }  # fmt: skip
 
 
