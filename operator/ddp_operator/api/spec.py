@@ -163,8 +163,8 @@ class Metrics(_Fields, frozen=True, kw_only=True):
     log_patterns: Annotated[
         tuple[str, ...],
         Meta(
-            description="Python regular expressions, searched in each line of a rank's output instead of those of known "
-            "training loops (docs/your-script.md). Their named groups are the progress of a script that does not "
+            description="Python regular expressions, searched in each line of a rank's output instead of those of "
+            "known training loops (docs/your-script.md). Their named groups are the progress of a script that does not "
             "export it: step, totalSteps, epoch, epochs, loss, learningRate, samples (processed by the rank), "
             "samplesPerSecond (of all ranks, where samples is not given), valAccuracy, valLoss; for example "
             "'step (?P<step>[0-9]+)'."
