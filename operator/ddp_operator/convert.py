@@ -18,6 +18,7 @@ import yaml
 from ddp_operator import constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.manifests.torchrun import OWNED_FLAGS, OWNED_SWITCHES
+from ddp_operator.names import is_reserved_variable
 
 Object = dict[str, Any]
 
@@ -207,7 +208,7 @@ def _template(done: Conversion, replicas: Mapping[str, Any]) -> Object:
 
 def _clean_container(done: Conversion, container: Object) -> None:
     """Drop what the operator sets itself, and bring the command into a form that it takes."""
-    dropped = [entry["name"] for entry in container.get("env") or () if _is_reserved(entry["name"])]
+    dropped = [entry["name"] for entry in container.get("env") or () if is_reserved_variable(entry["name"])]
     if dropped:
         container["env"] = [entry for entry in container["env"] if entry["name"] not in dropped]
         done.note("env", f"{', '.join(dropped)}: left out, torchrun and the operator set them")
@@ -233,13 +234,9 @@ def _clean_container(done: Conversion, container: Object) -> None:
     if stripped != line:
         container["command"] = stripped
         container.pop("args", None)
-    elif "procPerNode" not in done.resource["spec"] and not _is_torchrun(bare):
+    elif "procPerNode" not in done.resource["spec"] and not _launcher_length(bare):
         done.resource["spec"]["procPerNode"] = 1
         done.note("command", "is no torchrun: one process a pod; procPerNode: gpu starts one for each GPU of a pod")
-
-
-def _is_reserved(name: str) -> bool:
-    return name in constants.RESERVED_ENV or name.startswith(constants.RESERVED_ENV_PREFIXES)
 
 
 def _unwrap_shell(line: Sequence[str]) -> list[str] | None:
@@ -264,10 +261,6 @@ def _launcher_length(line: Sequence[str]) -> int:
     if line[0].rpartition("/")[2] == "torchrun":
         return 1
     return 3 if re.fullmatch(r"(.*/)?python[\d.]*", line[0]) and list(line[1:3]) in _LAUNCHERS else 0
-
-
-def _is_torchrun(line: Sequence[str]) -> bool:
-    return _launcher_length(line) > 0
 
 
 def _strip_torchrun(done: Conversion, line: Sequence[str]) -> list[str]:

@@ -32,6 +32,11 @@ def pod_host(name: str, attempt: int, index: int | str) -> str:
     return f"{job_name(name, attempt)}-{index}.{service_name(name)}"
 
 
+def is_reserved_variable(name: str) -> bool:
+    """Tell whether torchrun or the operator owns an environment variable of the training container."""
+    return name in constants.RESERVED_ENV or name.startswith(constants.RESERVED_ENV_PREFIXES)
+
+
 def child_labels(name: str, attempt: int | None = None) -> dict[str, str]:
     """Return the labels that every child carries."""
     labels = {constants.LABEL_MANAGED_BY: constants.MANAGED_BY, constants.LABEL_JOB_NAME: name}

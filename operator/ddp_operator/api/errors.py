@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,15 @@ class FieldError:
         if isinstance(self.value, dict | list | tuple):  # the API server leaves these out
             return f"{self.path}: Invalid value: {self.message}"
         return f"{self.path}: Invalid value: {json.dumps(self.value, default=str)}: {self.message}"
+
+
+def check_strings(pairs: Any, path: str) -> FieldError | None:
+    """Return the refusal of labels or annotations that do not map strings to strings."""
+    if pairs is None or (
+        isinstance(pairs, Mapping) and all(isinstance(one, str) for pair in pairs.items() for one in pair)
+    ):
+        return None
+    return FieldError(path, "must map strings to strings; quote numbers and booleans")
 
 
 def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str = "") -> FieldError:

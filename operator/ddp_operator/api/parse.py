@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from ddp_operator import constants
-from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
+from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import build_schema
 from ddp_operator.api.spec import Spec
@@ -117,12 +117,8 @@ def _check_shape(raw: Mapping[str, Any]) -> None:
         errors.append(FieldError("metadata.name", "Required value: add a name"))
     elif isinstance(metadata, Mapping):
         errors += [unknown_member(str(name), "metadata", _METADATA) for name in metadata if name not in _METADATA]
-        for part in ("labels", "annotations"):
-            pairs = {} if metadata.get(part) is None else metadata[part]
-            if not isinstance(pairs, Mapping) or not all(
-                isinstance(k, str) and isinstance(v, str) for k, v in pairs.items()
-            ):
-                errors.append(FieldError(f"metadata.{part}", "must map strings to strings; quote numbers and booleans"))
+        checked = (check_strings(metadata.get(part), f"metadata.{part}") for part in ("labels", "annotations"))
+        errors += filter(None, checked)
         namespace = metadata.get("namespace")
         if namespace is not None and not isinstance(namespace, str):
             errors.append(FieldError("metadata.namespace", "must be a string", namespace))
@@ -163,7 +159,7 @@ def _parse_spec(raw: Any) -> Spec:
     try:
         return msgspec.convert(_as_stored(raw, _spec_schema()), Spec)
     except msgspec.ValidationError as error:
-        raise InvalidManifest([_explain(str(error), raw)]) from None
+        raise InvalidManifest([_explain(str(error))]) from None
 
 
 def _as_stored(value: Any, schema: Mapping[str, Any]) -> Any:
@@ -189,7 +185,7 @@ def _spec_schema() -> dict[str, Any]:
     return build_schema(Spec)
 
 
-def _explain(text: str, raw: Any) -> FieldError:
+def _explain(text: str) -> FieldError:
     """Turn msgspec's sentence into ours."""
     match = re.fullmatch(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", text, re.DOTALL)
     assert match

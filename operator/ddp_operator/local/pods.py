@@ -19,6 +19,7 @@ from ddp_operator.local.environment import Lookup, build_environment, expand
 from ddp_operator.local.gpus import VISIBLE_DEVICES
 from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
 from ddp_operator.local.volumes import prepare_volumes, rewrite_paths
+from ddp_operator.names import is_reserved_variable
 
 Object = Mapping[str, Any]
 
@@ -95,11 +96,7 @@ def rewrite_hosts(text: str, job: str, subdomain: str) -> str:
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what a pod inherits from `ddp run`: all but what torchrun or the operator own."""
-    inherited = {
-        name: value
-        for name, value in environ.items()
-        if name not in constants.RESERVED_ENV and not name.startswith(constants.RESERVED_ENV_PREFIXES)
-    }
+    inherited = {name: value for name, value in environ.items() if not is_reserved_variable(name)}
     # So that `torchrun` and other programs are those beside the interpreter.
     inherited["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environ.get("PATH", os.defpath)))
     return inherited

@@ -24,7 +24,9 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
         lines += _explain(status, folder)
     lines.append(f"  run folder: {_relative(folder.path)}")
     kept = ["status.yaml", "metrics.csv", "logs", "events.log", "errors.log"]
-    lines.append("  in it:      " + ", ".join(n + ("/" if n == "logs" else "") for n in kept if _is_there(folder, n)))
+    lines.append(
+        "  in it:      " + ", ".join(n + ("/" if n == "logs" else "") for n in kept if (folder.path / n).exists())
+    )
     if folder.report.exists():
         lines.append(f"  report:     {_relative(folder.report)} (open it in a browser)")
     return "\n".join(lines)
@@ -82,10 +84,6 @@ def _describe(failure: LastFailure, folder: RunFolder) -> list[str]:
     if log.exists():
         lines.append(f"  log:        {_relative(log)}")
     return lines
-
-
-def _is_there(folder: RunFolder, name: str) -> bool:
-    return (folder.path / name).exists()
 
 
 def _relative(path: Path) -> str:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator import constants
-from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Peer, Spec
 from ddp_operator.kubeobjects.containers import count_gpus, cpu_limit
 from ddp_operator.launcher.log_patterns import compile_log_pattern
 from ddp_operator.manifests.containers import check_containers
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nested_launcher, split_user_command
+from ddp_operator.names import is_reserved_variable
 
 _POD = "spec.template.spec"
 _NATIVE_SIDECAR = "move it to initContainers with restartPolicy: Always (a native sidecar)"
@@ -81,15 +82,11 @@ def _check_metadata(metadata: Any) -> Iterator[FieldError]:
         yield FieldError("spec.template.metadata", "must be an object with labels and annotations")
         return
     for part in ("labels", "annotations"):
-        pairs = metadata.get(part) or {}
-        if not isinstance(pairs, Mapping) or not all(
-            isinstance(k, str) and isinstance(v, str) for k, v in pairs.items()
-        ):
-            path = f"spec.template.metadata.{part}"
-            yield FieldError(path, "must map strings to strings; quote numbers and booleans")
-            continue
-        for key in pairs:
-            if part == "labels" and (key.startswith(f"{constants.GROUP}/") or key == constants.LABEL_MANAGED_BY):
+        problem = check_strings(metadata.get(part), f"spec.template.metadata.{part}")
+        if problem:
+            yield problem
+        for key in metadata.get(part) or () if part == "labels" and not problem else ():
+            if key.startswith(f"{constants.GROUP}/") or key == constants.LABEL_MANAGED_BY:
                 yield FieldError(f"spec.template.metadata.labels[{key}]", "is set by the operator; remove it")
 
 
@@ -215,7 +212,7 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterato
         name = env.get("name")
         if not isinstance(name, str):
             yield FieldError(f"{path}.env[{index}].name", "Required value: every variable needs a name; add it")
-        elif name in constants.RESERVED_ENV or name.startswith(constants.RESERVED_ENV_PREFIXES):
+        elif is_reserved_variable(name):
             yield FieldError(
                 f"{path}.env[{index}].name", "is reserved: torchrun and the operator set it; remove it", name
             )
