@@ -329,16 +329,6 @@ def test_stalled_ranks_of_a_launcher_are_few_and_known(lines: list[str], expecte
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.123456, "0.1235"), (9999.4, "9999"), (12345.6, "12346"), (-12345.6, "-12346"), (1e20, "1" + "0" * 15)],
-)
-def test_figures_have_four_digits_or_all_before_the_point(value: float, shown: str) -> None:
-    progress = build_progress({"ddp_step": 1, "ddp_loss": value})
-    assert progress is not None
-    assert progress.loss == shown
-
-
-@pytest.mark.parametrize(
     ("values", "percent", "eta"),
     [
         ({"ddp_step": 5, "ddp_total_steps": 10}, "50.0%", 5),
@@ -357,3 +347,26 @@ def test_what_is_left_follows_from_the_steps_and_their_rate(
     progress = build_progress(values, rates=Rates(steps=1.0))
     assert progress is not None
     assert (progress.percent, progress.eta_seconds) == (percent, eta)
+
+
+def test_of_a_page_of_very_many_ranks_those_that_come_first_are_followed() -> None:
+    text = "".join(f'ddp_step{{rank="{rank}"}} {rank}\n' for rank in range(300))
+    ranks = parse_page(text + 'ddp_steps_total{rank="3"} 9\nddp_steps_total{rank="299"} 9\n').ranks
+    assert sorted(ranks) == list(range(256))
+    assert (ranks[3].step, ranks[3].steps) == (3, 9)
+
+
+def test_figures_of_the_network_check_are_read_with_their_units() -> None:
+    seconds = "".join(
+        f'ddp_launcher_preflight_seconds{{check="{check}"}} {value}\n'
+        for check, value in (("dns", 0.002), ("tcp", 0.03), ("allreduce", 0.4))
+    )
+    passed = "".join(
+        f'ddp_launcher_preflight_passed{{check="{check}"}} {value}\n'
+        for check, value in (("dns", 1), ("tcp", 0), ("allreduce", 0), ("other", 0))
+    )
+    found = parse_page(f"{seconds}{passed}ddp_launcher_all_reduce_bytes_per_second 5e6\n").preflight
+    assert found is not None
+    assert found.failed == ("tcp", "allreduce")
+    assert (found.dns_milliseconds, found.tcp_milliseconds, found.all_reduce_milliseconds) == ("2", "30", "400")
+    assert found.all_reduce_megabytes_per_second == "5"

@@ -313,6 +313,17 @@ def test_of_a_long_traceback_the_scripts_own_lines_are_kept() -> None:
     assert folded.endswith(end + "KeyError: 'lr'\n")
 
 
+def test_calls_inside_libraries_are_folded_only_where_that_saves_lines() -> None:
+    library = "/usr/lib/python3.11/site-packages/torch/nn.py"
+    own = "".join(frame("/app/train.py", f"own{number}") for number in range(9))
+    for calls, folded in ((1, False), (2, True)):
+        inside = "".join(frame(library, f"deep{number}") for number in range(calls))
+        text = "Traceback (most recent call last):\n" + inside + own + "KeyError: 'lr'\n"
+        assert ("inside libraries" in fold_libraries(text)) is folded
+        at_the_end = "Traceback (most recent call last):\n" + own + inside + "KeyError: 'lr'\n"
+        assert fold_libraries(at_the_end) == at_the_end
+
+
 def test_a_short_traceback_and_one_without_the_scripts_own_lines_stay_whole() -> None:
     short = (
         "Traceback (most recent call last):\n" + frame("/app/x.py", "main") + frame("/lib/python3.9/x.py", "f") + "E\n"

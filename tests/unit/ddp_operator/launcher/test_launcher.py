@@ -187,6 +187,14 @@ def test_a_long_traceback_keeps_its_tail() -> None:
     assert cut["message"] == "m"
 
 
+def test_a_long_message_and_hint_keep_their_beginning_and_as_much_as_there_is_room_for() -> None:
+    fitted = fit_termination_message(message(message="m" + "x" * 9000, hint="h" + "y" * 900, progress={"step": 1.0}))
+    cut = json.loads(fitted)
+    assert cut["message"].startswith("mxx")
+    assert (cut["hint"], cut["progress"]) == ("h" + "y" * 900, {})
+    assert 3800 < len(fitted) <= 4096
+
+
 @given(
     text=st.text(alphabet=st.characters(), max_size=300),
     repeat=st.integers(1, 60),

@@ -419,3 +419,22 @@ def test_what_a_shells_torchrun_says_of_a_failure_hides_no_cause(tmp_path: Path,
     assert read_last_lines(pod, 0) == cause.strip()
     (tmp_path / "output" / "0.end").write_text(summary)
     assert read_last_lines(pod, 0) == summary.rstrip()
+
+
+def test_the_page_tells_the_kind_of_each_series_and_the_share_that_is_done() -> None:
+    seen = progress(r"step (?P<step>\d+)/(?P<totalSteps>\d+) epoch (?P<epoch>\d+)/(?P<epochs>\d+)")
+    seen.feed(b"step 1/4 epoch 1/1\nstep 3/4 epoch 1/1\n", NOW)
+    rows = seen.page(2).splitlines()
+    assert {"# TYPE ddp_step gauge", 'ddp_step{rank="2"} 3.0', "# TYPE ddp_steps_total counter"} <= {*rows}
+    assert {'ddp_progress_ratio{rank="2"} 0.75', 'ddp_steps_total{rank="2"} 3.0'} <= {*rows}
+    seen.feed(b"step 5/4 epoch 1/1\n", NOW)
+    assert 'ddp_progress_ratio{rank="2"} 1.0' in seen.page(2)
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_a_pattern_that_was_given_up_costs_no_more_time() -> None:
+    seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
+    line = b"a" * 64 + b"!\n"
+    for _ in range(9):
+        seen.feed(line, NOW)
+    assert [pattern.pattern for pattern in seen._patterns] == [r"step (?P<step>\d+)"]

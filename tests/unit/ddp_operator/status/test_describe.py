@@ -1,0 +1,170 @@
+"""What the status says of an attempt: what it keeps of the pods' words, which failure it names, what it counts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
+from ddp_operator.progress import parse_page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide
+from ddp_operator.status.decision import Decision
+from ddp_operator.status.views import NodeView, view_pod
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+RUNNING = (child_pod(0), child_pod(1))
+TRAINING = page(ddp_step=7, ddp_total_steps=70, ddp_steps_total=7, ddp_step_seconds_sum=7, phase="Running")
+
+
+def run(
+    *pods: Any, status: Status = STARTED, jobs: Any = None, text: str = "", seconds: float = 1, **more: Any
+) -> Decision:
+    answers = {name: more.pop(name) for name in ("failures_in_place", "nodes") if name in more}
+    typed = job(status=status, **({"nodes": 2} | more))
+    observation = observe(typed, jobs or [child_job()], pods, parse_page(text) if text else None, **answers)
+    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+
+
+def condition(kind: str, status: Any, reason: str) -> Condition:
+    return Condition(type=kind, status=status, reason=reason, last_transition_time=NOW)
+
+
+def state(decision: Decision, kind: str) -> tuple[str, str]:
+    found = decision.status.condition(kind)
+    assert found is not None
+    return found.status, found.reason
+
+
+def in_place(message: str, seconds: float, restarts: int = 1) -> Any:
+    """Return what a pod that runs says of a failure that its workers were restarted after."""
+    words = last_words("CUDAError", message=message, time=NOW.timestamp() + seconds, restarts=restarts)
+    pod = view_pod(child_pod(1, "Failed", code=82, message=words))
+    return ((pod, pod.termination),)
+
+
+class TestFailureInPlace:
+    @pytest.mark.parametrize(
+        ("attempt", "seconds", "told"),
+        [(1, -10, "known"), (1, 0, "in place"), (1, 10, "in place"), (2, -10, "in place")],
+    )
+    def test_the_latest_failure_of_an_attempt_is_told(self, attempt: int, seconds: float, told: str) -> None:
+        known = LastFailure(attempt=1, category="UserError", message="known", time=NOW)
+        status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", last_failure=known)
+        pods = [child_pod(index, attempt=attempt) for index in range(2)]
+        decision = run(*pods, status=status, jobs=[child_job(attempt)], failures_in_place=in_place("in place", seconds))
+        assert decision.status.last_failure is not None
+        assert decision.status.last_failure.message == told
+
+    def test_is_told_where_none_was_known(self) -> None:
+        found = run(*RUNNING, failures_in_place=in_place("in place", -10)).status.last_failure
+        assert found is not None
+        assert (found.message, found.attempt) == ("in place", 1)
+
+    def test_of_the_attempt_before_is_not_told_of_the_next(self) -> None:
+        failed = child_pod(0, "Failed", code=82, message=last_words("UserError", message="the end"))
+        jobs = [child_job(conditions={"Failed": "why"})]
+        decision = run(failed, jobs=jobs, failures_in_place=in_place("before", 99))
+        assert decision.status.attempt == 2
+        assert decision.status.last_failure is not None
+        assert decision.status.last_failure.message == "the end"
+
+
+class TestRestarts:
+    def test_in_place_of_all_pods_count_as_often_as_that_of_the_pod_with_most(self) -> None:
+        status = replace(STARTED, restarts=Restarts(in_place=3, in_place_before=2))
+        ends = [child_pod(i, "Succeeded", message=last_words(restarts=n)) for i, n in enumerate((1, 4))]
+        decision = run(*ends, status=status, jobs=[child_job(conditions={"Complete": ""})])
+        assert decision.status.restarts.in_place == 6
+
+    def test_a_replaced_pod_is_counted_once(self) -> None:
+        joined = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED)
+        status = replace(STARTED, conditions=(joined,), restarts=Restarts(replaced=2))
+        first = run(child_pod(0), child_pod(1, "Pending"), status=status)
+        assert state(first, c.RESTARTING) == ("True", c.POD_REPLACEMENT)
+        assert first.status.restarts.replaced == 3
+        again = run(child_pod(0), child_pod(1, "Pending"), status=first.status)
+        assert again.status.restarts.replaced == 3
+
+
+@pytest.mark.parametrize(
+    ("pods", "known"),
+    [
+        ((child_pod(0), child_pod(1, "Pending")), True),
+        ((child_pod(0, "Pending"), child_pod(1, "Pending")), False),
+    ],
+)
+def test_the_first_pod_that_runs_is_noted(pods: Any, known: bool) -> None:
+    assert (run(*pods).status.first_run_time is not None) is known
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ((), ("False", c.NODE_NOT_READY)),
+        ((condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),), ("True", c.ALL_RANKS_JOINED)),
+    ],
+)
+def test_a_node_that_is_not_ready_explains_why_ranks_do_not_join(before: Any, expected: tuple[str, str]) -> None:
+    silent = child_pod(1, unready=NOW, node="node-b")
+    nodes = {"node-b": NodeView(False, "the node is not ready: silent")}
+    decision = run(child_pod(0), silent, status=replace(STARTED, conditions=before), nodes=nodes, seconds=60)
+    assert state(decision, c.RENDEZVOUSED) == expected
+
+
+class TestTimeLeft:
+    def test_is_told_of_a_job_that_trains(self) -> None:
+        progress = run(*RUNNING, text=TRAINING).status.progress
+        assert progress is not None
+        assert (progress.step, progress.eta) == (7, "1m03s")
+
+    @pytest.mark.parametrize(
+        ("pods", "jobs"),
+        [
+            ((child_pod(0), child_pod(1, "Pending")), [child_job()]),
+            ((), [child_job(conditions={"Complete": ""})]),
+            ((child_pod(0, "Failed", code=86, message=last_words("NCCL", secondary=True)), child_pod(1)), [
+                child_job(conditions={"FailureTarget": "why"})
+            ]),
+        ],
+        ids=["waits", "ended", "waits for the cause"],
+    )  # fmt: skip
+    def test_is_not_of_one_that_does_not(self, pods: Any, jobs: Any) -> None:
+        status = replace(STARTED, progress=Progress(step=7, eta="1m03s", eta_seconds=63))
+        progress = run(*pods, status=status, jobs=jobs).status.progress
+        assert progress is not None
+        assert (progress.step, progress.eta, progress.eta_seconds) == (7, None, None)
+
+
+def test_a_job_that_is_taken_up_again_names_its_pods() -> None:
+    decision = run(status=Status(attempt=1), jobs=[child_job(3)])
+    assert decision.status.attempt == 3
+    assert decision.status.selector == run(status=Status(), jobs=[child_job(3)]).status.selector != ""
+
+
+@pytest.mark.parametrize(
+    ("failures", "attempt", "container", "seconds"),
+    [(1, 1, "fetch", 10), (2, 1, "fetch", 20), (4, 1, "fetch", 80), (4, 1, "", 0), (4, 0, "fetch", 0)],
+)
+def test_pods_wait_longer_each_time_for_what_their_init_container_needs(
+    failures: int, attempt: int, container: str, seconds: float
+) -> None:
+    cause = LastFailure(attempt=attempt, category="UserError", container=container)
+    made = Restarts(total=1, counted=1, used=1, without_progress=failures)
+    status = replace(STARTED, attempt=2, attempt_time=NOW, restarts=made, last_failure=cause)
+    jobs = [child_job(conditions={"Failed": ""})]
+    waiting = run(status=status, jobs=jobs, seconds=0)
+    assert bool(waiting.actions) is (seconds == 0)
+    if seconds:
+        assert waiting.requeue_after == seconds
+        assert run(status=status, jobs=jobs, seconds=seconds).actions
+
+
+def test_pods_of_another_attempt_are_not_of_this_one() -> None:
+    typed = job(status=STARTED, nodes=2)
+    seen = observe(typed, [child_job()], [child_pod(0), child_pod(0, attempt=2)])
+    assert [pod.attempt for pod in seen.pods_of(1)] == [1]

@@ -1,0 +1,84 @@
+"""Pods on nodes that do not report: which are declared failed, in which order, and when it is looked again."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import Status
+from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.status.lost_nodes import MAX_NODES, describe_lost_contact, lost_pods, next_check, remember
+from ddp_operator.status.views import NodeView
+from tests.support.builders import NOW, child_job, child_pod, job, observe
+
+STATUS = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW - timedelta(hours=1))
+SILENT = NodeView(False, "the node is not ready: silent")
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def see(*pods: Any, **spec: Any) -> Any:
+    typed = job(status=STATUS, nodes=3, **spec)
+    nodes = {pod["spec"].get("nodeName", ""): SILENT for pod in pods}
+    return typed, observe(typed, [child_job(nodes=3)], pods, nodes=nodes)
+
+
+def test_the_node_that_is_silent_for_longest_is_told_and_the_others_are_counted() -> None:
+    typed, seen = see(child_pod(2, unready=at(5), node="c"), child_pod(1, unready=NOW, node="b"))
+    found = describe_lost_contact(typed, seen, seen.pods)
+    assert found is not None
+    assert found[0] == NOW
+    assert found[1].startswith(
+        f"pod 1's node b (and those of 1 more pods) has been NotReady since {format_time(NOW)} (the node is not ready"
+    )
+    alone = describe_lost_contact(*see(child_pod(1, unready=NOW, node="b")), seen.pods[:1])
+    assert alone is not None
+    assert "more pods" not in alone[1]
+
+
+def test_nothing_is_told_where_all_nodes_report() -> None:
+    typed, seen = see(child_pod(0), child_pod(1))
+    assert describe_lost_contact(typed, observe(typed, [child_job()], [child_pod(0)]), seen.pods) is None
+
+
+def test_lost_pods_are_declared_failed_in_the_order_of_their_index() -> None:
+    gone = [child_pod(index, deleting=True, grace=0, node=f"n{index}") for index in (2, 0, 1)]
+    typed, seen = see(*gone)
+    assert [pod.index for pod, _ in lost_pods(typed, seen, at(3600))] == [0, 1, 2]
+
+
+def test_it_is_looked_again_when_the_first_pod_is_due() -> None:
+    def look(*seconds: float) -> float | None:
+        gone = [child_pod(i, deleting=True, grace=0, at=at(s), node=f"n{i}") for i, s in enumerate(seconds)]
+        return next_check(*see(*gone), NOW)
+
+    first, second = look(0), look(30)
+    assert first is not None
+    assert second is not None
+    assert second - first == 30
+    assert look(30, 0) == first
+    assert next_check(*see(child_pod(0)), NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "nodes", "kept"),
+    [
+        ((), ["a", "b"], ("a", "b")),
+        (("a", "b"), ["a"], ("b", "a")),
+        (("a",), [""], ("a",)),
+    ],
+)
+def test_failed_nodes_are_remembered_the_latest_last(
+    failed: tuple[str, ...], nodes: list[str], kept: tuple[str, ...]
+) -> None:
+    assert remember(failed, iter(nodes)) == kept
+
+
+def test_of_many_failed_nodes_the_latest_are_remembered() -> None:
+    kept = remember((), (f"n{number}" for number in range(100)))
+    assert kept == tuple(f"n{number}" for number in range(100))[-len(kept) :]
+    assert len(kept) == MAX_NODES

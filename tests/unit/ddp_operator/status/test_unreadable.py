@@ -1,0 +1,47 @@
+"""A resource that this operator cannot read: what is said of it, and what its status keeps."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.status import Status
+from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.status.unreadable import report_unreadable
+from tests.support.builders import NOW, Json
+
+ERROR = InvalidManifest([FieldError("spec.x", "is unknown")])
+
+
+def resource(**status: object) -> Json:
+    return {"metadata": {"generation": 4}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "unattended"),
+    [({}, "Rejected", False), ({"attempt": 2, "phase": "Running"}, "Running", True)],
+)
+def test_a_job_that_runs_goes_on_unattended_and_another_is_rejected(status: Json, phase: str, unattended: bool) -> None:
+    old, new = report_unreadable(resource(**status), ERROR, NOW)
+    assert old == msgspec.convert(status, Status)
+    assert new.phase == phase
+    accepted = new.condition("Accepted")
+    assert accepted is not None
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    assert accepted.observed_generation == new.observed_generation == 4
+    assert ("the job's pods keep running" in accepted.message) is unattended
+
+
+def test_a_job_that_has_ended_keeps_its_status() -> None:
+    ended = {"type": "Succeeded", "status": "True", "reason": "AllNodesSucceeded"}
+    ended["lastTransitionTime"] = format_time(NOW)
+    old, new = report_unreadable(resource(phase="Succeeded", attempt=1, conditions=[ended]), ERROR, NOW)
+    assert old == new
+    assert old.phase == "Succeeded"
+
+
+@pytest.mark.parametrize("found", [{}, {"status": None}, {"status": {"phase": 5}}, {"metadata": {}}])
+def test_whatever_was_written_into_the_status_is_taken_for_none(found: Json) -> None:
+    old, new = report_unreadable(found, ERROR, NOW)
+    assert (old, new.phase) == (Status(), "Rejected")
