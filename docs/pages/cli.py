@@ -15,10 +15,11 @@ _HEAD: Final = """\
 
 <!-- Generated from the commands' parsers by `make generate`. Do not edit. -->
 
-`ddp run`, `render`, `convert` and `report` work on this machine. The others talk to a cluster and log in as
+`ddp run`, `init`, `render`, `convert` and `report` work on this machine. The others talk to a cluster and log in as
 kubectl does: with the kubeconfig and its current context, or with the service account of the pod they run in. They need
 the same permissions as kubectl, which can do all of it too; `ddp` adds progress bars, the logs of all ranks in one
-stream, and `why`.
+stream, and `why`. `ddp list`, `why` and `logs` know the runs of `ddp run` as well: with `--local`, given the path of a
+run folder, or where no cluster is configured, which they then say.
 
 Results go to standard output, messages to standard error, so that programs can read `-o json`. An error message says
 what to do.

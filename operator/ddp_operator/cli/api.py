@@ -213,7 +213,9 @@ def call_job(
             raise
     list_jobs(api, api.namespace)  # a 404 here means that the custom resource is not installed
     raise CommandError(
-        f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` lists all jobs', ExitCode.NOT_FOUND
+        f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` lists all jobs, '
+        "`ddp list --local` the runs on this machine",
+        ExitCode.NOT_FOUND,
     )
 
 

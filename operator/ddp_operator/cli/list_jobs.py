@@ -1,4 +1,4 @@
-"""`ddp list`: the jobs of a namespace, with the columns of ``kubectl get ddp``."""
+"""`ddp list`: the jobs of a namespace, or the runs on this machine, with the columns of ``kubectl get ddp``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp_operator.cli.api import add_cluster_arguments, connect, list_jobs
 from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.local_runs import add_local_arguments, is_local, list_runs
 from ddp_operator.kubeobjects.timestamps import parse_time, utc_now
 from ddp_operator.progress import format_duration
 
@@ -22,20 +23,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", choices=("text", "wide", "json"), default="text", help="default: text; wide: more columns"
     )
     add_cluster_arguments(parser)
+    add_local_arguments(parser, named=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or the list as the API server returns it."""
-    api = connect(arguments)
-    found = list_jobs(api, None if arguments.all_namespaces else api.namespace)
+    if is_local(arguments):
+        found, none = {"items": list_runs(arguments.runs_dir)}, f"no runs in {arguments.runs_dir}; `ddp run` makes them"
+    else:
+        api = connect(arguments)
+        found = list_jobs(api, None if arguments.all_namespaces else api.namespace)
+        where = "in any namespace" if arguments.all_namespaces else f'in namespace "{api.namespace}"'
+        submit = "ddp submit job.yaml" + ("" if arguments.all_namespaces else api.option)
+        none = f"no jobs {where}; create one with `{submit}`, or see the runs on this machine: `ddp list --local`"
     if arguments.output == "json":
         print(json.dumps(found, indent=2))
         return ExitCode.OK
     items = found["items"]
     if not items:
-        option = "" if arguments.all_namespaces else api.option
-        where = "in any namespace" if arguments.all_namespaces else f'in namespace "{api.namespace}"'
-        print(f"no jobs {where}; create one with `ddp submit job.yaml{option}`", file=sys.stderr)
+        print(none, file=sys.stderr)
         return ExitCode.OK
     wide = arguments.output == "wide"
     for line in format_table(items, utc_now(), namespaces=arguments.all_namespaces, wide=wide):

@@ -1,4 +1,4 @@
-"""`ddp logs`: the logs of all pods of a job in one stream, each line with its rank."""
+"""`ddp logs`: the logs of all pods of a job, or of a run on this machine, in one stream, each line with its rank."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import constants
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli.api import Api, ApiError, add_cluster_arguments, api_path, connect, get_job, list_pods
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.local_runs import add_local_arguments, is_local, open_run, read_job
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.launcher.config import decode_config
-from ddp_operator.local.tail import split_rank
+from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.tail import LogFile, Tail, find_logs, split_rank
+from ddp_operator.manifests.template import resolve_template
 
 _POLL_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # a rank may print nothing for that long
@@ -26,7 +31,7 @@ _FOLLOW_SECONDS: Final = 3600.0  # a rank may print nothing for that long
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", metavar="NAME", help="the job")
+    add_local_arguments(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the job until it ends, across restarts")
     parser.add_argument("--node", type=int, metavar="INDEX", help="only this pod (completion index)")
     parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt; default: the newest, all with -f")
@@ -41,9 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the lines. With ``--follow`` return once the job has ended and everything is printed."""
-    api = connect(arguments)
-    get_job(api, arguments.name)
-    source = PodLogs(api, arguments.name, arguments.node, arguments.attempt, arguments.tail)
+    source: PodLogs | RunLogs
+    if is_local(arguments):
+        if arguments.timestamps:
+            raise CommandError("--timestamps: the logs on this machine have none")
+        folder = open_run(arguments.name, arguments.runs_dir)
+        print(f"run folder {folder.path}", file=sys.stderr)
+        source, why = RunLogs(folder, arguments.node, arguments.attempt, arguments.tail), f"ddp why {folder.path}"
+    else:
+        api = connect(arguments)
+        get_job(api, arguments.name)
+        source = PodLogs(api, arguments.name, arguments.node, arguments.attempt, arguments.tail)
+        why = f"ddp why {arguments.name}{api.option}"
     if arguments.follow:
         for line in follow(source):
             _print(line, timestamps=arguments.timestamps)
@@ -51,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     pods = source.pods()
     if not pods:
         raise CommandError(
-            f"no pods of {arguments.name} match; `ddp why {arguments.name}{api.option}` says what it waits for",
-            ExitCode.NOT_FOUND,
+            f"no pods of {arguments.name or 'the run'} match; `{why}` says what it waits for", ExitCode.NOT_FOUND
         )
     newest = max(pod.attempt for pod in pods)
     streams = [source.lines(pod, follow=False) for pod in pods if pod.attempt == newest]
@@ -145,6 +158,43 @@ class PodLogs:
             entry["metadata"]["name"] == pod.name and (entry.get("status") or {}).get("phase") == "Running"
             for entry in list_pods(self.api, self.name)
         )
+
+
+class RunLogs:
+    """The logs of a run on this machine, with the methods of PodLogs."""
+
+    def __init__(self, folder: RunFolder, node: int | None, attempt: int | None, tail: int | None) -> None:
+        self._folder = folder
+        self._node = node
+        self._attempt = attempt
+        self._tail = tail
+        self._nproc = resolve_template(parse_resource(read_job(folder))).nproc
+
+    def pods(self) -> list[LogPod]:
+        """Return the pods that have a log, by attempt and index."""
+        return [
+            LogPod(str(file.path), "", file.attempt, file.node, self._nproc)
+            for file in find_logs(self._folder.logs)
+            if self._node in (None, file.node) and self._attempt in (None, file.attempt)
+        ]
+
+    def is_over(self) -> bool:
+        """Tell whether the run has ended."""
+        return not self._folder.in_use
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod; ``follow``: also future ones, until the run has ended."""
+        found: list[str] = []
+        reader = Tail(lambda: [LogFile(pod.attempt, pod.node, Path(pod.name))], lambda _, line: found.append(line))
+        wanted, over = self._tail, False
+        while not over:
+            over = not follow or self.is_over()
+            reader.read()
+            yield from (split_line(f" {text}", pod) for text in found[-wanted if wanted else 0 :] if wanted != 0)
+            found.clear()
+            wanted = None
+            if not over:
+                time.sleep(_POLL_SECONDS)
 
 
 def follow(source: Any, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:

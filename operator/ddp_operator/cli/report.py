@@ -3,53 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 from pathlib import Path
 
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.local_runs import add_runs_argument, open_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="run folder, or its name in --runs-dir; default: the newest"
+        "run", metavar="RUN", nargs="?", help="run folder, or its name or its job's; default: the newest run"
     )
-    parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
+    add_runs_argument(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: report.html in the run's folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report and print its path. Raises: CommandError."""
-    from ddp_operator.local.folder import RunFolder, replace_file
-    from ddp_operator.local.orphan import close_record
+    from ddp_operator.local.folder import replace_file
     from ddp_operator.report import build_report
 
-    folder = find_run(arguments.run, arguments.runs_dir)
-    with suppress(OSError):  # no permission to write: the report says it nevertheless
-        close_record(RunFolder(folder))
+    folder = open_run(arguments.run, arguments.runs_dir)
     try:
-        page = build_report(folder)
+        page = build_report(folder.path)
     except ValueError as error:
         raise CommandError(str(error)) from None
-    target = arguments.output or RunFolder(folder).report
+    target = arguments.output or folder.report
     try:
         replace_file(target, page)
     except OSError as error:
         raise CommandError(f"{target}: {error.strerror}; choose another --output") from None
     print(target)
     return ExitCode.OK
-
-
-def find_run(name: str | None, runs: Path) -> Path:
-    """Return the folder of a run, by default of the newest. Raises: CommandError."""
-    if name is not None:
-        for path in (Path(name), runs / name):
-            if path.is_dir():
-                return path
-        raise CommandError(f"there is no run {name}: no such folder here or in {runs}", ExitCode.NOT_FOUND)
-    found = sorted(runs.glob("*/status.yaml"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise CommandError(
-            f"no runs in {runs}; start one with `ddp run job.yaml`, or use --runs-dir", ExitCode.NOT_FOUND
-        )
-    return found[-1].parent

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,12 +79,13 @@ def _read_manifest(arguments: argparse.Namespace) -> str:
         return read_file(arguments.file)
     from ddp_operator.local.gpus import find_gpus
 
-    gpus = 0 if arguments.cpu else len(find_gpus(os.environ)) // (arguments.nodes or 1)
+    found = 0 if arguments.cpu else len(find_gpus(os.environ))
+    gpus = max(found // (arguments.nodes or 1), min(found, 1))  # more pods than GPUs are refused, not trained on CPUs
     return write_manifest(script, gpus=min(gpus, arguments.procs or gpus))
 
 
 def _prepare(text: str, arguments: argparse.Namespace) -> Any:
-    """Return the RunPlan. Raises: InvalidManifest, Unsuitable."""
+    """Return the RunPlan. Raises: CommandError, InvalidManifest, Unsuitable."""
     from ddp_operator.api.cel import check_rules
     from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.parse import parse_resource
@@ -96,6 +99,11 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.validation import check_manifest
 
     manifest = check_manifest(text).manifest
+    if importlib.util.find_spec("torch") is None:
+        raise CommandError(
+            f"PyTorch is not installed for {sys.executable}, which would run the pods; pip install torch there, or "
+            "use the ddp of an environment that has it"
+        )
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     machine = adapt.probe_machine()
     resource = adapt.adapt_resource(manifest.resource, changes, machine, manifest.written["spec"].get("recovery"))

@@ -114,8 +114,8 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
     if wanted and gpu_ids is not None and wanted * spec.get("nodes", 1) > len(gpu_ids):
         nodes = spec.get("nodes", 1)
         raise Unsuitable(
-            f"spec.template.spec.containers: {nodes} pods of {wanted} GPUs need {nodes * wanted}, but this machine has "
-            f"{len(gpu_ids)}; use --cpu, or fewer with --nodes and --procs"
+            f"spec.template.spec.containers: needs {nodes * wanted} GPUs (pods: {nodes}, GPUs of each: {wanted}), but "
+            f"this machine has {len(gpu_ids)}; use --cpu, or fewer with --nodes and --procs"
         )
     return [*check_job(spec), *findings]
 

@@ -93,7 +93,8 @@ def test_the_users_own_thread_count_stays() -> None:
 
 def test_too_few_gpus_are_refused_naming_the_ways_out() -> None:
     with pytest.raises(
-        Unsuitable, match=r"2 pods of 4 GPUs need 8, but this machine has 1; .*--cpu.*--nodes and --procs"
+        Unsuitable,
+        match=r"needs 8 GPUs .*pods: 2, GPUs of each: 4.*, but this machine has 1; .*--cpu.*--nodes and --procs",
     ):
         check_suitable(resource(4), ["0"])
     check_suitable(resource(4), [str(number) for number in range(8)])

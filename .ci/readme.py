@@ -1,0 +1,18 @@
+"""The README as a package index shows it: without the pictures and links that only a checkout has."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+
+class ReadmeHook(MetadataHookInterface):
+    """Sets the readme of the wheel and the sdist."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Leave out relative pictures, and of relative links all but their text."""
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+        text = re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}

@@ -1,0 +1,115 @@
+"""`ddp list`, `why`, `logs` and `report` on the runs of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ddp_operator import cli
+from ddp_operator.cli.errors import ExitCode
+from ddp_operator.local.folder import RunFolder
+from tests.support.builders import resource
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _without_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def make_run(second: int, phase: str = "Succeeded", *, summary: str = "how it went") -> RunFolder:
+    folder = RunFolder.create(Path("ddp-runs"), "digits", datetime(2026, 11, 20, 12, 0, second, tzinfo=UTC))
+    folder.write_manifest("kind: K", [], {}, "ddp run job.yaml")
+    folder.write_status(resource(procPerNode=2) | {"status": {"phase": phase, "attempt": 1}})
+    for pod in range(2):
+        text = f"[rank{2 * pod}]: begins\n[rank{2 * pod + 1}]: begins\ntorchrun ends\n"
+        (folder.logs / f"attempt-1-pod-{pod}.log").write_text(text)
+    if summary:
+        folder.write_summary(f"{summary}\n")
+    os.utime(folder.status, (second, second))
+    return folder
+
+
+def test_without_a_cluster_they_are_listed_and_it_is_said(capsys: Capture) -> None:
+    runs = [make_run(1).path.name, make_run(2, "Failed").path.name]
+    assert cli.main(["list"]) == ExitCode.OK
+    shown = capsys.readouterr()
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [[runs[0], "Succeeded"], [runs[1], "Failed"]]
+    assert shown.err == "no cluster is configured: looking at the runs on this machine, in ddp-runs\n"
+
+
+def test_with_a_cluster_they_are_only_shown_where_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    run = make_run(1)
+    monkeypatch.setenv("KUBECONFIG", "elsewhere")
+    for words in (["list", "--local"], ["why", "--local"], ["why", "--local", "digits"], ["why", str(run.path)]):
+        assert cli.main(words) == ExitCode.OK
+    assert "no cluster" not in capsys.readouterr().err
+    for words in (["list"], ["why", "digits"], ["logs", "digits"]):
+        assert cli.main(words) == ExitCode.CLUSTER
+    assert cli.main(["why"]) == ExitCode.BAD_INPUT
+    assert "name the job; or --local" in capsys.readouterr().err
+
+
+def test_why_has_the_summary_of_an_ended_run_and_the_state_of_another(capsys: Capture) -> None:
+    assert cli.main(["why"]) == ExitCode.NOT_FOUND
+    make_run(1)
+    assert cli.main(["why"]) == ExitCode.OK
+    assert "how it went" in capsys.readouterr().out
+    living = make_run(2, "Running", summary="")
+    assert cli.main(["why"]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith(f"{living.path}: ")
+
+
+def test_logs_are_those_of_all_ranks_of_the_jobs_newest_run(capsys: Capture) -> None:
+    make_run(1)
+    newest = make_run(2)
+    assert cli.main(["logs", "digits"]) == ExitCode.OK
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [
+        "[rank 0] begins", "[rank 1] begins", "[ranks 0-1] torchrun ends",
+        "[rank 2] begins", "[rank 3] begins", "[ranks 2-3] torchrun ends",
+    ]  # fmt: skip
+    assert f"run folder {newest.path}" in shown.err
+    assert cli.main(["logs", "--node", "1", "--tail", "1"]) == ExitCode.OK
+    assert capsys.readouterr().out == "[ranks 2-3] torchrun ends\n"
+    assert cli.main(["logs", "--attempt", "2"]) == ExitCode.NOT_FOUND
+
+
+def test_logs_are_followed_until_the_run_has_ended(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    living = make_run(1, "Running", summary="")
+    log = living.logs / "attempt-1-pod-0.log"
+    ends = iter([False, False])
+
+    def in_use(folder: RunFolder) -> bool:
+        with log.open("a") as stream:
+            stream.write("[rank0]: one more\n")
+        return next(ends, None) is not None
+
+    monkeypatch.setattr(RunFolder, "in_use", property(in_use))
+    assert cli.main(["logs", "-f", "--node", "0"]) == ExitCode.OK
+    assert "[rank 0] one more" in capsys.readouterr().out
+
+
+def test_a_script_with_more_pods_than_gpus_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    Path("train.py").write_text("")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert cli.main(["run", "train.py", "--nodes", "2"]) == ExitCode.BAD_INPUT
+    assert "needs 2 GPUs (pods: 2, GPUs of each: 1), but this machine has 1; use --cpu" in capsys.readouterr().err
+
+
+def test_a_python_without_torch_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    Path("train.py").write_text("")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert cli.main(["run", "train.py"]) == ExitCode.BAD_INPUT
+    assert "PyTorch is not installed for " in capsys.readouterr().err
+    assert not Path("ddp-runs").exists()
