@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ddp_operator.kube.resources import group, plural
-from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
+from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
 
 EMPTY = '""'
 HEADER = "# Generated from operator/ddp_operator/kube/startup_checks.py by `make generate`. Do not edit.\n"
@@ -18,9 +18,10 @@ def render_rules(permissions: Mapping[str, Sequence[str]]) -> str:
     """Return the rules as YAML: one a resource, in the order in which the operator lists them."""
     rules = []
     for what, verbs in permissions.items():
-        kind, _, subresource = what.partition("/")
+        kind, subresource, name = split_permission(what)
         resource = f"{plural(kind)}/{subresource}" if subresource else plural(kind)
-        rows = (f"apiGroups: [{group(kind) or EMPTY}]", f"resources: [{resource}]", f"verbs: [{', '.join(verbs)}]")
+        rows = [f"apiGroups: [{group(kind) or EMPTY}]", f"resources: [{resource}]", f"verbs: [{', '.join(verbs)}]"]
+        rows += [f"resourceNames: [{name}]"] if name else []
         rules.append("- " + "\n  ".join(rows) + "\n")
     return HEADER + "".join(rules)
 

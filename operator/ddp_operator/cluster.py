@@ -31,7 +31,7 @@ class Snapshot:
     """One resource and every child that carries its job-name label, as last seen.
 
     Children are all that carry the label, whoever owns them: telling ours from others by the owner's UID is the
-    reconcile's business.
+    reconcile's business. ConfigMaps whose label is empty are shared: they are in every snapshot of their namespace.
     """
 
     resource: Object
@@ -46,6 +46,11 @@ def claim_of(resource: Object) -> str | None:
     """Return the claim to which a resource's checkpoints go."""
     claim = ((resource.get("spec") or {}).get("checkpoint") or {}).get("claimName")
     return claim if isinstance(claim, str) else None
+
+
+def owner_uids(item: Object) -> set[str]:
+    """Return the UIDs of an object's owners, its controller among them."""
+    return {str(owner.get("uid")) for owner in (item.get("metadata") or {}).get("ownerReferences") or ()}
 
 
 def controller_of(item: Object) -> Mapping[str, Any]:
@@ -119,10 +124,19 @@ class Cluster(Protocol):
         """Return the resources of a namespace whose checkpoints go to this claim."""
         ...
 
-    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
-        """POST one child. With ``dry_run`` the object is checked by every admission step and not stored.
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
+        """POST one child; return it as stored, its metadata at least.
+
+        With ``dry_run`` it is checked by every admission step and not stored.
 
         Raises: AlreadyExists, Refused, ServerError.
+        """
+        ...
+
+    async def add_owner(self, item: Object, reference: Object) -> Object | None:
+        """Make somebody one more owner of a ConfigMap, whoever else does so at the same time; once is as good as twice.
+
+        Returns its metadata then; None: it is gone, or another object by now. Raises: Refused.
         """
         ...
 

@@ -89,6 +89,8 @@ PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the train
 LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"
 LAUNCHER_FILE: Final = "launcher.py"  # what a pod starts; the launcher's modules lie beside it
 LAUNCHER_VOLUME: Final = "ddp-launcher"
+# A ConfigMap without data in each namespace with jobs: its owners are the jobs, and it owns their launchers.
+LAUNCHER_USERS: Final = "ddp-launcher-users"
 SHM_VOLUME: Final = "ddp-shm"
 CHECKPOINT_VOLUME: Final = "ddp-checkpoint"
 

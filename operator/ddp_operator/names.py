@@ -22,9 +22,9 @@ def is_job_name(job: str, name: str) -> bool:
     return re.fullmatch(rf"{re.escape(name)}-[1-9][0-9]*", job) is not None
 
 
-def launcher_config_map_name(name: str, digest: str) -> str:
-    """Return the ConfigMap's name for a launcher of this SHA-256 (hex): a new launcher is a new object."""
-    return f"{name}-launcher-{digest[:10]}"
+def launcher_config_map_name(digest: str) -> str:
+    """Return the ConfigMap's name for a launcher of this SHA-256 (hex), which all jobs of a namespace share."""
+    return f"ddp-launcher-{digest[:12]}"
 
 
 def pod_host(name: str, attempt: int, index: int | str) -> str:
@@ -38,7 +38,7 @@ def is_reserved_variable(name: str) -> bool:
 
 
 def child_labels(name: str, attempt: int | None = None) -> dict[str, str]:
-    """Return the labels that every child carries."""
+    """Return the labels that every child carries; without a name those of what all jobs of a namespace share."""
     labels = {constants.LABEL_MANAGED_BY: constants.MANAGED_BY, constants.LABEL_JOB_NAME: name}
     return labels if attempt is None else labels | {constants.LABEL_ATTEMPT: str(attempt)}
 

@@ -141,7 +141,8 @@ class Operator:
             self.metrics.create_to_job.observe(now - self._arrived.pop(key))
 
     def _on_change(self, key: Key) -> None:
-        self.queue.add(key)
+        if key.name:  # what many share is looked at when one of them is
+            self.queue.add(key)
 
     async def _work(self) -> None:
         await self.sync.synced.wait()

@@ -110,7 +110,7 @@ _BETTER: Final = (
         "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
     ),
     (
-        re.compile(r'configmap "\S+-launcher-[0-9a-f]{10}" not found'),
+        re.compile(r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found'),
         "It is the operator's own, which makes it anew. One that an older operator has made needs a new Job, while no "
         "pod trains: ddp suspend {name}, then ddp resume {name}.",
     ),

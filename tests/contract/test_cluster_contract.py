@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ddp_operator import constants
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import AlreadyExists, Conflict, Event, Key, Object, Refused, Snapshot
+from ddp_operator.cluster import AlreadyExists, Conflict, Event, Key, Object, Refused, Snapshot, owner_uids
 from tests.support.cluster_drivers import ClusterDriver
 from tests.support.cluster_drivers.base import index_of, living, serve
 
@@ -425,6 +426,36 @@ async def test_deleting_the_resource_deletes_all_that_it_owns(driver: ClusterDri
         KEY, lambda seen: not (seen.services or seen.config_maps or seen.jobs or seen.pods), "the end of all children"
     )
     assert snapshot.resource["metadata"]["uid"] != owner["metadata"]["uid"]
+
+
+async def test_what_several_resources_own_goes_with_the_last_of_them(driver: ClusterDriver) -> None:
+    first, second = [await driver.add_resource(name) for name in ("first", "second")]
+    references = [owner_reference(parse_resource(owner), controller=False) for owner in (first, second)]
+    labels = {constants.LABEL_JOB_NAME: ""}
+    meta = {"name": "users", "namespace": KEY.namespace, "labels": labels, "ownerReferences": references[:1]}
+    users = await driver.cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
+    users = {**users, "apiVersion": "v1", "kind": "ConfigMap"}
+    joined = await asyncio.gather(*(driver.cluster.add_owner(users, one) for one in (*references, references[1])))
+    uids = {owner["metadata"]["uid"] for owner in (first, second)}
+    assert [len(one["metadata"]["ownerReferences"]) for one in joined if one is not None][-1] == 2
+    assert all(one is not None and owner_uids(one) <= uids for one in joined)
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "users", "uid": users["metadata"]["uid"]}
+    meta = meta | {"name": "shared", "ownerReferences": [owner]}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "immutable": True, "data": {"a": "b"}}
+    await driver.cluster.create(body)
+    await driver.cluster.create(service(first, name="first"))
+
+    await driver.cluster.delete_resource(Key(KEY.namespace, "first"), uid=first["metadata"]["uid"])
+    other = await driver.add_resource(KEY.name)  # whoever is in the namespace sees what is shared
+    await driver.until(KEY, lambda seen: not seen.services, "the end of what the first one owns alone")
+    seen = await driver.until(KEY, lambda seen: seen.config_maps, "what is shared")
+    assert {one["metadata"]["name"] for one in seen.config_maps} == {"shared", "users"}
+    await driver.cluster.delete_resource(Key(KEY.namespace, "second"), uid=second["metadata"]["uid"])
+    await driver.until(KEY, lambda seen: not seen.config_maps, "the end of what both owned")
+    gone = owner_reference(parse_resource(other), controller=False)
+    assert await driver.cluster.add_owner(users, gone) is None
+    await driver.cluster.create({**body, "metadata": meta | {"name": "users", "ownerReferences": [gone]}})
+    assert await driver.cluster.add_owner(users, gone) is None, "another object of that name"
 
 
 async def test_a_foreign_object_survives_the_end_of_the_resource(driver: ClusterDriver) -> None:

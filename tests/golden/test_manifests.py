@@ -108,12 +108,12 @@ def normalised(children: list[dict[str, Any]]) -> str:
     launcher = load_launcher()
     children = copy.deepcopy(children)
     for child in children:
-        if child["kind"] == "ConfigMap":
+        if "data" in child:
             assert child["data"] == launcher.files
             child["data"] = {"launcher.py": "the source of launcher.py"}  # and of the modules beside it
     text = yaml.safe_dump_all(children, sort_keys=False, width=120)
-    assert launcher.digest[:10] in text
-    return text.replace(launcher.digest[:10], "0123456789")
+    assert launcher.digest[:12] in text
+    return text.replace(launcher.digest[:12], "0123456789ab")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from ddp_operator.constants import KIND, LABEL_JOB_NAME
 from ddp_operator.kube import ApiError
-from ddp_operator.kube.cluster import METADATA_ONLY
+from ddp_operator.kube.cluster import METADATA_ONLY, STRATEGIC
 from ddp_operator.kube.resources import path
 from tests.support.builders import job_manifest
 from tests.support.standin import ClusterActors, StandIn
@@ -196,6 +196,36 @@ async def test_what_an_owner_leaves_behind_is_collected(actors: ClusterActors) -
     await actors.delete("ConfigMap", "owner")
     await actors.gone("ConfigMap", "child")
     assert await actors.get("ConfigMap", "other") is not None
+
+
+async def test_a_strategic_merge_adds_owners_by_uid_at_any_version_and_takes_them_out(actors: ClusterActors) -> None:
+    owners = [await actors.create(config_map(name)) for name in ("a", "b")]
+    references = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+        for owner in owners
+    ]
+    made = await actors.create(config_map("child", ownerReferences=references[:1]))
+
+    async def patch(*given: Object, uid: str = made["metadata"]["uid"]) -> Any:
+        body = {"metadata": {"uid": uid, "ownerReferences": list(given)}}
+        return await actors.client.request(
+            "PATCH", path("ConfigMap", actors.namespace, "child"), body=body, content_type=STRATEGIC
+        )
+
+    found = [await patch(references[1]), await patch(references[1]), await patch({**references[0], "controller": True})]
+    assert len({one["metadata"]["resourceVersion"] for one in found[:2]}) == 1, "what is there already is no change"
+    assert sorted(one["name"] for one in found[1]["metadata"]["ownerReferences"]) == ["a", "b"]
+    (changed,) = [one for one in found[2]["metadata"]["ownerReferences"] if one["name"] == "a"]
+    assert changed == references[0] | {"controller": True}
+    await actors.delete("ConfigMap", "a")
+    left = await patch({"$patch": "delete", "uid": references[0]["uid"]})
+    assert left["metadata"]["ownerReferences"] == references[1:]
+    assert left["data"] == made["data"]
+    with pytest.raises(ApiError) as caught:
+        await patch(references[1], uid="another")
+    assert (caught.value.status, "metadata.uid" in caught.value.message) == (422, True)
+    await actors.delete("ConfigMap", "b")
+    await actors.gone("ConfigMap", "child")
 
 
 async def test_names_can_be_generated(actors: ClusterActors) -> None:

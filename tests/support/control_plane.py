@@ -197,6 +197,8 @@ class ControlPlane(Stoppable):
             "--endpoint-reconciler-type=none",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=Node,RBAC",
+            # The strictest that clusters have: who adds an owner must be allowed to delete.
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
             f"--client-ca-file={pki / 'ca.crt'}",
             f"--tls-cert-file={pki / 'apiserver.crt'}",
             f"--tls-private-key-file={pki / 'apiserver.key'}",

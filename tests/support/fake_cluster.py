@@ -76,9 +76,13 @@ class FakeCluster(LocalCluster):
         self.events: list[Event] = []
         self.on_event = lambda resource, event: self.events.append(event)
 
-    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
-        await super().create(manifest, dry_run=dry_run)
+        return await super().create(manifest, dry_run=dry_run)
+
+    async def add_owner(self, item: Object, reference: Object) -> Object | None:
+        self.calls.append(f"own {item['metadata']['name']}")
+        return await super().add_owner(item, reference)
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         self.calls.append(f"patch {name}")

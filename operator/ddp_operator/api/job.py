@@ -49,14 +49,14 @@ class DDPTrainingJob:
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def owner_reference(job: DDPTrainingJob) -> dict[str, Any]:
+def owner_reference(job: DDPTrainingJob, *, controller: bool = True) -> dict[str, Any]:
     """Return the owner reference that every child carries, so that deletion works with the operator down."""
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
         "name": job.name,
         "uid": job.uid,
-        "controller": True,
+        "controller": controller,
         "blockOwnerDeletion": False,
     }
 

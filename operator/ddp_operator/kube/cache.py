@@ -107,7 +107,8 @@ class ObjectCache:
         if resource is None:
             return None
         found: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
-        for ident in sorted(self._children.get(key, ())):
+        shared = self._children.get(Key(key.namespace, ""), ())
+        for ident in sorted((*self._children.get(key, ()), *shared)):
             found[ident[0]].append(msgspec.json.decode(self._objects[ident].body))
         return build_snapshot(msgspec.json.decode(resource.body), found)
 
@@ -175,18 +176,24 @@ def trimmed(kind: str, obj: Object) -> Object:
     if annotations and LAST_APPLIED in annotations:
         meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
     if kind in UNWATCHED_KINDS:
+        # A thousand jobs may own one ConfigMap.
+        owners = meta.get("ownerReferences") or []
+        meta["ownerReferences"] = [{"uid": one["uid"], "controller": one.get("controller", False)} for one in owners]
         # They come from lists of metadata only (a ConfigMap holds a whole launcher), so they are always kept as such.
         return {"apiVersion": "v1", "kind": kind, "metadata": meta}
     return {**obj, "metadata": meta}
 
 
 def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
-    """Return the resource that an object belongs to: by its label, which anybody may have left empty."""
+    """Return the resource that an object belongs to: by its label, which anybody may have left empty.
+
+    A key without a name: a ConfigMap that all resources of the namespace share.
+    """
     namespace = str(meta.get("namespace", ""))
     if kind == KIND:
         return Key(namespace, str(meta["name"]))
     name = (meta.get("labels") or {}).get(LABEL_JOB_NAME)
-    return Key(namespace, str(name)) if name else None
+    return Key(namespace, str(name)) if name or (name == "" and kind == "ConfigMap") else None
 
 
 def _newer(version: str, tombstone: float | None) -> bool:

@@ -33,6 +33,7 @@ from ddp_operator.kubeobjects.timestamps import format_time, utc_now
 _WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+STRATEGIC: Final = "application/strategic-merge-patch+json"
 # A policy of the cluster may refuse with any status, and be changed at any time: the spec is not wrong as such.
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
 
@@ -86,14 +87,14 @@ class KubeCluster:
         answer = await call(self._client, "GET", KIND, namespace)
         return [item for item in answer.get("items") or () if claim_of(item) == claim]
 
-    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child; unknown fields in it are refused, not dropped in silence."""
         kind, meta = kind_of(manifest), manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
         # The answer to a ConfigMap would hold the whole launcher once more.
         brief = dry_run or kind in UNWATCHED_KINDS
         try:
-            created = await self._client.request(
+            created: Object = await self._client.request(
                 "POST",
                 path(kind, meta["namespace"]),
                 params=params,
@@ -122,6 +123,33 @@ class KubeCluster:
             raise
         if not dry_run:
             self._remember(kind, created)
+        return created
+
+    async def add_owner(self, item: Object, reference: Object) -> Object | None:
+        """Patch the object: a strategic merge adds to its owners by UID, at whatever version it is."""
+        meta = item["metadata"]
+        body = {"metadata": {"uid": meta["uid"], "ownerReferences": [reference]}}
+        options: dict[str, Any] = {"params": _WRITE, "body": body, "content_type": STRATEGIC}
+        try:
+            found: Object = await call(
+                self._client,
+                "PATCH",
+                "ConfigMap",
+                meta["namespace"],
+                meta["name"],
+                refusable=True,
+                accept=ONE_METADATA_ONLY,
+                **options,
+            )
+        except NotFound:
+            self._forget("ConfigMap", meta["namespace"], meta["name"])
+            return None
+        except Refused as error:
+            if "metadata.uid" in error.message:  # deleted and made again meanwhile
+                return None
+            raise
+        self._remember("ConfigMap", found)
+        return found
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge-patch a Job; one that was seen must still be at that version."""
@@ -304,7 +332,8 @@ class KubeCluster:
         return await call(self._client, "PATCH", kind, namespace, name, part, refusable=refusable, **options)
 
     async def _list(self, kind: str, key: Key) -> list[dict[str, Any]]:
-        params = {"labelSelector": f"{LABEL_JOB_NAME}={key.name}"}
+        shared = kind == "ConfigMap"  # the empty value after the comma: of no single job
+        params = {"labelSelector": f"{LABEL_JOB_NAME} in ({key.name},)" if shared else f"{LABEL_JOB_NAME}={key.name}"}
         accept = METADATA_ONLY if kind in UNWATCHED_KINDS else "application/json"
         answer = await call(self._client, "GET", kind, key.namespace, params=params, accept=accept)
         items: list[dict[str, Any]] = answer.get("items") or []
@@ -319,7 +348,7 @@ class KubeCluster:
         if found is None:
             return None
         owner = key_of(kind, found["metadata"])
-        if kind != KIND and owner is not None:
+        if kind != KIND and owner is not None and owner.name:
             await self._look_again(KIND, owner.namespace, owner.name)
         self._remember(kind, found)
         return found

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.constants import API_VERSION, CRD_NAME, GROUP, KIND, PLURAL, VERSION
+from ddp_operator.constants import API_VERSION, CRD_NAME, GROUP, KIND, LAUNCHER_USERS, PLURAL, VERSION
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.errors import ApiError, StartupError
 from ddp_operator.kube.resources import group, plural
@@ -23,12 +23,17 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Pod/status": ("patch",),
     "Service": ("get", "list", "create"),
     "ConfigMap": ("get", "list", "create"),
+    f"ConfigMap:{LAUNCHER_USERS}": ("patch", "delete"),
     "NetworkPolicy": ("get", "list", "create"),
     "Event": ("list", "create"),
     "Node": ("get",),
     "Workload": ("list",),
 }
-"""Every call the operator makes, by kind. The roles in charts/ and deploy/manifests/ are generated from this table."""
+"""Every call the operator makes, by kind, and behind a colon only to objects of that name.
+
+The roles in charts/ and deploy/manifests/ are generated from this table. Nothing deletes a ConfigMap, but where the
+admission plug-in OwnerReferencesPermissionEnforcement is on, only those who may delete an object may add to its owners.
+"""
 
 GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "coscheduling": {"PodGroup.scheduling.x-k8s.io": ("get", "create", "delete")},
@@ -45,6 +50,13 @@ OPTIONAL: Final = frozenset({"Node", "Workload"})
 Without Kueue's Workloads status does not say why a job waits in a queue."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
+
+
+def split_permission(what: str) -> tuple[str, str, str]:
+    """Return kind, subresource and name of a line of the tables; empty what it does not have."""
+    kind, _, name = what.partition(":")
+    kind, _, subresource = kind.partition("/")
+    return kind, subresource, name
 
 
 async def check_cluster(client: ApiClient, namespaces: Sequence[str], *, home: str) -> None:
@@ -104,19 +116,21 @@ async def _missing_permissions(client: ApiClient, namespaces: Sequence[str], hom
     missing: dict[str, list[str]] = {}
     for (what, verb, scope), yes in zip(wanted, allowed, strict=True):
         if not yes:
-            kind, _, subresource = what.partition("/")
+            kind, subresource, only = split_permission(what)
             name = ".".join(part for part in (plural(kind), group(kind)) if part)
-            name = f"{name}/{subresource}" if subresource else name
+            name = f"{name}/{subresource}" if subresource else f"{name} {only}" if only else name
             where = f"in namespace {scope}" if scope else "in all namespaces"
             missing.setdefault(f"{name} {where}", []).append(verb)
     return [f"{', '.join(verbs)} {what}" for what, verbs in missing.items()]
 
 
 async def _may(client: ApiClient, what: str, verb: str, namespace: str | None) -> bool:
-    kind, _, subresource = what.partition("/")
+    kind, subresource, name = split_permission(what)
     attributes: dict[str, Any] = {"group": group(kind), "resource": plural(kind), "verb": verb}
     if subresource:
         attributes["subresource"] = subresource
+    if name:
+        attributes["name"] = name
     if namespace:
         attributes["namespace"] = namespace
     review = {

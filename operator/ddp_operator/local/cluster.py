@@ -21,6 +21,7 @@ from ddp_operator.cluster import (
     Snapshot,
     claim_of,
     controller_of,
+    owner_uids,
 )
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import utc_now
@@ -90,15 +91,14 @@ class LocalCluster:
         resource = self.store.get(constants.KIND, key.namespace, key.name)
         if resource is None:
             return None
-        labels = {constants.LABEL_JOB_NAME: key.name}
 
-        def children(kind: str) -> tuple[Object, ...]:
-            return tuple(self.store.list(kind, key.namespace, labels))
+        def children(kind: str, *, name: str = key.name) -> tuple[Object, ...]:
+            return tuple(self.store.list(kind, key.namespace, {constants.LABEL_JOB_NAME: name}))
 
         return Snapshot(
             resource,
             services=children("Service"),
-            config_maps=children("ConfigMap"),
+            config_maps=(*children("ConfigMap"), *children("ConfigMap", name="")),
             jobs=children("Job"),
             policies=children("NetworkPolicy"),
             pods=(*self._recently_departed(key), *children("Pod")),
@@ -108,16 +108,28 @@ class LocalCluster:
         """Return the same: there is no cache."""
         return await self.observe(key)
 
-    async def create(self, manifest: Object, *, dry_run: bool = False) -> None:
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """Check an object and store it; a Job's pods start before this returns."""
         if manifest["kind"] == "Job":
             self._admit(manifest)
         existing = self.store.get(*place_of(manifest))
         if existing is not None:
             raise AlreadyExists(existing=existing)
-        if not dry_run:
-            self.store.add(manifest)
-            self._settle()
+        if dry_run:
+            return manifest
+        made = self.store.add(manifest)
+        self._settle()
+        return made
+
+    async def add_owner(self, item: Object, reference: Object) -> Object | None:
+        """Add the reference to the object's, unless it is among them."""
+        current = self.store.get(*place_of(item))
+        if current is None or current["metadata"]["uid"] != item["metadata"]["uid"]:
+            return None
+        if reference["uid"] in owner_uids(current):
+            return current
+        owners = [*(current["metadata"].get("ownerReferences") or ()), reference]
+        return self.store.change(current, meta={"ownerReferences": owners})
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge ``patch`` into a Job's annotations and spec. Raises: Conflict."""

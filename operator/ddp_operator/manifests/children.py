@@ -1,8 +1,9 @@
-"""The objects of one attempt: headless Service, launcher ConfigMap, Indexed Job.
+"""The objects of one attempt: headless Service, Indexed Job, and the launcher's ConfigMap, which jobs share.
 
 They are created by POST and never applied over what exists; of the Job only suspend (with the annotation that says who
 suspended it), parallelism and completions are patched later. The owner reference makes Kubernetes delete them with the
-resource, also while the operator is down.
+resource, also while the operator is down. What jobs share goes with the last of them: each job is an owner of one small
+ConfigMap, which owns the launchers.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def load_launcher() -> Launcher:
 def without_docstrings(source: str) -> str:
     """Return a module with the docstrings of its functions and classes as empty lines: what a traceback names is true.
 
-    etcd keeps a copy for each job, and what the code is for is to be read where it is written.
+    etcd keeps a copy for each namespace, and what the code is for is to be read where it is written.
     """
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
@@ -74,7 +75,7 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
     """
     template = resolve_template(job)
     launcher = load_launcher()
-    children = [build_service(job), build_launcher_config_map(job, launcher)]
+    children = [build_service(job), build_launcher_users(job), build_launcher_config_map(job, launcher)]
     if job.spec.network_policy.enabled:
         children.append(build_network_policy(job))
     group = build_pod_group(job, attempt=attempt, nodes=nodes)
@@ -103,12 +104,33 @@ def build_service(job: DDPTrainingJob) -> dict[str, Any]:
     }
 
 
-def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[str, Any]:
-    """Return the immutable ConfigMap with the launcher. Its name holds the hash, so an upgrade never changes one."""
+def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
+    """Return the ConfigMap that each job of the namespace is an owner of. Where it is there already, the job joins."""
+    metadata = {
+        "name": constants.LAUNCHER_USERS,
+        "namespace": job.namespace,
+        "labels": names.child_labels(""),
+        "ownerReferences": [owner_reference(job, controller=False)],
+    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
+def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher, users_uid: str = "") -> dict[str, Any]:
+    """Return the immutable ConfigMap with the launcher. Its name holds the hash, so an upgrade never changes one.
+
+    ``users_uid``: of the owner, ``build_launcher_users``, as an API server has assigned it.
+    """
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": constants.LAUNCHER_USERS, "uid": users_uid}
+    metadata = {
+        "name": names.launcher_config_map_name(launcher.digest),
+        "namespace": job.namespace,
+        "labels": names.child_labels(""),
+        "ownerReferences": [owner],
+    }
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(job, names.launcher_config_map_name(job.name, launcher.digest)),
+        "metadata": metadata,
         "immutable": True,
         "data": dict(launcher.files),
     }

@@ -170,7 +170,7 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
     mounts = list(trainer.get("volumeMounts") or [])
     mounted = {mount["mountPath"].rstrip("/") for mount in mounts}
 
-    config_map = {"name": names.launcher_config_map_name(job.name, launcher_digest), "defaultMode": 0o444}
+    config_map = {"name": names.launcher_config_map_name(launcher_digest), "defaultMode": 0o444}
     volumes.append({"name": constants.LAUNCHER_VOLUME, "configMap": config_map})
     mounts.append({"name": constants.LAUNCHER_VOLUME, "mountPath": constants.LAUNCHER_MOUNT_PATH, "readOnly": True})
     if "/dev/shm" not in mounted:

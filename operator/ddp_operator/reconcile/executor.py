@@ -14,6 +14,7 @@ from ddp_operator.api.errors import InvalidManifest, explain_refusal
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.cluster import AlreadyExists, Cluster, Key, Refused, ServerError
 from ddp_operator.manifests.children import build_children
+from ddp_operator.reconcile.launchers import WAIT_FOR_COLLECTOR, Launchers
 from ddp_operator.reconcile.memory import Memory, seconds_since
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import is_finished
@@ -31,8 +32,6 @@ from ddp_operator.status.observation import Observation
 from ddp_operator.status.ownership import exclusive_claim, explain_conflict, is_owned, refuse_second
 from ddp_operator.status.views import JobView
 
-# A child of an older resource of this name is being deleted: nothing tells when it is gone.
-_WAIT_FOR_COLLECTOR = 1.0
 SERVER_PATIENCE = 10.0
 """Seconds. A single error of the API server passes; one that stays has to be told."""
 
@@ -47,6 +46,7 @@ class Executor:
     def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._clock = clock
+        self._launchers = Launchers(cluster)
 
     async def check(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Refusal | None:
         """Return why the spec cannot be carried out: by our rules, and before attempt 1 by the API server's."""
@@ -102,7 +102,7 @@ class Executor:
                 return refusal
         for child in reversed(children):
             kind, name = child["kind"], child["metadata"]["name"]
-            # Nothing in the ConfigMap comes from the user.
+            # Nothing in the ConfigMaps comes from the user.
             if kind == "ConfigMap" or (kind == "Service" and (kind, name) in observation.shared):
                 continue
             # The Service belongs to no attempt, so once nothing else is refused it is made at once: a name that is
@@ -144,9 +144,17 @@ class Executor:
         if action.attempt == 1:  # what is shared by all attempts is not watched: it may have been deleted long ago
             present |= observation.shared
         for child in build_children(job, attempt=action.attempt, nodes=action.nodes):
-            if (child["kind"], child["metadata"]["name"]) in present:
+            kind, name = child["kind"], child["metadata"]["name"]
+            if name == constants.LAUNCHER_USERS:
+                continue  # together with the launcher
+            if kind == "ConfigMap":
+                outcome = await self._launchers.ensure(job, seen=(kind, name) in present)
+                if outcome is not None:
+                    return outcome
                 continue
-            if child["kind"] == constants.POD_GROUP and action.attempt > 1:
+            if (kind, name) in present:
+                continue
+            if kind == constants.POD_GROUP and action.attempt > 1:
                 # That of the attempt before has no pods any more, and may still hold room in a queue.
                 former = names.job_name(job.name, action.attempt - 1)
                 await self._cluster.discard({**child, "metadata": child["metadata"] | {"name": former}})
@@ -164,7 +172,7 @@ class Executor:
             if conflict := explain_conflict(job, error.existing):
                 return conflict
             leaving = "deletionTimestamp" in (error.existing.get("metadata") or {})
-            return _WAIT_FOR_COLLECTOR if leaving or not is_owned(job, error.existing) else None
+            return WAIT_FOR_COLLECTOR if leaving or not is_owned(job, error.existing) else None
         return None
 
 

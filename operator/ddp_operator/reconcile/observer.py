@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 
-from ddp_operator import names
+from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
-from ddp_operator.cluster import Cluster, ClusterError, Key, Refused, Snapshot
+from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.failures.termination import Termination
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.progress import Page, StalledRank, parse_page
@@ -25,7 +25,7 @@ from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
 from ddp_operator.status.observation import Children, Observation, Problem, view_children
-from ddp_operator.status.ownership import is_owned, may_have_lost_labels
+from ddp_operator.status.ownership import may_have_lost_labels
 from ddp_operator.status.stragglers import Ranks
 from ddp_operator.status.views import NodeView, PodView, view_node
 
@@ -203,9 +203,11 @@ def _find_shared(
     job: DDPTrainingJob, snapshot: Snapshot, children: Children, problems: Mapping[str, Problem]
 ) -> tuple[frozenset[tuple[str, str]], bool, bool]:
     """Return what all attempts share and is there, whether that is all, and whether the Job's launcher is lost."""
+    users = ("ConfigMap", constants.LAUNCHER_USERS)
+    owners = {job.uid} | {raw["metadata"]["uid"] for raw in snapshot.config_maps if _place(raw) == users}
     raws = (*snapshot.services, *snapshot.config_maps, *snapshot.policies)
-    shared = {(str(raw["kind"]), str(raw["metadata"]["name"])) for raw in raws if is_owned(job, raw)}
-    needed = {"Service", "ConfigMap"} | ({"NetworkPolicy"} if job.spec.network_policy.enabled else set())
+    shared = {_place(raw) for raw in raws if owner_uids(raw) & owners}
+    needed = {"Service"} | ({"NetworkPolicy"} if job.spec.network_policy.enabled else set())
     complete = needed <= {kind for kind, _ in shared}
     attempt_job = children.job(job.status.attempt)
     if attempt_job is None or not attempt_job.launcher or attempt_job.finished:
@@ -214,5 +216,9 @@ def _find_shared(
     if any(f'configmap "{attempt_job.launcher}" not found' in problem.message for problem in problems.values()):
         shared.discard(("ConfigMap", attempt_job.launcher))
     missing = ("ConfigMap", attempt_job.launcher) not in shared
-    ours = attempt_job.launcher == names.launcher_config_map_name(job.name, load_launcher().digest)
-    return frozenset(shared), complete and not (missing and ours), missing and not ours
+    ours = attempt_job.launcher == names.launcher_config_map_name(load_launcher().digest)
+    return frozenset(shared), complete and not (ours and (missing or users not in shared)), missing and not ours
+
+
+def _place(raw: Object) -> tuple[str, str]:
+    return str(raw["kind"]), str(raw["metadata"]["name"])

@@ -8,10 +8,24 @@ from typing import Any
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.cluster import ChildKind, controller_of
+from ddp_operator.cluster import ChildKind, controller_of, owner_uids
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.observation import Children
+
+
+def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str, Any]) -> Refusal | None:
+    """Return a refusal where what jobs share has a name that something else has, or a copy that nobody deletes."""
+    found, meta = existing["metadata"], manifest["metadata"]
+    same = all(existing.get(part) == manifest.get(part) for part in ("data", "binaryData", "immutable"))
+    ours = meta["labels"].items() <= (found.get("labels") or {}).items()
+    if same and ours and (owner_uids(existing) or meta["name"] == constants.LAUNCHER_USERS):
+        return None
+    return Refusal(
+        "NameConflict",
+        f"the ConfigMap {meta['name']} in namespace {meta['namespace']} is not as this operator makes it; delete it, "
+        f"and the operator makes its own: kubectl -n {meta['namespace']} delete configmap {meta['name']}",
+    )
 
 
 def is_owned(job: DDPTrainingJob, raw: Mapping[str, Any]) -> bool:

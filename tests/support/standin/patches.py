@@ -1,4 +1,4 @@
-"""Merge patches and JSON patches."""
+"""Merge patches, strategic merge patches and JSON patches."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ def merge(target: Any, patch: Any) -> Any:
             result.pop(name, None)
         else:
             result[name] = merge(result.get(name), value)
+    return result
+
+
+def strategic(target: Any, patch: Any) -> Any:
+    """Apply a strategic merge patch, as far as owner references go; all other lists are replaced, as by a merge patch.
+
+    An owner is known by its UID, and one with ``$patch: delete`` is taken out.
+    """
+    result = merge(target, patch)
+    added = (patch.get("metadata") or {}).get("ownerReferences")
+    if added:
+        owners = {owner["uid"]: owner for owner in target["metadata"].get("ownerReferences") or []}
+        for owner in added:
+            if owner.get("$patch") == "delete":
+                owners.pop(owner["uid"], None)
+            else:
+                owners[owner["uid"]] = owners.get(owner["uid"], {}) | owner
+        result["metadata"]["ownerReferences"] = list(owners.values())
     return result
 
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from .errors import Failure, not_found
 from .faults import Faults
-from .patches import json_patch, merge
+from .patches import json_patch, merge, strategic
 from .resources import BUILTIN, Kind, custom_kind
 from .scale import from_scale, to_scale
 from .selectors import labels_of, parse
@@ -285,7 +285,9 @@ class Api:
             changed = _parse(ask.body)
         elif "json-patch" in ask.content_type:
             changed = json_patch(before, json.loads(ask.body))
-        else:  # merge patches; strategic and apply patches are taken for such, which is enough for kubectl here
+        elif "strategic" in ask.content_type:
+            changed = strategic(before, _parse(ask.body, partial=True))
+        else:  # merge patches; apply patches are taken for such, which is enough for kubectl here
             changed = merge(before, _parse(ask.body, partial=True))
         if subresource == "scale":
             after = from_scale(kind, stored, changed)

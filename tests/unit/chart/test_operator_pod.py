@@ -18,7 +18,7 @@ from ddp_operator.constants import (
     PORT_NAMES,
 )
 from ddp_operator.kube.resources import group, plural
-from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS
+from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
 from ddp_operator.settings import Settings
 from ddp_operator.validation import check_manifest
 from tests.support import ROOT
@@ -176,9 +176,9 @@ class TestSecurity:
 def checked(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str]]:
     """Return group, resource and verb of all that the operator asks about at its start."""
     return {
-        (group(kind), f"{plural(kind)}/{sub}" if sub else plural(kind), verb)
+        (group(kind), ":".join(filter(None, (f"{plural(kind)}/{sub}" if sub else plural(kind), name))), verb)
         for what, verbs in permissions.items()
-        for kind, _, sub in [what.partition("/")]
+        for kind, sub, name in [split_permission(what)]
         for verb in verbs
     }
 
@@ -186,7 +186,7 @@ def checked(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str, str
 def granted(role: Object) -> set[tuple[str, str, str]]:
     """Return group, resource and verb of all that a role allows."""
     return {
-        (in_group, resource, verb)
+        (in_group, ":".join((resource, *rule.get("resourceNames", ()))), verb)
         for rule in role["rules"]
         for in_group in rule["apiGroups"]
         for resource in rule["resources"]

@@ -221,7 +221,9 @@ async def test_fetch_asks_for_the_resource_and_its_labelled_children() -> None:
     assert client.calls[0][1] == f"{OURS}/ddptrainingjobs/j"
     asked = {path.rsplit("/", 1)[-1]: options for _, path, options in client.calls[1:]}
     assert set(asked) == {"services", "configmaps", "jobs", "pods", "networkpolicies"}
-    assert all(options["params"] == {"labelSelector": "ddp-operator.dev/job-name=j"} for options in asked.values())
+    selectors = {kind: options["params"]["labelSelector"] for kind, options in asked.items()}
+    assert selectors.pop("configmaps") == "ddp-operator.dev/job-name in (j,)", "and what belongs to no single job"
+    assert set(selectors.values()) == {"ddp-operator.dev/job-name=j"}
     brief = {kind for kind, options in asked.items() if options["accept"] == METADATA_ONLY}
     assert brief == {"services", "configmaps", "networkpolicies"}
     assert {asked[kind]["accept"] for kind in ("jobs", "pods")} == {"application/json"}

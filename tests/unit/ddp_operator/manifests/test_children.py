@@ -61,15 +61,20 @@ class TestFailedNodes:
 class TestAll:
     def test_come_in_the_order_in_which_pods_need_them(self) -> None:
         made = build_children(job(), attempt=1, nodes=1)
-        assert [child["kind"] for child in made] == ["Service", "ConfigMap", "Job"]
+        assert [child["kind"] for child in made] == ["Service", "ConfigMap", "ConfigMap", "Job"]
 
     def test_are_owned_so_that_deletion_needs_no_operator(self) -> None:
-        for child in children().values():
+        service, users, launcher, made = build_children(job(), attempt=1, nodes=1)
+        for child, controller in ((service, True), (users, False), (made, True)):
             [owner] = child["metadata"]["ownerReferences"]
-            assert (owner["uid"], owner["controller"], owner["kind"]) == (UID, True, constants.KIND)
+            assert (owner["uid"], owner["controller"], owner["kind"]) == (UID, controller, constants.KIND)
+        [owner] = launcher["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"]) == ("ConfigMap", users["metadata"]["name"])
 
     def test_carry_the_label_by_which_they_are_found(self) -> None:
-        for child in children().values():
+        made = children()
+        assert made.pop("ConfigMap")["metadata"]["labels"] == names.child_labels(""), "of no single job"
+        for child in made.values():
             assert names.child_labels("train").items() <= child["metadata"]["labels"].items()
 
     def test_bad_template_makes_none(self) -> None:
@@ -101,7 +106,7 @@ class TestLauncher:
     def test_is_in_an_immutable_config_map_named_by_its_hash(self) -> None:
         config_map = children()["ConfigMap"]
         assert config_map["immutable"] is True
-        assert config_map["metadata"]["name"] == f"train-launcher-{load_launcher().digest[:10]}"
+        assert config_map["metadata"]["name"] == f"ddp-launcher-{load_launcher().digest[:12]}"
         assert config_map["data"] == load_launcher().files
 
     def test_its_modules_are_those_of_the_repository_line_by_line(self) -> None:

@@ -139,7 +139,7 @@ class TestShape:
         ],
     )
     def test_null_is_as_good_as_left_out(self, made: Any) -> None:
-        assert len(build_children(job(template=made), attempt=1, nodes=1)) == 3
+        assert len(build_children(job(template=made), attempt=1, nodes=1)) == 4
 
 
 class TestReserved:

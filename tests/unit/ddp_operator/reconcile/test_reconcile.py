@@ -8,7 +8,7 @@ import yaml
 
 from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.cluster import Refused, ServerError
+from ddp_operator.cluster import Refused, ServerError, owner_uids
 from ddp_operator.manifests.children import build_children
 from ddp_operator.reconcile import executor
 from ddp_operator.validation import check_manifest
@@ -22,16 +22,16 @@ class TestCreate:
     async def test_creates_service_config_map_and_job_owned_by_the_resource(self) -> None:
         harness = await ReconcilerHarness().settle()
         children = harness.children()
-        assert (children["Service"], children["Job"], len(children["ConfigMap"])) == (["train"], ["train-1"], 1)
+        assert (children["Service"], children["Job"]) == (["train"], ["train-1"])
         uid = harness.raw["metadata"]["uid"] if harness.raw else ""
-        for kind in children:
-            [child] = harness.cluster.store.list(kind)
-            assert [owner["uid"] for owner in child["metadata"]["ownerReferences"]] == [uid]
+        [service], [users, launcher], [made] = map(harness.cluster.store.list, ("Service", "ConfigMap", "Job"))
+        for child, owner in ((service, uid), (users, uid), (made, uid), (launcher, users["metadata"]["uid"])):
+            assert owner_uids(child) == {owner}
 
     async def test_writes_the_ledger_before_the_first_child_of_an_attempt(self) -> None:
         harness = await ReconcilerHarness().settle()
         calls = harness.cluster.calls
-        assert calls == ["dry-run Job", "create Service", "status", "create ConfigMap", "create Job", *calls[5:]]
+        assert calls == ["dry-run Job", "create Service", "status", *["create ConfigMap"] * 2, "create Job", *calls[6:]]
 
     async def test_dry_runs_the_job_before_anything_is_created(self) -> None:
         harness = ReconcilerHarness()
@@ -79,11 +79,11 @@ class TestCreate:
         await harness.reconcile()
         assert harness.version == version
 
-    async def test_needs_three_creates_and_at_most_three_status_patches_until_it_runs(self) -> None:
+    async def test_needs_four_creates_and_at_most_three_status_patches_until_it_runs(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         assert harness.status.phase == "Running"
         calls = harness.cluster.calls
-        assert len([c for c in calls if c.startswith("create")]) == 3
+        assert len([c for c in calls if c.startswith("create")]) == 4
         assert calls.count("status") <= 3
 
     async def test_emits_each_event_once(self) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from ddp_operator import constants, names
 from ddp_operator.cluster import Key, Snapshot
 from ddp_operator.manifests import children
-from ddp_operator.reconcile import observer
+from ddp_operator.reconcile import launchers, observer
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -55,9 +56,9 @@ class TestOtherVersion:
             harness.edit(suspend=True)
             await harness.settle()
         newer = children.Launcher({"bootstrap.py": "# newer"}, "f" * 64)
-        for module in (children, observer):
+        for module in (children, launchers, observer):
             monkeypatch.setattr(module, "load_launcher", lambda: newer)
-        [config_map] = harness.cluster.store.list("ConfigMap")
+        [_, config_map] = harness.cluster.store.list("ConfigMap")
         [before] = harness.cluster.store.list("Job")
         await harness.settle()
         assert [item["metadata"]["uid"] for item in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
@@ -72,16 +73,15 @@ class TestOtherVersion:
         [after] = harness.cluster.store.list("Job")
         kept = stage == "training"
         assert (after["metadata"]["uid"] == before["metadata"]["uid"]) is kept
-        assert [item["metadata"]["name"] for item in harness.cluster.store.list("ConfigMap")] == [
-            "train-launcher-ffffffffff"
-        ]
+        made = [] if kept else ["ddp-launcher-ffffffffffff"]
+        assert harness.children()["ConfigMap"] == [constants.LAUNCHER_USERS, *made]
         assert (harness.status.attempt, harness.status.restarts.total) == (1, 0)
 
     async def test_launcher_that_a_kubelet_does_not_find_is_made_anew_though_nobody_told_of_its_deletion(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().settle()
-        [config_map] = harness.cluster.store.list("ConfigMap")
+        [users, config_map] = harness.cluster.store.list("ConfigMap")
         remembered, truth = await harness.observe(), harness.cluster.observe
         harness.cluster.store.delete(config_map)
 
@@ -100,9 +100,35 @@ class TestOtherVersion:
         for pod in harness.pods():
             harness.cluster.store.change(pod, spec=pod["spec"] | {"nodeName": "node-a"})
         await harness.reconcile()
-        assert harness.cluster.store.list("ConfigMap") == []
+        assert harness.cluster.store.list("ConfigMap") == [users]
         harness.clock.advance(10)
         await harness.reconcile()
-        assert [item["metadata"]["name"] for item in harness.cluster.store.list("ConfigMap")] == [
-            config_map["metadata"]["name"]
+        assert harness.children()["ConfigMap"][1:] == [config_map["metadata"]["name"]]
+
+    async def test_job_with_a_launcher_of_its_own_keeps_it_and_shares_one_from_the_next_attempt_on(self) -> None:
+        """As operators made them until launchers were shared."""
+        harness = await ReconcilerHarness().train(TRAINING)
+        store = harness.cluster.store
+        [own] = store.list("Job")
+        volumes = [
+            volume | {"configMap": {"name": "train-launcher-0123456789"}} if "configMap" in volume else volume
+            for volume in own["spec"]["template"]["spec"]["volumes"]
+        ]
+        template = {**own["spec"]["template"], "spec": own["spec"]["template"]["spec"] | {"volumes": volumes}}
+        store.change(own, spec=own["spec"] | {"template": template})
+        meta = {key: own["metadata"][key] for key in ("namespace", "ownerReferences")}
+        labels = names.child_labels("train")
+        store.add({"kind": "ConfigMap", "metadata": meta | {"name": "train-launcher-0123456789", "labels": labels}})
+        for shared in store.list("ConfigMap", labels=names.child_labels("")):
+            store.delete(shared)
+        harness.cluster.calls.clear()
+        await harness.settle()
+        assert {call for call in harness.cluster.calls if call not in ("scrape", "status")} == set()
+        harness.end_pod(1, constants.EXIT_RETRYABLE)
+        await harness.settle()
+        assert harness.jobs()[-1] == "train-2"
+        assert harness.children()["ConfigMap"] == [
+            "train-launcher-0123456789",
+            constants.LAUNCHER_USERS,
+            names.launcher_config_map_name(children.load_launcher().digest),
         ]

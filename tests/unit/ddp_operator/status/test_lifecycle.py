@@ -207,7 +207,7 @@ class TestSuccessPolicy:
         assert run(child_pod(0), failed, successPolicy="RankZero").status.attempt == 2
 
     def test_is_set_on_the_job_too(self) -> None:
-        jobs = [build_children(job(**spec), attempt=1, nodes=2)[2] for spec in ({}, {"successPolicy": "RankZero"})]
+        jobs = [build_children(job(**spec), attempt=1, nodes=2)[-1] for spec in ({}, {"successPolicy": "RankZero"})]
         assert "successPolicy" not in jobs[0]["spec"]
         assert jobs[1]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
 

@@ -1,0 +1,71 @@
+"""The launcher's ConfigMap, which all jobs of a namespace share and which Kubernetes deletes with the last of them.
+
+Each job is an owner of one small ConfigMap, LAUNCHER_USERS, and that owns the launchers: another job costs a patch of
+the small one, and ConfigMaps of that single name are all that the operator must be allowed to patch.
+"""
+
+from __future__ import annotations
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.cluster import AlreadyExists, Cluster, Object, owner_uids
+from ddp_operator.manifests.children import build_launcher_config_map, build_launcher_users, load_launcher
+from ddp_operator.status.decision import Refusal
+from ddp_operator.status.ownership import explain_launcher_conflict
+
+WAIT_FOR_COLLECTOR = 1.0
+"""Seconds. What a deleted owner has left is being deleted: nothing tells when it is gone."""
+
+
+class Launchers:
+    """Knows what this process has seen of them. A restart may forget it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._users: dict[str, Object] = {}
+        """By namespace."""
+        self._known: set[tuple[str, str, str]] = set()
+        """Namespace, name and owner's UID of each launcher whose content is ours."""
+
+    async def ensure(self, job: DDPTrainingJob, *, seen: bool) -> Refusal | float | None:
+        """Make the job a user of its namespace's launchers, and have this version's among them.
+
+        ``seen``: it was there lately. Returns a refusal, or seconds to wait for the garbage collector, or None.
+        Raises: Refused, ClusterError.
+        """
+        users = await self._join(job)
+        if users is None or isinstance(users, Refusal):
+            return users or WAIT_FOR_COLLECTOR
+        owner = users["metadata"]["uid"]
+        manifest = build_launcher_config_map(job, load_launcher(), owner)
+        known = job.namespace, manifest["metadata"]["name"], owner
+        if seen and known in self._known:
+            return None
+        try:
+            await self._cluster.create(manifest)
+        except AlreadyExists as error:
+            if refusal := explain_launcher_conflict(manifest, error.existing):
+                return refusal
+            if owner not in owner_uids(error.existing) or "deletionTimestamp" in error.existing["metadata"]:
+                return WAIT_FOR_COLLECTOR
+        self._known.add(known)
+        return None
+
+    async def _join(self, job: DDPTrainingJob) -> Object | Refusal | None:
+        """Make the job an owner of LAUNCHER_USERS, and return that. None: it is being deleted."""
+        manifest = build_launcher_users(job)
+        (reference,) = manifest["metadata"]["ownerReferences"]
+        former = self._users.get(job.namespace)
+        found = await self._cluster.add_owner(former, reference) if former is not None else None
+        if found is None:
+            try:
+                found = await self._cluster.create(manifest)
+            except AlreadyExists as error:
+                if refusal := explain_launcher_conflict(manifest, error.existing):
+                    return refusal
+                found = await self._cluster.add_owner(error.existing, reference)
+        if found is None or "deletionTimestamp" in found["metadata"]:
+            return None
+        # Without the list of its owners, which grows with the jobs.
+        identity = {name: found["metadata"][name] for name in ("namespace", "name", "uid")}
+        self._users[job.namespace] = {"kind": "ConfigMap", "metadata": identity}
+        return found

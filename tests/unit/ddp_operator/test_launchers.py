@@ -1,0 +1,143 @@
+"""The launcher that the jobs of a namespace share: who owns it, and what stands in its place."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator import constants, names
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.cluster import Object, owner_uids
+from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
+from ddp_operator.reconcile.launchers import WAIT_FOR_COLLECTOR, Launchers
+from ddp_operator.status.decision import Refusal
+from tests.support.builders import job, resource
+from tests.support.fake_cluster import Clock, FakeCluster
+
+NAME = names.launcher_config_map_name(load_launcher().digest)
+
+
+class Namespace:
+    """A cluster with jobs in one namespace, and what an operator does for each."""
+
+    def __init__(self) -> None:
+        self.cluster = FakeCluster(Clock())
+        self.launchers = Launchers(self.cluster)
+
+    def submit(self, name: str) -> DDPTrainingJob:
+        return parse_resource(self.cluster.add(resource(name)))
+
+    def delete(self, kind: str, name: str) -> None:
+        self.cluster.store.delete(self.get(name, kind))
+
+    def get(self, name: str, kind: str = "ConfigMap") -> Object:
+        found = self.cluster.store.get(kind, "default", name)
+        assert found is not None
+        return found
+
+    def config_maps(self) -> list[str]:
+        return [item["metadata"]["name"] for item in self.cluster.store.list("ConfigMap")]
+
+    async def calls_for(self, typed: DDPTrainingJob, *, seen: bool = True) -> list[str]:
+        self.cluster.calls.clear()
+        assert await self.launchers.ensure(typed, seen=seen) is None
+        return self.cluster.calls
+
+
+async def test_another_job_of_the_namespace_costs_one_patch() -> None:
+    space = Namespace()
+    first, second = space.submit("first"), space.submit("second")
+    assert await space.calls_for(first, seen=False) == ["create ConfigMap", "create ConfigMap"]
+    launcher = space.get(NAME)
+    assert (launcher["immutable"], launcher["data"]) == (True, load_launcher().files)
+    assert await space.calls_for(second) == [f"own {constants.LAUNCHER_USERS}"]
+    assert owner_uids(space.get(constants.LAUNCHER_USERS)) == {first.uid, second.uid}
+    assert space.get(NAME) is launcher
+
+
+async def test_it_goes_with_the_last_job_and_comes_again_with_the_next() -> None:
+    space = Namespace()
+    for name in ("first", "second"):
+        await space.calls_for(space.submit(name))
+    space.delete(constants.KIND, "first")
+    assert space.config_maps() == [constants.LAUNCHER_USERS, NAME]
+    space.delete(constants.KIND, "second")
+    assert space.config_maps() == []
+    third = space.submit("third")
+    await space.calls_for(third)
+    assert owner_uids(space.get(constants.LAUNCHER_USERS)) == {third.uid}
+    assert space.config_maps() == [constants.LAUNCHER_USERS, NAME]
+
+
+async def test_another_operator_joins_what_is_there_once_it_has_read_it() -> None:
+    space = Namespace()
+    await space.calls_for(space.submit("first"))
+    space.launchers = Launchers(space.cluster)
+    again = [f"own {constants.LAUNCHER_USERS}", "create ConfigMap"]
+    assert await space.calls_for(space.submit("second")) == ["create ConfigMap", *again]
+    assert await space.calls_for(space.submit("third")) == again[:1]
+
+
+async def test_a_launcher_that_is_not_seen_is_made_again() -> None:
+    space = Namespace()
+    first = space.submit("first")
+    await space.calls_for(first)
+    space.delete("ConfigMap", NAME)
+    assert await space.calls_for(first, seen=False) == [f"own {constants.LAUNCHER_USERS}", "create ConfigMap"]
+    assert space.config_maps() == [constants.LAUNCHER_USERS, NAME]
+
+
+@pytest.mark.parametrize("kept", ["a former owner's", "being deleted"])
+async def test_a_launcher_that_is_about_to_be_collected_is_waited_for(kept: str) -> None:
+    space = Namespace()
+    first = space.submit("first")
+    await space.calls_for(first)
+    launcher, users = space.get(NAME), space.get(constants.LAUNCHER_USERS)
+    space.cluster.store.change(launcher, meta={"finalizers": ["example.org/hold"]})
+    space.delete("ConfigMap", constants.LAUNCHER_USERS if kept == "a former owner's" else NAME)
+    assert await space.launchers.ensure(first, seen=False) == WAIT_FOR_COLLECTOR
+    space.cluster.store.change(launcher, meta={"finalizers": []})
+    await space.calls_for(first, seen=False)
+    assert space.get(NAME)["metadata"]["uid"] != launcher["metadata"]["uid"]
+    same = space.get(constants.LAUNCHER_USERS)["metadata"]["uid"] == users["metadata"]["uid"]
+    assert same is (kept == "being deleted")
+
+
+async def test_what_keeps_launchers_is_waited_for_while_it_is_being_deleted() -> None:
+    space = Namespace()
+    await space.calls_for(space.submit("first"))
+    users = space.get(constants.LAUNCHER_USERS)
+    space.cluster.store.change(users, meta={"finalizers": ["example.org/hold"]})
+    space.delete("ConfigMap", constants.LAUNCHER_USERS)
+    assert await space.launchers.ensure(space.submit("second"), seen=True) == WAIT_FOR_COLLECTOR
+
+
+OWN = names.child_labels("")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (constants.LAUNCHER_USERS, {"metadata": {"labels": {}}}),
+        (constants.LAUNCHER_USERS, {"data": {"a": "somebody's"}}),
+        (NAME, {"data": {"launcher.py": "print('somebody else')"}}),
+        (NAME, {"immutable": False}),
+        (NAME, {"metadata": {"labels": OWN, "ownerReferences": []}}),
+    ],
+    ids=["another's", "with data", "another launcher", "changeable", "left behind"],
+)
+async def test_what_is_not_ours_is_neither_used_nor_owned(name: str, changes: dict[str, Any]) -> None:
+    space = Namespace()
+    made: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"labels": OWN}}
+    if name == NAME:
+        made = build_launcher_config_map(job(), load_launcher(), "owner")
+    made |= changes
+    made["metadata"] = made["metadata"] | {"name": name, "namespace": "default"}
+    stored = space.cluster.add(made)
+    refusal = await space.launchers.ensure(space.submit("first"), seen=False)
+    assert refusal == Refusal(
+        "NameConflict",
+        f"the ConfigMap {name} in namespace default is not as this operator makes it; delete it, and the operator "
+        f"makes its own: kubectl -n default delete configmap {name}",
+    )
+    assert space.get(name) is stored
