@@ -189,11 +189,11 @@ async def _recreate(scene: Scene) -> Outcome:
 
 
 def _check(here: Stage, status: Mapping[str, Any], jobs: list[str], *, attempt: int, counted: int) -> None:
-    """Insist on the attempts that were made, each once, and on what is left: one of each child."""
+    """Insist on the attempts that were made, each once, and on what is left: one of each child, and the launcher's."""
     if here.jobs() != jobs or status["attempt"] != attempt or status["restarts"]["counted"] != counted:
         raise Perished(f"made {here.jobs()}, not {jobs}; {status}")
-    for kind in ("Service", "ConfigMap"):
-        if len(here.server.list(kind)) != 1:
+    for kind, count in (("Service", 1), ("ConfigMap", 2)):
+        if len(here.server.list(kind)) != count:
             raise Perished(f"left: {[one['metadata']['name'] for one in here.server.list(kind)]}")
 
 

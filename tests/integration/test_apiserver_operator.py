@@ -14,7 +14,8 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
+from ddp_operator.cluster import owner_uids
+from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME, LAUNCHER_USERS
 from tests.support import ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane, free_ports
@@ -66,7 +67,7 @@ async def test_a_sample_gets_its_children_and_runs_to_its_end(
     for index in (0, 1):
         await actors.run_pod(f"{name}-1", index)
     resource = await actors.phase(name, "Running")
-    for kind in ("Service", "ConfigMap", "Job"):
+    for kind in ("Service", "Job"):
         (child,) = await actors.list(kind, f"{LABEL_JOB_NAME}={name}")
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == (KIND, resource["metadata"]["uid"], True)
@@ -153,11 +154,24 @@ async def test_deleting_the_resource_removes_every_child(
 async def test_deletion_needs_no_operator(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
+    """The first of two jobs leaves the launcher to the other, and Kubernetes deletes it with that."""
     operator = start()
-    await actors.create(job_manifest())
-    await actors.run_pod("digits-1", 0)
+    jobs = [await actors.create(job_manifest(name)) for name in ("digits", "others")]
+    for name in ("digits", "others"):
+        await actors.run_pod(f"{name}-1", 0)
     operator.stop()
-    plane.kubectl("delete", "ddp", "digits", "-n", namespace)
+    launcher, users = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
+    assert owner_uids(users) == {found["metadata"]["uid"] for found in jobs}
+    assert owner_uids(launcher) == {users["metadata"]["uid"]}
+    plane.kubectl("delete", "ddp", "digits", "-n", namespace, "--cascade=foreground")
+
+    async def one_owner_left() -> bool:
+        found = await actors.get("ConfigMap", LAUNCHER_USERS)
+        return found is not None and owner_uids(found) == {jobs[1]["metadata"]["uid"]}
+
+    await actors.until(one_owner_left, "the garbage collector has taken the first job's reference away")
+    assert (await actors.list("ConfigMap", f"{LABEL_JOB_NAME}="))[0] == launcher
+    plane.kubectl("delete", "ddp", "others", "-n", namespace)
     await actors.until(lambda: _no_child_left(actors), "no child left")
 
 

@@ -66,8 +66,7 @@ async def test_every_write_may_fail(server: StandIn, actors: ClusterActors, star
     assert [rule.hits for rule in broken] == list(times.values())
     assert done["status"]["attempt"] == 1
     assert done["status"]["restarts"]["total"] == 0
-    for kind in ("Service", "ConfigMap", "Job"):
-        assert len(server.list(kind)) == 1
+    assert [len(server.list(kind)) for kind in ("Service", "ConfigMap", "Job")] == [1, 2, 1]
 
 
 @pytest.mark.parametrize("fault", [403, 422])
@@ -108,16 +107,20 @@ async def test_a_shared_child_that_somebody_deletes_is_made_anew(
     await actors.create(job_manifest())
     for index in (0, 1):
         await actors.run_pod("digits-1", index)
-    (config,) = server.list("ConfigMap")
-    for kind, name in (("Service", "digits"), ("ConfigMap", config["metadata"]["name"])):
+    launcher, users = (item["metadata"]["name"] for item in server.list("ConfigMap"))
+    for kind, name in (("Service", "digits"), ("ConfigMap", launcher), ("ConfigMap", users)):
+        left = len(server.list("ConfigMap"))
         server.remove(kind, name)
         running.operator.sync.nudge()
-        await actors.until(lambda kind=kind: server.list(kind), f"{kind} is made anew beside the running Job")
-        server.remove(kind, name)
+        what = f"{kind} {name} is made anew beside the running Job"
+        await actors.until(lambda kind=kind, name=name: actors.get(kind, name), what)
+        await actors.until(lambda left=left: len(server.list("ConfigMap")) == left, "the launcher has an owner again")
+    server.remove("Service", "digits")
+    server.remove("ConfigMap", launcher)
     # Nobody tells of it; the next attempt must not count on what was there.
     await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE)
     await actors.child_job("digits-2")
-    assert (len(server.list("Service")), len(server.list("ConfigMap"))) == (1, 1)
+    assert (len(server.list("Service")), len(server.list("ConfigMap"))) == (1, 2)
 
 
 async def test_events_that_cannot_be_posted_hold_nothing_up(

@@ -80,11 +80,10 @@ async def all_run(server: StandIn, actors: ClusterActors) -> None:
         done = await actors.phase(f"job{number}", "Running")
         assert done["status"]["attempt"] == 1
         assert done["status"]["restarts"]["total"] == 0
-    for kind in ("Service", "ConfigMap", "Job"):
-        assert len(server.list(kind)) == JOBS
-        assert (
-            len([write for write in server.writes if write[0] == "create" and write[1] == f"{kind.lower()}s"]) == JOBS
-        )
+    for kind, count in (("Service", JOBS), ("ConfigMap", 2), ("Job", JOBS)):
+        assert len(server.list(kind)) == count
+        made = [write for write in server.writes if write[0] == "create" and write[1] == f"{kind.lower()}s"]
+        assert len(made) == count
 
 
 async def test_the_other_one_stands_by_and_takes_over_when_the_leader_ends(

@@ -83,8 +83,8 @@ async def test_a_job_gets_its_children_runs_and_succeeds(server: StandIn, actors
         await actors.finish_pod("digits-1", index)
     done = await actors.phase("digits", "Succeeded")
 
-    for kind in ("Service", "ConfigMap", "Job"):
-        (child,) = await actors.list(kind, f"{LABEL_JOB_NAME}=digits")
+    for kind, selector in (("Service", "=digits"), ("Job", "=digits"), ("ConfigMap", "=")):
+        child = (await actors.list(kind, f"{LABEL_JOB_NAME}{selector}"))[-1]
         assert owners(child) == [(KIND, resource["metadata"]["uid"])]
     assert done["status"]["nodes"]["succeeded"] == 2
 
