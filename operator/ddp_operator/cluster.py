@@ -7,7 +7,7 @@ that performs lives below it; ``tests/contract`` holds every implementation to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -133,8 +133,8 @@ class Cluster(Protocol):
         """
         ...
 
-    async def add_owner(self, item: Object, reference: Object) -> Object | None:
-        """Make somebody one more owner of a ConfigMap, whoever else does so at the same time; once is as good as twice.
+    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
+        """Give a ConfigMap more owners, whoever else does so at the same time; once is as good as twice.
 
         Returns its metadata then; None: it is gone, or another object by now. Raises: Refused.
         """

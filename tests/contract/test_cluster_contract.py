@@ -435,7 +435,7 @@ async def test_what_several_resources_own_goes_with_the_last_of_them(driver: Clu
     meta = {"name": "users", "namespace": KEY.namespace, "labels": labels, "ownerReferences": references[:1]}
     users = await driver.cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
     users = {**users, "apiVersion": "v1", "kind": "ConfigMap"}
-    joined = await asyncio.gather(*(driver.cluster.add_owner(users, one) for one in (*references, references[1])))
+    joined = await asyncio.gather(*(driver.cluster.add_owners(users, [one]) for one in (*references, references[1])))
     uids = {owner["metadata"]["uid"] for owner in (first, second)}
     assert [len(one["metadata"]["ownerReferences"]) for one in joined if one is not None][-1] == 2
     assert all(one is not None and owner_uids(one) <= uids for one in joined)
@@ -453,9 +453,9 @@ async def test_what_several_resources_own_goes_with_the_last_of_them(driver: Clu
     await driver.cluster.delete_resource(Key(KEY.namespace, "second"), uid=second["metadata"]["uid"])
     await driver.until(KEY, lambda seen: not seen.config_maps, "the end of what both owned")
     gone = owner_reference(parse_resource(other), controller=False)
-    assert await driver.cluster.add_owner(users, gone) is None
+    assert await driver.cluster.add_owners(users, [gone]) is None
     await driver.cluster.create({**body, "metadata": meta | {"name": "users", "ownerReferences": [gone]}})
-    assert await driver.cluster.add_owner(users, gone) is None, "another object of that name"
+    assert await driver.cluster.add_owners(users, [gone]) is None, "another object of that name"
 
 
 async def test_a_foreign_object_survives_the_end_of_the_resource(driver: ClusterDriver) -> None:

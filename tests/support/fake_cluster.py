@@ -5,7 +5,7 @@ No process is started. Time stands still until a test moves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,9 @@ class FakeCluster(LocalCluster):
         self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
         return await super().create(manifest, dry_run=dry_run)
 
-    async def add_owner(self, item: Object, reference: Object) -> Object | None:
+    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
         self.calls.append(f"own {item['metadata']['name']}")
-        return await super().add_owner(item, reference)
+        return await super().add_owners(item, references)
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         self.calls.append(f"patch {name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -125,10 +125,10 @@ class KubeCluster:
             self._remember(kind, created)
         return created
 
-    async def add_owner(self, item: Object, reference: Object) -> Object | None:
+    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
         """Patch the object: a strategic merge adds to its owners by UID, at whatever version it is."""
         meta = item["metadata"]
-        body = {"metadata": {"uid": meta["uid"], "ownerReferences": [reference]}}
+        body = {"metadata": {"uid": meta["uid"], "ownerReferences": references}}
         options: dict[str, Any] = {"params": _WRITE, "body": body, "content_type": STRATEGIC}
         try:
             found: Object = await call(

@@ -121,14 +121,13 @@ class LocalCluster:
         self._settle()
         return made
 
-    async def add_owner(self, item: Object, reference: Object) -> Object | None:
-        """Add the reference to the object's, unless it is among them."""
+    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
+        """Add to the object's owners those that are not among them."""
         current = self.store.get(*place_of(item))
         if current is None or current["metadata"]["uid"] != item["metadata"]["uid"]:
             return None
-        if reference["uid"] in owner_uids(current):
-            return current
-        owners = [*(current["metadata"].get("ownerReferences") or ()), reference]
+        new = [reference for reference in references if reference["uid"] not in owner_uids(current)]
+        owners = [*(current["metadata"].get("ownerReferences") or ()), *new]
         return self.store.change(current, meta={"ownerReferences": owners})
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:

@@ -1,5 +1,6 @@
 """The launcher that the jobs of a namespace share: who owns it, and what stands in its place."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import Object, owner_uids
+from ddp_operator.cluster import ClusterError, Object, owner_uids
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.launchers import WAIT_FOR_COLLECTOR, Launchers
 from ddp_operator.status.decision import Refusal
@@ -67,6 +68,30 @@ async def test_it_goes_with_the_last_job_and_comes_again_with_the_next() -> None
     await space.calls_for(third)
     assert owner_uids(space.get(constants.LAUNCHER_USERS)) == {third.uid}
     assert space.config_maps() == [constants.LAUNCHER_USERS, NAME]
+
+
+async def test_jobs_that_come_together_cost_one_patch_and_one_that_fails_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space = Namespace()
+    await space.calls_for(space.submit("first"))
+    more = [space.submit(f"job-{number}") for number in range(5)]
+    space.cluster.calls.clear()
+    answers: list[Exception | None] = [ClusterError("timeout"), None, None]
+    add_owners = space.cluster.add_owners
+
+    async def slow(*args: Any) -> Object | None:
+        answer = answers.pop(0)
+        await asyncio.sleep(0)  # the others come
+        if answer is not None:
+            raise answer
+        return await add_owners(*args)
+
+    monkeypatch.setattr(space.cluster, "add_owners", slow)
+    outcomes = await asyncio.gather(*(space.launchers.ensure(one, seen=True) for one in more), return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["timeout", *["None"] * 4]
+    assert space.cluster.calls == [f"own {constants.LAUNCHER_USERS}"]
+    assert {one.uid for one in more} <= owner_uids(space.get(constants.LAUNCHER_USERS))
 
 
 async def test_another_operator_joins_what_is_there_once_it_has_read_it() -> None:
