@@ -231,6 +231,8 @@ def end_of(sim: OperatorSimulation) -> Any:
         text = msgspec.json.encode(sim.status()).decode()
         text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "T", text)
         status = msgspec.json.decode(re.sub(r"(train-\d+-\d+)-\w{5}", r"\1", text))
+        if status.get("lastFailure", {}).get("category") == "NodeLost":
+            del status["lastFailure"]["message"]  # the pod's words, or its node's where that is looked at first
         for told_in_seconds in ("goodput", "lastRestart"):
             status.pop(told_in_seconds, None)
     return {"status": status, "jobs": jobs, "pods": sorted(pods), "others": others, "made": made}
