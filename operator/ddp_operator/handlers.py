@@ -108,22 +108,12 @@ async def login(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
     return info
 
 
-@kopf.on.event(GROUP, VERSION, PLURAL)
-async def on_resource(memo: kopf.Memo, event: kopf.RawEvent, **_: Any) -> None:
-    """Note a change of a custom resource."""
-    memo.operator.on_event(KIND, event["type"], event["object"])
-
-
-@kopf.on.event("batch", "v1", "jobs")
-async def on_job(memo: kopf.Memo, event: kopf.RawEvent, **_: Any) -> None:
-    """Note a change of a child Job."""
-    memo.operator.on_event("Job", event["type"], event["object"])
-
-
-@kopf.on.event("", "v1", "pods")
-async def on_pod(memo: kopf.Memo, event: kopf.RawEvent, **_: Any) -> None:
-    """Note a change of a child pod."""
-    memo.operator.on_event("Pod", event["type"], event["object"])
+@kopf.on.event(GROUP, VERSION, PLURAL, param=KIND)
+@kopf.on.event("batch", "v1", "jobs", param="Job")
+@kopf.on.event("", "v1", "pods", param="Pod")
+async def on_event(memo: kopf.Memo, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
+    """Note a change of a custom resource, of a child Job or of a child pod."""
+    memo.operator.on_event(param, event["type"], event["object"])
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from ddp_operator import constants
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.names import is_job_name
+from ddp_operator.status.scheduling import event_time
 
 Object = dict[str, Any]
 
@@ -63,18 +64,13 @@ class Api:
     ) -> Iterator[str]:
         """Yield the lines of a streamed response until ``timeout`` seconds of silence. Raises: CommandError."""
         response = self._send("GET", path, query, None, "", timeout)
-        rest = b""
         try:
-            for chunk in response.stream(1 << 16):
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    yield line.decode("utf-8", "replace")
+            for line in response:
+                yield line.decode("utf-8", "replace").removesuffix("\n")
         except _connection_errors() as error:
             raise self._unreachable(error) from None
         finally:
             response.close()
-        if rest:
-            yield rest.decode("utf-8", "replace")
 
     def _send(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
@@ -244,13 +240,6 @@ def list_events(api: Api, name: str, uid: str) -> list[Object]:
     """Return the Events about a job and about its children, oldest first. Raises: CommandError."""
     items = api.request("GET", api_path("v1", "events", api.namespace))["items"]
     return sorted((event for event in items if _is_about(event.get("involvedObject") or {}, name, uid)), key=event_time)
-
-
-def event_time(event: Mapping[str, Any]) -> str:
-    """Return when an Event was last seen, as RFC 3339, or an empty string."""
-    series = event.get("series") or {}
-    candidates = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return str(next(filter(None, candidates), (event.get("metadata") or {}).get("creationTimestamp") or ""))
 
 
 def _is_about(item: Mapping[str, Any], name: str, uid: str) -> bool:

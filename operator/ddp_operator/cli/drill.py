@@ -14,13 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from ddp_operator import constants
 from ddp_operator.cli.api import Api, add_cluster_arguments, add_output_argument, connect, get_job, list_pods
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.logs import LogPod, log_pod
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
+
+if TYPE_CHECKING:
+    from ddp_operator.cli.drill_local import LocalRun
 
 _POLL_SECONDS: Final = 0.2
 _START_SECONDS: Final = 180.0
@@ -45,18 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "A FILE is run (arguments after -- go to the script), drilled and stopped."
 
 
-class Target(Protocol):
-    """A job that can be drilled."""
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield samples of rank 0's metrics page, several times a second, without end."""
-        ...
-
-    def kill(self, rank: int) -> str:
-        """Kill a rank's process; return its description. Raises: CommandError, if there is no such rank."""
-        ...
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the drill and print the result. Raises: CommandError."""
     if arguments.kill < 0:
@@ -78,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def drill(
-    target: Target,
+    target: LocalRun | PodTarget,
     rank: int,
     *,
     after: int,

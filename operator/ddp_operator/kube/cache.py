@@ -76,17 +76,14 @@ class ObjectCache:
         meta = obj["metadata"]
         # An object whose label was taken away leaves a filtered watch as DELETED, too, and comes back with the label:
         # so only news up to this version is old.
-        try:
-            version = float(int(meta.get("resourceVersion", "")))
-        except ValueError:
-            version = GONE
+        version = version_number(meta.get("resourceVersion"))
         return self.mark_deleted(
             kind, str(meta.get("namespace", "")), str(meta["name"]), str(meta.get("uid", "")), version
         )
 
-    def mark_deleted(self, kind: str, namespace: str, name: str, uid: str, version: float = GONE) -> Key | None:
+    def mark_deleted(self, kind: str, namespace: str, name: str, uid: str, version: int | None = None) -> Key | None:
         """Forget an object of this UID, and ignore later news of it up to ``version`` (by default: all)."""
-        self._tombstones[uid] = version
+        self._tombstones[uid] = GONE if version is None else version
         self._tombstones.move_to_end(uid)
         while len(self._tombstones) > TOMBSTONES:
             self._tombstones.popitem(last=False)
@@ -196,18 +193,21 @@ def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
     return Key(namespace, str(name)) if name or (name == "" and kind == "ConfigMap") else None
 
 
-def _newer(version: str, tombstone: float | None) -> bool:
-    if tombstone is None:
-        return True
+def version_number(text: Any) -> int | None:
+    """Return a resource version as a number, which it is since Kubernetes 1.35 by contract; None where it is none."""
     try:
-        return int(version) > tombstone
-    except ValueError:
-        return False
+        return int(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _newer(version: str, tombstone: float | None) -> bool:
+    number = version_number(version)
+    return tombstone is None or (number is not None and number > tombstone)
 
 
 def _supersedes(version: str, old: str) -> bool:
-    """Say whether ``version`` is newer than ``old``. Versions are numbers since Kubernetes 1.35 by contract."""
-    try:
-        return int(version) > int(old)
-    except ValueError:
-        return version != old  # another server's idea of a version: trust the order in which news comes
+    """Say whether ``version`` is newer than ``old``."""
+    new, then = version_number(version), version_number(old)
+    # Of another server's idea of a version: trust the order in which news comes.
+    return version != old if new is None or then is None else new > then

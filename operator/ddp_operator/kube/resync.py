@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Key
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
-from ddp_operator.kube.cache import GONE, UNWATCHED_KINDS, ObjectCache, key_of
+from ddp_operator.kube.cache import UNWATCHED_KINDS, ObjectCache, key_of, version_number
 from ddp_operator.kube.client import ApiClient, NotFound, call
 from ddp_operator.kube.cluster import METADATA_ONLY
 
@@ -121,7 +121,7 @@ class Resync:
         metas = [item["metadata"] for item in items if key_of(kind, item["metadata"]) is not None]
         return [(kind, meta) for meta in metas if not self.store.is_current(kind, meta)]
 
-    async def _list(self, kind: str, scope: str | None) -> tuple[list[dict[str, Any]], float]:
+    async def _list(self, kind: str, scope: str | None) -> tuple[list[dict[str, Any]], int | None]:
         """Return the objects of a kind (metadata only) and the version at which the list was true."""
         params = {"limit": CHUNK}
         if kind != KIND:
@@ -134,10 +134,7 @@ class Resync:
             if not meta.get("continue"):
                 break
             params["continue"] = str(meta["continue"])
-        try:
-            return items, float(int(meta.get("resourceVersion", "")))
-        except ValueError:
-            return items, GONE
+        return items, version_number(meta.get("resourceVersion"))
 
     async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:
         """Give the watches some time to deliver; return what they have not delivered by then."""

@@ -148,7 +148,7 @@ def latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
     warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _TELLING]
     if not warnings:
         return None
-    latest = max(warnings, key=_event_time)
+    latest = max(warnings, key=event_time)
     return Problem(str(latest["reason"]), _line(latest.get("message")))
 
 
@@ -190,7 +190,8 @@ def _line(text: Any) -> str:
     return " ".join(str(text or "").split())[:_MAX_WORDS]
 
 
-def _event_time(event: Mapping[str, Any]) -> str:
+def event_time(event: Mapping[str, Any]) -> str:
+    """Return when an Event was last seen, as RFC 3339, or an empty string."""
     series = event.get("series") or {}
     metadata = event.get("metadata") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))

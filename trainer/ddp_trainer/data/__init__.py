@@ -15,18 +15,12 @@ if TYPE_CHECKING:
 # In the order in which they are applied.
 AUGMENTATIONS = ("scale", "crop", "flip", "rotate", "affine", "jitter")
 
-# name -> module:function(config) -> Datasets
+# name -> module with load(config) -> Datasets and, where there is something to fetch, download(config).
 DATASETS = {
-    "digits": "ddp_trainer.data.digits:load",
-    "cifar10": "ddp_trainer.data.cifar10:load",
-    "fashion-mnist": "ddp_trainer.data.fashion_mnist:load",
-    "voc2012": "ddp_trainer.data.voc2012:load",
-}
-# name -> module:function(folder); the others have nothing to download.
-DOWNLOADS = {
-    "cifar10": "ddp_trainer.data.cifar10:download",
-    "fashion-mnist": "ddp_trainer.data.fashion_mnist:download",
-    "voc2012": "ddp_trainer.data.voc2012:download",
+    "digits": "ddp_trainer.data.digits",
+    "cifar10": "ddp_trainer.data.cifar10",
+    "fashion-mnist": "ddp_trainer.data.fashion_mnist",
+    "voc2012": "ddp_trainer.data.voc2012",
 }
 
 
@@ -88,8 +82,8 @@ def download(config: DataConfig) -> None:
 
     Raises :class:`UserError` where that fails. Only one process of a machine may call this at a time.
     """
-    if config.name in DOWNLOADS:
-        load_callable(DOWNLOADS[config.name], "data.name")(config)
+    if config.name != "digits":
+        load_callable(f"{DATASETS[config.name]}:download", "data.name")(config)
 
 
 def load_datasets(config: DataConfig) -> Datasets:
@@ -100,7 +94,8 @@ def load_datasets(config: DataConfig) -> Datasets:
     """
     from ddp_trainer.data.arrays import Datasets
 
-    datasets = load_callable(DATASETS.get(config.name, config.name), "data.name")(config)
+    name = f"{DATASETS[config.name]}:load" if config.name in DATASETS else config.name
+    datasets = load_callable(name, "data.name")(config)
     if not isinstance(datasets, Datasets):
         raise UserError(
             "data.name", f"{config.name} returned {type(datasets).__name__}", "return ddp_trainer.data.arrays.Datasets"

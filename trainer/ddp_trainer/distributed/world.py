@@ -101,16 +101,9 @@ class World:
         """Rank 0's ``data`` on every rank; the other ranks' argument is ignored."""
         if not self.is_distributed:
             return data
-        size = torch.tensor([-1 if data is None else len(data)])
-        dist.broadcast(size, src=0)
-        if size.item() < 0:
-            return None
-        buffer = torch.empty(int(size.item()), dtype=torch.uint8)
-        if self.is_main:
-            assert data is not None
-            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        dist.broadcast(buffer, src=0)
-        return buffer.numpy().tobytes()
+        box = [data]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
 
     def broadcast_buffers(self, module: torch.nn.Module) -> None:
         """Give every rank rank 0's buffers of ``module`` (batch-norm statistics).

@@ -55,8 +55,8 @@ MODELS = {
     "resnet18": "ddp_trainer.models.torchvision_models:build",
     "resnet50": "ddp_trainer.models.torchvision_models:build",
     "wide-resnet": "ddp_trainer.models.wide_resnet:build",
-    "deeplabv3_resnet50": "ddp_trainer.models.deeplab:build",
-    "deeplabv3_resnet101": "ddp_trainer.models.deeplab:build",
+    "deeplabv3_resnet50": "ddp_trainer.models.torchvision_models:build_deeplab",
+    "deeplabv3_resnet101": "ddp_trainer.models.torchvision_models:build_deeplab",
 }
 
 

@@ -1,9 +1,10 @@
-"""torchvision's own networks, from scratch, with a head for the data's classes."""
+"""torchvision's own networks, from scratch: with a head for the data's classes, or with a class a pixel."""
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
+from ddp_trainer.errors import require
 from ddp_trainer.models import ModelConfig
 from ddp_trainer.models.small_maps import use_matrix_products
 from ddp_trainer.torchvision_compat import import_torchvision
@@ -22,3 +23,26 @@ def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     if config.small_maps:
         use_matrix_products(model)
     return model
+
+
+class PixelLogits(nn.Module):
+    """A segmentation network of torchvision's that gives its main output instead of a dictionary."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (N, 3, H, W) to logits (N, num_classes, H, W)."""
+        logits: Tensor = self.network(x)["out"]
+        return logits
+
+
+def build_deeplab(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
+    """torchvision's ``config.name`` with ``num_classes`` outputs a pixel, without an auxiliary classifier."""
+    require(in_channels == 3, "model.name", f"{config.name} takes colour, the data has {in_channels} channel(s)",
+            "choose another model")  # fmt: skip
+    import_torchvision()
+    from torchvision import models
+
+    return PixelLogits(models.get_model(config.name, weights=None, weights_backbone=None, num_classes=num_classes))

@@ -14,8 +14,7 @@ from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.distributed.rank import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
-from ddp_trainer.observability.csv_log import CsvLog, file_name
-from ddp_trainer.observability.epoch_record import EpochRecord
+from ddp_trainer.observability.epoch_record import CsvLog, EpochRecord, file_name
 from ddp_trainer.plan import EarlyStopConfig, Position
 from tests.support.fake_gpu import FakeGpu
 
