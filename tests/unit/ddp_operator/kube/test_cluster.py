@@ -298,3 +298,37 @@ async def test_a_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
     await cluster.fail_pod(POD, "NodeLost", "")
     await cluster.close()
     assert changed == [Key("ns", "j")]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "kept"),
+    [
+        ({"deletionTimestamp": "2026-11-20T12:00:00Z", "finalizers": ["f"]}, True),
+        ({"deletionTimestamp": "2026-11-20T12:00:00Z", "deletionGracePeriodSeconds": 30}, True),
+        ({"deletionTimestamp": "2026-11-20T12:00:00Z", "deletionGracePeriodSeconds": 0}, False),
+        ({"finalizers": ["f"]}, False),
+        (None, False),
+    ],
+)
+async def test_what_was_deleted_stays_in_the_store_while_it_waits(metadata: Any, kept: bool) -> None:
+    answer = {"kind": "Status"} if metadata is None else POD | {"metadata": POD["metadata"] | metadata}
+    cache = ObjectCache()
+    cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS}})
+    changed: list[Key] = []
+    cluster = KubeCluster(Recorder([answer]), cache, on_change=changed.append)  # type: ignore[arg-type]
+    await cluster.delete("Pod", "ns", "p", uid="pu")
+    await cluster.close()
+    assert (cache.entry("Pod", "ns", "p") is not None) is kept
+    assert changed == ([] if kept else [Key("ns", "j")])
+
+
+async def test_fetched_children_say_what_they_are() -> None:
+    resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
+    lists = [{"items": [{"metadata": {"name": "x", "namespace": "ns", "uid": "x"}}]}] * 5
+    snapshot, _ = await run(lambda cluster: cluster.fetch(Key("ns", "j")), resource, *lists)
+    found = {(item["kind"], item["apiVersion"]) for item in (*snapshot.jobs, *snapshot.pods, *snapshot.services)}
+    assert found == {("Job", "batch/v1"), ("Pod", "v1"), ("Service", "v1")}
+
+
+async def test_a_list_without_members_is_empty() -> None:
+    assert (await run(lambda cluster: cluster.workloads_of(JOB), {"items": None}))[0] == ()

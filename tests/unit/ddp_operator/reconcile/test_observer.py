@@ -1,0 +1,211 @@
+"""What is looked at beside a resource and its children: pages, Events and labels, how often, and whose turn it is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator import constants, names
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Restarts, Status
+from ddp_operator.cluster import Cluster, Key, Refused, Snapshot
+from ddp_operator.manifests.children import load_launcher
+from ddp_operator.reconcile.memory import Memory
+from ddp_operator.reconcile.observer import Observer
+from tests.support.builders import NOW, UID, Json, child_job, child_pod, job, last_words, page
+
+STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+
+
+class Answers:
+    """A cluster that answers what a test has told it to, and notes what it was asked."""
+
+    def __init__(self, **pages: str) -> None:
+        self.pages = pages
+        self.asked: list[str] = []
+        self.events: list[Json] = []
+
+    async def scrape(self, pod: Json, port: int) -> str | None:
+        self.asked.append(f"page of {pod['metadata']['name']}")
+        return self.pages.get(f"pod{pod['metadata']['annotations'][constants.ANNOTATION_COMPLETION_INDEX]}")
+
+    async def events_of(self, raw: Json) -> tuple[Json, ...]:
+        self.asked.append(f"events of {raw['metadata']['name']}")
+        return tuple(self.events)
+
+    async def restore_labels(self, *what: Any) -> bool:
+        self.asked.append("labels")
+        return False
+
+    async def node(self, name: str) -> Json | None:
+        self.asked.append(f"node {name}")
+        if name == "forbidden":
+            raise Refused("no", reason="Forbidden")
+        return None
+
+
+class Look:
+    """An observer of some jobs, each with its memory, at a time of the test's."""
+
+    def __init__(self, cluster: Answers | None = None) -> None:
+        self.cluster, self.now = cluster or Answers(), NOW
+        self.observer = Observer(cast(Cluster, self.cluster), lambda: self.now, 10.0)
+        self.memories: dict[str, Memory] = {}
+
+    async def at(
+        self, *pods: Json, name: str = "train", seconds: float = 0, status: Status = STATUS, **more: Any
+    ) -> Any:
+        self.now = NOW + timedelta(seconds=seconds)
+        typed: DDPTrainingJob = job(name, status=status, nodes=2, **more.pop("spec", {}))
+        snapshot = Snapshot({}, jobs=tuple(more.pop("jobs", [child_job(name=name)])), pods=pods, **more)
+        memory = self.memories.setdefault(name, Memory())
+        return await self.observer.observe(Key("default", name), typed, snapshot, memory)
+
+
+class TestTurns:
+    async def test_jobs_whose_pods_do_not_start_share_the_reads_of_events(self) -> None:
+        look = Look()
+        assert (await look.at(name="a", seconds=60)).polling_jobs == 1
+        assert (await look.at(name="b", seconds=60)).polling_jobs == 2
+        running = [child_pod(index, name="a") for index in range(2)]
+        assert (await look.at(*running, name="a", seconds=60)).polling_jobs == 1
+        look.observer.forget(Key("default", "b"))
+        assert (await look.at(*running, name="a", seconds=60)).polling_jobs == 0
+
+    async def test_what_events_said_stands_until_they_are_read_again(self) -> None:
+        look = Look()
+        look.cluster.events = [
+            {"type": "Warning", "reason": "FailedCreate", "message": "no", "lastTimestamp": "2026-11-20T12:00:00Z"}
+        ]
+        first = await look.at(seconds=60)
+        assert [problem.message for problem in first.problems.values()] == ["no"]
+        look.cluster.events = []
+        assert (await look.at(seconds=61)).problems == first.problems
+        assert (await look.at(seconds=600)).problems == {}
+        assert look.cluster.asked == ["events of train-1"] * 2
+
+
+class TestPage:
+    async def test_of_pod_0_is_read_in_intervals(self) -> None:
+        look = Look(Answers(pod0=page(ddp_step=3, phase="Running")))
+        pods = [child_pod(0), child_pod(1)]
+        first = await look.at(*pods)
+        assert (first.page_requested, first.page is not None) == (True, True)
+        assert first.page.values["ddp_step"] == 3
+        again = await look.at(*pods, seconds=0.1)
+        assert (again.page_requested, again.page) == (False, None)
+        assert (await look.at(*pods, seconds=30)).page_requested
+
+    async def test_that_does_not_answer_was_asked_for(self) -> None:
+        found = await Look().at(child_pod(0), child_pod(1))
+        assert (found.page_requested, found.page) == (True, None)
+
+    @pytest.mark.parametrize("master", [child_pod(0, "Pending"), child_pod(0, deleting=True), child_pod(1)])
+    async def test_of_a_pod_that_does_not_run_is_not_read(self, master: Json) -> None:
+        look = Look()
+        found = await look.at(master)
+        assert (found.page_requested, [what for what in look.cluster.asked if "page" in what]) == (False, [])
+
+    async def test_of_every_pod_is_read_for_the_cause_of_a_new_restart_in_place(self) -> None:
+        text = page(phase="Running") + "ddp_launcher_in_place_restarts_total 2\n"
+        words = last_words("CUDAError", message="the cause", restarts=2)
+        told = f"{constants.COMMENT_LAST_FAILURE}{msgspec.json.encode(words).decode()}\n"
+        cluster = Answers(pod0=text, pod1=text + told)
+        pods = [child_pod(0), child_pod(1)]
+        found = await Look(cluster).at(*pods)
+        assert [(pod.index, end.message) for pod, end in found.failures_in_place] == [(1, "the cause")]
+        for in_place, before, known in ((2, 0, True), (4, 2, True), (3, 2, False)):
+            status = replace(STATUS, restarts=Restarts(in_place=in_place, in_place_before=before))
+            found = await Look(cluster).at(*pods, status=status)
+            assert (found.failures_in_place == ()) is known
+
+
+async def test_pods_whose_job_is_gone_are_timed_until_they_are_gone_too() -> None:
+    look = Look()
+    orphan = child_pod(0, owner="gone")
+    assert (await look.at(orphan, jobs=[], seconds=5)).orphaned_since == NOW + timedelta(seconds=5)
+    assert (await look.at(orphan, jobs=[], seconds=9)).orphaned_since == NOW + timedelta(seconds=5)
+    assert (await look.at(jobs=[], seconds=10)).orphaned_since is None
+    assert (await look.at(orphan, jobs=[], seconds=20)).orphaned_since == NOW + timedelta(seconds=20)
+
+
+async def test_labels_that_seem_lost_are_looked_for_once_news_of_children_may_not_be_late() -> None:
+    look, orphan = Look(), child_pod(0, owner="gone")
+    for seconds in (0, 1, 60, 61, 3600):
+        await look.at(orphan, jobs=[], seconds=seconds)
+    assert look.cluster.asked.count("labels") == 2
+    await look.at(*(child_pod(index) for index in range(2)), seconds=3601)
+    await look.at(orphan, jobs=[], seconds=3602)
+    assert look.cluster.asked.count("labels") == 2
+
+
+async def test_a_node_that_the_operator_may_not_read_is_neither_ready_nor_gone() -> None:
+    unready = NOW - timedelta(seconds=100)
+    pods = [child_pod(0, unready=unready, node="forbidden"), child_pod(1, unready=unready, node="away")]
+    found = await Look().at(*pods)
+    assert {name: (node.ready, node.message) for name, node in found.nodes.items()} == {
+        "forbidden": (None, ""),
+        "away": (False, "the node is gone"),
+    }
+
+
+def owned(kind: str, name: str) -> Json:
+    owner = {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "name": "train",
+        "uid": UID,
+        "controller": True,
+    }
+    return {"kind": kind, "metadata": {"name": name, "namespace": "default", "ownerReferences": [owner]}}
+
+
+def with_launcher(name: str, **changes: Any) -> Json:
+    made = child_job(**changes)
+    volume = {"name": constants.LAUNCHER_VOLUME, "configMap": {"name": name}}
+    made["spec"]["template"] = {"spec": {"volumes": [volume]}}
+    return made
+
+
+OURS = names.launcher_config_map_name("train", load_launcher().digest)
+
+
+class TestShared:
+    """The Service, the ConfigMap and the policy that all attempts share."""
+
+    @pytest.mark.parametrize(
+        ("mounted", "present", "finished", "complete", "lost"),
+        [
+            (OURS, OURS, False, True, False),
+            (OURS, "", False, False, False),
+            (OURS, "other", False, False, False),
+            ("other", "other", False, True, False),
+            ("other", OURS, False, True, True),
+            ("other", OURS, True, True, False),
+            ("", OURS, False, True, False),
+        ],
+    )
+    async def test_a_launcher_of_another_operator_is_lost_and_ones_own_is_made_again(
+        self, mounted: str, present: str, finished: bool, complete: bool, lost: bool
+    ) -> None:
+        conditions = {"Failed": "why"} if finished else {}
+        made = with_launcher(mounted, conditions=conditions) if mounted else child_job()
+        maps = (owned("ConfigMap", present),) if present else ()
+        found = await Look().at(child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps)
+        assert (found.shared_complete, found.launcher_lost) == (complete, lost)
+
+    async def test_an_object_of_somebody_else_is_not_ours(self) -> None:
+        foreign = {"kind": "Service", "metadata": {"name": "train", "namespace": "default"}}
+        found = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
+        assert (found.shared, found.shared_complete) == ({("ConfigMap", OURS)}, False)
+
+    @pytest.mark.parametrize(("policies", "complete"), [((), False), ((owned("NetworkPolicy", "train"),), True)])
+    async def test_a_policy_is_needed_where_the_spec_asks_for_it(self, policies: Any, complete: bool) -> None:
+        shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
+        spec = {"networkPolicy": {"enabled": True}}
+        assert (await Look().at(spec=spec, policies=policies, **shared)).shared_complete is complete
+        assert (await Look().at(spec={}, **shared)).shared_complete
