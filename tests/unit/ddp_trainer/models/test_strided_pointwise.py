@@ -61,7 +61,7 @@ def test_other_convolutions_stay_as_they_are(other: nn.Module) -> None:
 @pytest.mark.skipif(HEAP_CHECKER is None, reason="glibc's libc_malloc_debug is not installed")
 def test_a_run_with_channels_last_leaves_the_heap_whole(tmp_path: Path) -> None:
     arguments = (
-        "--data", COLOURED, "--model", "small-resnet", "--model-width", "4", "--batch-size", "25", "--epochs", "8",
+        "--data", COLOURED, "--model", "small-resnet", "--model-width", "4", "--batch-size", "25", "--epochs", "4",
         "--lr", "0.05", "--device", "cpu", "--channels-last", "true", "--output-dir", str(tmp_path),
     )  # fmt: skip
     command = [sys.executable, "-m", "ddp_trainer", *arguments]
