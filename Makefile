@@ -50,6 +50,12 @@ $(STAMP): pyproject.toml .ci/constraints.txt | $(PY)
 	@$(PY) -m pip install -qq --no-compile -e '.[all]' --group dev -c .ci/constraints.txt
 	@echo '$(CURDIR)' > $@
 
+# Workers that start together would each compile all of what tests import.
+$(VENV)/.ddp-operator-compiled: $(STAMP)
+	@$(PY) -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@$(PY) -c 'import tests.support.warm_imports'
+	@touch $@
+
 .PHONY: tools
 tools: ## install the system tools that optional test tiers use (apt)
 	@.ci/tools
@@ -72,7 +78,7 @@ test: ## every check and every test that can run here; says which tiers did not,
 	@.ci/steps install lint typecheck imports verify pytest
 
 .PHONY: pytest
-pytest: install ## all test tiers
+pytest: install $(VENV)/.ddp-operator-compiled ## all test tiers
 	@$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal --durations=10 --durations-min=3 $(ARGS)
 
 .PHONY: test-fast
