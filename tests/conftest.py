@@ -19,6 +19,10 @@ from .support.tiers import TIERS, TierReport
 if TYPE_CHECKING:
     from .support.control_plane import ControlPlane
 
+LONGEST = {
+    "test_launcher_elastic.py", "test_launcher_hangs.py", "test_launcher_training.py", "test_operator_leader.py",
+    "test_run_digits.py", "test_tutorial.py",
+}  # fmt: skip
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -40,6 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if tier.marker is not None:
             config.addinivalue_line("markers", f"{tier.marker}: {tier.about}")
     config.pluginmanager.register(TierReport(), "ddp-tiers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest: begun last, they would be waited for by workers that have nothing left to do."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture
