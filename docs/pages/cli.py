@@ -8,8 +8,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddp_operator.cli import COMMANDS, build_parser
-from ddp_operator.cli.errors import MEANINGS
+from ddp_operator.cli.errors import ExitCode
 
+MEANINGS: Final = {
+    ExitCode.OK: "success; where the command waited for a job, the job succeeded",
+    ExitCode.FAILED: "the job failed, or the command could not do what it was asked to do",
+    ExitCode.BAD_INPUT: "invalid flag, file or manifest; nothing was changed",
+    ExitCode.NOT_FOUND: "no job, or no run folder, of that name",
+    ExitCode.CLUSTER: "the cluster is unreachable, denied access or refused the call",
+    ExitCode.BROKEN: "a bug in ddp itself, with its traceback; `ddp run` stops the pods in order first",
+    ExitCode.INTERRUPTED: "interrupted by Ctrl-C; `ddp run` returns 128 + the number of the signal",
+}
 _HEAD: Final = """\
 # The command `ddp`
 

@@ -41,7 +41,7 @@ COMMANDS: Final = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code (``errors.MEANINGS``)."""
+    """Run one subcommand and return its exit code (``errors.ExitCode``)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))

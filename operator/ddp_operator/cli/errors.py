@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
 
 
 class ExitCode(IntEnum):
-    """What scripts may rely on."""
+    """What scripts may rely on; docs/cli.md says what each means."""
 
     OK = 0
     FAILED = 1
@@ -16,17 +15,6 @@ class ExitCode(IntEnum):
     CLUSTER = 4
     BROKEN = 70
     INTERRUPTED = 130
-
-
-MEANINGS: Final = {
-    ExitCode.OK: "success; where the command waited for a job, the job succeeded",
-    ExitCode.FAILED: "the job failed, or the command could not do what it was asked to do",
-    ExitCode.BAD_INPUT: "invalid flag, file or manifest; nothing was changed",
-    ExitCode.NOT_FOUND: "no job, or no run folder, of that name",
-    ExitCode.CLUSTER: "the cluster is unreachable, denied access or refused the call",
-    ExitCode.BROKEN: "a bug in ddp itself, with its traceback; `ddp run` stops the pods in order first",
-    ExitCode.INTERRUPTED: "interrupted by Ctrl-C; `ddp run` returns 128 + the number of the signal",
-}
 
 
 class CommandError(Exception):

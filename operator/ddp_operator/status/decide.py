@@ -27,10 +27,7 @@ from ddp_operator.status.converge import (
     converge,
     late_comers_over,
 )
-from ddp_operator.status.decision import (
-    Decision,
-    Refusal,
-)
+from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import Observation, State
