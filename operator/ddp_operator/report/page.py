@@ -85,13 +85,16 @@ def build_page(run: Run, now: datetime) -> str:
         if run.interrupted
         else str(explain_why(run.resource, (), now))
     )
+    failure = _failure(status.last_failure) if status.last_failure else ""
+    survived = phase == "Succeeded"
     sections = [
         f'<header><h1>{escape(run.name)}<span class="phase {phase}">{phase}</span></h1>',
         f"<p>{escape(summary)}</p></header>",
         f'<dl class="cards">{"".join(_cards(run))}</dl>',
-        _failure(status.last_failure) if status.last_failure else "",
+        "" if survived else failure,
         _charts(run),
         list_interruptions(run.marks),
+        failure if survived else "",
         list_ranks(run.ranks),
         list_events(run.events, run.start),
         list_facts({"command": run.command, **run.facts}),

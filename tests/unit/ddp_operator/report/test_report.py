@@ -152,6 +152,12 @@ class TestPage:
         assert split_of_step.count("<polygon") == 6
         assert "attempt 1: &lt;b&gt;boom" in page.partition("<h2>Interruptions")[2].partition("</table>")[0]
 
+    @pytest.mark.parametrize(("phase", "first"), [("Failed", "Last failure"), ("Succeeded", "Over time")])
+    def test_a_failure_that_was_survived_comes_last(self, tmp_path: Path, phase: str, first: str) -> None:
+        heads = re.findall("<h2>(.*?)</h2>", build_page(read_run(write_run(tmp_path, phase=phase)), NOW))
+        assert heads[0] == first
+        assert "Last failure" in heads
+
     def test_charts_begin_and_end_together(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         axes = [re.findall(r'text-anchor="middle">(\d+s)<', chart) for chart in page.split("<figure>")[1:]]
