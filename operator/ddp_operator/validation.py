@@ -15,12 +15,10 @@ from typing import Any
 from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_field
 from ddp_operator.api.parse import Manifest, parse_manifest
 from ddp_operator.constants import POD_GROUP
-from ddp_operator.manifests.children import build_children
+from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 
 # The oldest Kubernetes that the operator supports; what it takes, newer ones take too.
 _KUBERNETES = "1.31"
-# A resource that no API server has stored has no UID yet.
-PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from ddp_operator.manifests.pod import build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
+PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
+"""That of an object which no API server has stored yet."""
 # The operator decides about restarts, so the Job controller's own budget must never run out first.
 _UNLIMITED_BACKOFF = 2**31 - 1
 
@@ -115,7 +117,9 @@ def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
 
-def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher, users_uid: str = "") -> dict[str, Any]:
+def build_launcher_config_map(
+    job: DDPTrainingJob, launcher: Launcher, users_uid: str = PLACEHOLDER_UID
+) -> dict[str, Any]:
     """Return the immutable ConfigMap with the launcher. Its name holds the hash, so an upgrade never changes one.
 
     ``users_uid``: of the owner, ``build_launcher_users``, as an API server has assigned it.
