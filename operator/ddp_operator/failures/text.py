@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from ddp_operator.api.status import Condition, LastFailure
+from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
 from ddp_operator.launcher.failure_table import format_failure, format_place
 
 _MAX_LINE: Final = 300
@@ -23,6 +23,20 @@ def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
     message = describe_detail(failure)
     line = " ".join(message.split()) if whole else _shorten(message.partition("\n")[0])
     return format_failure(failure.category, _places(failure), line)
+
+
+def describe_restart(which: str, cause: LastFailure | None, checkpoint: CheckpointStatus | None) -> str:
+    """Return a restart in one line, such as ``restart 2 of 3: Network (rank 1): connection lost; from step 400``.
+
+    ``which``: its number, and the limit where there is one. The step is that of the newest checkpoint, if one is known.
+    """
+    why = ""
+    if cause is not None:
+        places = _places(cause)
+        told = places[:1] if cause.rank is not None else places[1:4]
+        line = _shorten(describe_detail(cause).partition("\n")[0])
+        why = f": {format_failure(cause.category, told, line)}"
+    return f"{which}{why}" + (f"; from step {checkpoint.step}" if checkpoint is not None else "")
 
 
 def _shorten(line: str) -> str:

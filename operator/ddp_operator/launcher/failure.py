@@ -46,7 +46,7 @@ _FAULT = re.compile(r"(SystemExit: )?(RuntimeError|OSError|TimeoutError|(\w+\.)+
 _CALL = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
 )
-_AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
+AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 STORE_ERRORS = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
 _HANDED_ON = re.compile(
     r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
@@ -99,7 +99,7 @@ def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retrya
         return Outcome(category.name, EXIT_PEER_LOST if lost else EXIT_RETRYABLE, lost)
     if _CUDA.search(text) and _FAULT.match(text):
         return Outcome(CUDA.name, EXIT_RETRYABLE)
-    if kind in _AT_START or (kind == "SystemExit" and "No module named" in message):
+    if kind in AT_START or (kind == "SystemExit" and "No module named" in message):
         return _FATAL
     return _SCRIPTS
 

@@ -12,6 +12,7 @@ from .metrics import Metrics
 from .pod import Pod
 
 _SECONDS_TO_SETTLE = 0.2
+_SAME_TIME = 0.1  # of two runs that ended after the same time, how much of it they may differ by
 _PEERS_MOVE = "other pods join or leave"
 
 
@@ -19,20 +20,23 @@ class Recurrence:
     """Whether a failure repeats an earlier one of this pod without progress in between."""
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
+        self._seen: dict[str, float] = {}  # how long the workers had run
         self._farthest = 0.0
 
     def observe(self, signature: str, step: float | None, lasted: float) -> bool:
         """Take in a failure; ``lasted``: seconds since its workers were started. Returns whether it is a repetition.
 
-        Progress is a step beyond the farthest one; where none is reported, workers that ran for minutes made some.
+        Progress is a step beyond the farthest one; where none is reported, workers that ran for minutes made some,
+        unless they failed alike after the same time: so does a mistake of the script, in the same step of each run.
         """
-        if step > self._farthest if step else lasted >= SIGNIFICANT_SECONDS:
+        before = self._seen.get(signature)
+        as_late = before is not None and abs(lasted - before) <= _SAME_TIME * before
+        if step > self._farthest if step else lasted >= SIGNIFICANT_SECONDS and not as_late:
             self._seen.clear()
         self._farthest = max(self._farthest, step or 0.0)
         repeated = signature in self._seen
         if signature:
-            self._seen.add(signature)
+            self._seen[signature] = lasted
         return repeated
 
 

@@ -47,6 +47,7 @@ _PENDING_SECONDS: Final = 2.0  # here pods start at once, unless they wait for G
 _MAX_ERRORS: Final = 8
 """Passes in a row with an unexpected error after which the run is stopped: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
+_RESTARTS: Final = (conditions.GROUP_RESTART, conditions.DISRUPTED, conditions.RESTARTED_IN_PLACE)
 CLAIMS: Final = "claims"
 
 
@@ -379,8 +380,12 @@ class Run:
     def _on_event(self, resource: Object, event: Event) -> None:
         self._folder.write_event(utc_now(), event.type, event.reason, event.message)
         self._take_status()  # the event tells of one that is already written
-        if event.type == "Warning" and not self._is_over():  # the summary has the end
-            self._display.line(f"{time.strftime('%H:%M:%S')} {event.reason}: {event.message.splitlines()[0]}")
+        restarts = event.reason in _RESTARTS
+        # The line of a restart names the failure, and the summary has the end.
+        shown = restarts or (event.type == "Warning" and not event.reason.startswith("Failure"))
+        if shown and not self._is_over():
+            reason = "" if restarts else f"{event.reason}: "
+            self._display.line(f"{time.strftime('%H:%M:%S')} {reason}{event.message.splitlines()[0]}")
 
     def _on_output_lost(self, error: OSError) -> None:
         """Print where the run can be followed: it continues, and the exit code is the job's, as without `| head`."""

@@ -85,7 +85,8 @@ class Reconciler:
         refusal, wait = await self._executor.execute(job, observation, decision.actions, memory)
         if refusal is not None:
             decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
-        postponed = await self._writer.write(key, snapshot.resource, job.status, decision.status, memory)
+        limit = job.in_place_restarts if job.spec.elastic is None else None  # else pods that come and go restart it too
+        postponed = await self._writer.write(key, snapshot.resource, job.status, decision.status, memory, limit)
         if is_finished(decision.status):
             self._forget(key)
         waits = (decision.requeue_after, wait, observation.recheck_after, postponed)

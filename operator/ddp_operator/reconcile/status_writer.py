@@ -27,8 +27,16 @@ class StatusWriter:
     clock: Callable[[], datetime]
     on_transition: Callable[[Transition], None] | None = None
 
-    async def write(self, key: Key, resource: Object, old: Status, new: Status, memory: Memory) -> float | None:
-        """Write ``new`` where it differs from what ``resource`` has.
+    async def write(
+        self,
+        key: Key,
+        resource: Object,
+        old: Status,
+        new: Status,
+        memory: Memory,
+        in_place_limit: int | None = None,
+    ) -> float | None:
+        """Write ``new`` where it differs from what ``resource`` has. ``in_place_limit``: see ``transition_events``.
 
         Returns in how many seconds it can be written where that has to wait. Raises: Conflict, ClusterError.
         """
@@ -46,6 +54,6 @@ class StatusWriter:
                 self.on_transition(transition)
         # The status is written, so an event that is lost now is lost; nothing else may be.
         with suppress(ClusterError):
-            for event in transition_events(old, new):
+            for event in transition_events(old, new, in_place_limit):
                 await self.cluster.emit(resource, event)
         return None

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddp_operator import names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
-from ddp_operator.failures.text import describe_failure
+from ddp_operator.failures.text import describe_failure, describe_restart
 from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
@@ -69,8 +69,9 @@ def restart(state: State, cause: LastFailure, charged: Restarts) -> Decision:
     """Begin the next attempt after a failure that was charged to the budget."""
     status = _next_attempt(state, charged, cause)
     delay = start_delay(status)
-    when = f" in {delay.total_seconds():.0f} s," if delay else ""
-    message = f"attempt {status.attempt}{when} after: {describe_failure(cause)}"
+    when = f" in {delay.total_seconds():.0f} s" if delay else ""
+    which = f"restart {charged.used} of {state.spec.recovery.max_restarts}{when}"
+    message = describe_restart(which, cause, status.checkpoint)
     return _begin(state, status, Fact(c.RESTARTING, "True", c.GROUP_RESTART, message))
 
 
@@ -90,8 +91,7 @@ def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decisi
     status = _next_attempt(state, before, cause)
     if cause is not None and cause.category == NODE_LOST.name:
         status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
-    after = f", not counted, after: {describe_failure(cause)}" if cause else ""
-    message = f"attempt {status.attempt}{after}"
+    message = describe_restart("restart, not counted", cause, status.checkpoint)
     return _begin(state, status, Fact(c.RESTARTING, "True", reason, message))
 
 

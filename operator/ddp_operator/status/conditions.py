@@ -84,6 +84,7 @@ RESIZED: Final = "Resized"
 DISRUPTED: Final = "Disrupted"
 RESUMED: Final = "Resumed"
 NODES_READMITTED: Final = "NodesReadmitted"
+RESTARTED_IN_PLACE: Final = "RestartedInPlace"  # of an Event alone: the pods go on
 NOT_RESTARTING: Final = "NotRestarting"
 # Distributed: only of a job whose pods have succeeded, and only where it is known
 PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"

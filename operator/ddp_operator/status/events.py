@@ -6,16 +6,19 @@ from collections.abc import Iterator
 
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Event
-from ddp_operator.failures.text import describe_failure
+from ddp_operator.failures.text import describe_failure, describe_restart
 from ddp_operator.status import conditions as c
 
 
-def transition_events(old: Status, new: Status) -> tuple[Event, ...]:
-    """Return the events for the step from one status to the next, in the order in which things happened."""
-    return tuple(_events(old, new))
+def transition_events(old: Status, new: Status, in_place_limit: int | None = None) -> tuple[Event, ...]:
+    """Return the events for the step from one status to the next, in the order in which things happened.
+
+    ``in_place_limit``: how often a pod's workers may be restarted in place in an attempt, where only failures count.
+    """
+    return tuple(_events(old, new, in_place_limit))
 
 
-def _events(old: Status, new: Status) -> Iterator[Event]:
+def _events(old: Status, new: Status, in_place_limit: int | None) -> Iterator[Event]:
     accepted = new.condition(c.ACCEPTED)
     before = old.condition(c.ACCEPTED)
     if accepted and accepted.status != "True" and (before is None or before.message != accepted.message):
@@ -24,6 +27,11 @@ def _events(old: Status, new: Status) -> Iterator[Event]:
         failure = new.last_failure
         text = f"attempt {failure.attempt}: {describe_failure(failure)}"
         yield Event("Warning", f"Failure{failure.category}", text[:1000])
+    if new.attempt == old.attempt and new.restarts.in_place > old.restarts.in_place:
+        which = f"restart in place {new.restarts.in_place - new.restarts.in_place_before}"
+        which += f" of {in_place_limit}" if in_place_limit is not None else ""
+        cause = new.last_failure if new.last_failure != old.last_failure else None
+        yield Event("Normal", c.RESTARTED_IN_PLACE, describe_restart(which, cause, new.checkpoint))
     if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
         restarting = new.condition(c.RESTARTING)
         if old.attempt == 0:

@@ -444,6 +444,8 @@ class TestRecurrence:
             ([("", 10, 9), ("", 10, 9)], [False, False]),
             ([("A", None, 9), ("A", None, 9)], [False, True]),
             ([("A", None, 9), ("A", None, 301)], [False, False]),
+            ([("A", None, 400), ("A", None, 700), ("A", None, 730)], [False, False, True]),  # as late as before
+            ([("A", None, 400), ("B", None, 700), ("A", None, 410)], [False, False, False]),
         ],
     )
     def test_is_the_same_signature_without_a_step_in_between(

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from ddp_operator.api.status import Condition, LastFailure, Status
+from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure, Restarts, Status
 from ddp_operator.cluster import Event
 from ddp_operator.status.events import transition_events
 from tests.support.builders import NOW
@@ -63,14 +64,25 @@ def test_first_attempt_emits_started() -> None:
 
 
 def test_next_attempt_emits_its_failure_first() -> None:
-    restart = condition("Restarting", "True", "GroupRestart", "attempt 2 after: x")
+    restart = condition("Restarting", "True", "GroupRestart", "restart 1 of 3: x")
     old = Status(attempt=1)
     new = Status(
         attempt=2, conditions=(restart,), last_failure=LastFailure(attempt=1, category="OOM", message="m" * 5000)
     )
     failure, begun = transition_events(old, new)
     assert (failure.reason, failure.message) == ("FailureOOM", f"attempt 1: OOM: {'m' * 298} …")
-    assert begun == Event("Normal", "GroupRestart", "attempt 2 after: x")
+    assert begun == Event("Normal", "GroupRestart", "restart 1 of 3: x")
+
+
+@pytest.mark.parametrize(("limit", "which"), [(2, "restart in place 1 of 2"), (None, "restart in place 1")])
+def test_restart_in_place_is_told_in_one_line(limit: int | None, which: str) -> None:
+    failure = LastFailure(attempt=2, category="UserError", rank=1, pod="p", exit_code=1, message="KeyError: 10\nmore")
+    old = Status(attempt=2, restarts=Restarts(in_place=3, in_place_before=3))
+    new = replace(old, restarts=Restarts(in_place=4, in_place_before=3), last_failure=failure)
+    _, event = transition_events(old, replace(new, checkpoint=CheckpointStatus(step=400)), limit)
+    line = f"{which}: UserError (rank 1): KeyError: 10"
+    assert event == Event("Normal", "RestartedInPlace", f"{line}; from step 400")
+    assert transition_events(old, new, limit)[1].message == line  # nothing of a step where none is known
 
 
 def test_known_failure_is_not_emitted_again() -> None:

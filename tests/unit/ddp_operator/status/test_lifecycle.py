@@ -129,7 +129,7 @@ class TestInitContainer:
             harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
             await harness.settle()
             assert harness.status.attempt == attempt + 1
-            assert f"attempt {attempt + 1} in {delay} s, after: " in harness.condition("Restarting").message
+            assert f"restart {attempt} of 3 in {delay} s: " in harness.condition("Restarting").message
             harness.clock.advance(delay - 1)
             await harness.settle()
             assert harness.pods(attempt + 1) == []
