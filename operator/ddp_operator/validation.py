@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_field
@@ -21,23 +20,15 @@ from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 _KUBERNETES = "1.31"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedManifest:
-    """A manifest that passed, and the children of its first attempt in the order of creation."""
-
-    manifest: Manifest
-    children: tuple[Mapping[str, Any], ...]
-
-
-def check_manifest(text: str) -> CheckedManifest:
-    """Return the manifest in ``text`` and what the operator would create for it. Raises: InvalidManifest."""
+def check_manifest(text: str) -> Manifest:
+    """Return the manifest in ``text``, with what the operator would create for it. Raises: InvalidManifest."""
     manifest = parse_manifest(text)
     job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
     children = build_children(job, attempt=1, nodes=job.spec.nodes)
     errors = list(_check_schemas(children))
     if errors:
         raise InvalidManifest(errors)
-    return CheckedManifest(manifest, tuple(children))
+    return dataclasses.replace(manifest, children=tuple(children))
 
 
 def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError]:

@@ -33,6 +33,8 @@ class Manifest:
     others: tuple[Mapping[str, Any], ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     """The job as the file has it, without defaults."""
+    children: tuple[Mapping[str, Any], ...] = ()
+    """The children of its first attempt in the order of creation, once that has been checked too."""
 
 
 def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:

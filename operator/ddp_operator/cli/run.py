@@ -98,19 +98,19 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.report import build_report
     from ddp_operator.validation import check_manifest
 
-    manifest = check_manifest(text).manifest
+    manifest = check_manifest(text)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
             f"PyTorch is not installed for {sys.executable}, which would run the pods; pip install torch there, or "
             "use the ddp of an environment that has it"
         )
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
-    machine = adapt.probe_machine()
-    resource = adapt.adapt_resource(manifest.resource, changes, machine, manifest.written["spec"].get("recovery"))
+    cpus, port = adapt.count_cpus(), adapt.hold_free_port()
+    resource = adapt.adapt_resource(manifest.resource, changes, port, manifest.written["spec"].get("recovery"))
     errors = check_rules(resource, None)  # --nodes and --procs may violate one
     if errors:
         raise InvalidManifest(errors)
-    resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, machine)
+    resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, cpus)
     wants_gpus = bool(count_pod_gpus(resource["spec"]["template"]["spec"]))
     gpu_ids = find_gpus(os.environ) if wants_gpus else None
     findings = adapt.check_suitable(resource, gpu_ids)
@@ -126,7 +126,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         nproc=resolve_template(job).nproc,
         findings=findings if arguments.file and not arguments.file.endswith(".py") else (),  # what was asked for
         gpu_ids=gpu_ids,
-        cpus=machine.cpus,
+        cpus=cpus,
         folder_name=arguments.name or job.name,
         runs_dir=arguments.runs_dir,
         metrics_base=arguments.metrics_port,

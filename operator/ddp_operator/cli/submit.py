@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.watch and arguments.output == "json":
         raise CommandError("--watch prints text; leave out --output json, or use `ddp watch -o json`")
-    manifest = check_manifest(read_file(arguments.file)).manifest
+    manifest = check_manifest(read_file(arguments.file))
     api = connect(arguments)
     api.namespace = arguments.namespace or manifest.resource["metadata"].get("namespace") or api.namespace
     list_jobs(api, api.namespace)  # before anything is stored: is the operator installed, and have we access?

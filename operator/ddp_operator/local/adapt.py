@@ -30,25 +30,12 @@ class Changes:
     max_restarts: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What this machine has."""
-
-    cpus: int
-    rendezvous_port: int
-
-
 class Unsuitable(ValueError):
     """The manifest cannot run on this machine; each line names the field and the remedy."""
 
 
-def probe_machine() -> Machine:
-    """Look at this machine."""
-    return Machine(cpus=count_cpus(), rendezvous_port=hold_free_port())
-
-
 def adapt_resource(
-    resource: Object, changes: Changes, machine: Machine, recovery: Object | None = None
+    resource: Object, changes: Changes, rendezvous_port: int, recovery: Object | None = None
 ) -> dict[str, Any]:
     """Return the resource as it will run here. ``resource`` has passed all checks and stays as it is.
 
@@ -77,12 +64,12 @@ def adapt_resource(
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
     # Several runs may share this machine and its ports.
-    spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": machine.rendezvous_port}
+    spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": rendezvous_port}
     return adapted
 
 
-def share_cpus(resource: Object, procs: int, machine: Machine) -> dict[str, Any]:
-    """Give every worker its share of this machine's CPUs as OMP_NUM_THREADS, where the manifest says none.
+def share_cpus(resource: Object, procs: int, cpus: int) -> dict[str, Any]:
+    """Give every worker its share of this machine's ``cpus`` as OMP_NUM_THREADS, where the manifest says none.
 
     The limits of the manifest were made for other machines, and more threads than CPUs are many times slower.
     """
@@ -92,7 +79,7 @@ def share_cpus(resource: Object, procs: int, machine: Machine) -> dict[str, Any]
     if any(variable.get("name") == constants.ENV_OMP_NUM_THREADS for variable in environment):
         return adapted
     workers = adapted["spec"].get("nodes", 1) * procs
-    threads = max(1, machine.cpus // workers)
+    threads = max(1, cpus // workers)
     trainer["env"] = [*environment, {"name": constants.ENV_OMP_NUM_THREADS, "value": str(threads)}]
     return adapted
 

@@ -50,7 +50,7 @@ def test_the_options_of_a_script_are_found_with_their_defaults() -> None:
 def test_any_script_makes_a_job_that_would_be_taken(path: str, name: str, gpus: int) -> None:
     script = read_script(path, SCRIPT)
     text = write_manifest(script, ["--epochs", "5", 'say "x"'], nodes=2, gpus=gpus)
-    resource = check_manifest(text).manifest.resource
+    resource = check_manifest(text).resource
     job = parse_resource(resource)
     assert (job.name, job.spec.nodes) == (name, 2)
     (container,) = resource["spec"]["template"]["spec"]["containers"]
@@ -69,7 +69,7 @@ def test_a_module_is_run_as_python_does() -> None:
 def test_init_prints_the_yaml_or_writes_a_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "train.py", "--nodes", "4", "--", "--epochs", "9"]) == 0
     printed = capsys.readouterr().out
-    assert check_manifest(printed).manifest.resource["spec"]["nodes"] == 4
+    assert check_manifest(printed).resource["spec"]["nodes"] == 4
     assert main(["init", "train.py", "--nodes", "4", "-o", "job.yaml", "--", "--epochs", "9"]) == 0
     assert (folder / "job.yaml").read_text() == printed
     assert "ddp run job.yaml" in capsys.readouterr().out

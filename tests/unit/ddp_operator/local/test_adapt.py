@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from ddp_operator.kubeobjects.containers import count_pod_gpus
-from ddp_operator.local.adapt import Changes, Machine, Unsuitable, adapt_resource, check_suitable, share_cpus
+from ddp_operator.local.adapt import Changes, Unsuitable, adapt_resource, check_suitable, share_cpus
 from ddp_operator.local.gpus import GpuPool, find_gpus
 from ddp_operator.local.pods import rewrite_hosts
 
-MACHINE = Machine(cpus=8, rendezvous_port=40000)
+CPUS, PORT = 8, 40000
 
 
 def resource(gpus: int = 0, kind: str = "nvidia.com/gpu", **spec: Any) -> dict[str, Any]:
@@ -27,19 +27,19 @@ def trainer(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_ports_are_free_ones_of_this_machine_and_the_backend_stays() -> None:
-    adapted = adapt_resource(resource(), Changes(), MACHINE)
+    adapted = adapt_resource(resource(), Changes(), PORT)
     assert adapted["spec"]["rendezvous"] == {"backend": "c10d", "port": 40000}
 
 
 def test_the_given_resource_stays_as_it_is() -> None:
     given = resource(4)
     before = deepcopy(given)
-    share_cpus(adapt_resource(given, Changes(1, 1, True, ["--b"]), MACHINE), 1, MACHINE)
+    share_cpus(adapt_resource(given, Changes(1, 1, True, ["--b"]), PORT), 1, CPUS)
     assert given == before
 
 
 def test_nodes_and_arguments_are_taken_from_the_command_line() -> None:
-    adapted = adapt_resource(resource(), Changes(nodes=3, extra_args=["--epochs", "1"]), MACHINE)
+    adapted = adapt_resource(resource(), Changes(nodes=3, extra_args=["--epochs", "1"]), PORT)
     assert adapted["spec"]["nodes"] == 3
     assert trainer(adapted)["args"] == ["--a", "--epochs", "1"]
 
@@ -49,13 +49,13 @@ def test_nodes_and_arguments_are_taken_from_the_command_line() -> None:
 def test_cpu_drops_gpus_of_any_vendor_and_what_was_counted_by_them(kind: str, asked: int | str, procs: int) -> None:
     given = resource(4, kind, procPerNode=asked)
     assert count_pod_gpus(given["spec"]["template"]["spec"]) == 4
-    adapted = adapt_resource(given, Changes(cpu=True), MACHINE)
+    adapted = adapt_resource(given, Changes(cpu=True), PORT)
     assert count_pod_gpus(adapted["spec"]["template"]["spec"]) == 0
     assert adapted["spec"]["procPerNode"] == procs
 
 
 def test_fewer_processes_need_fewer_gpus() -> None:
-    adapted = adapt_resource(resource(4), Changes(procs=2), MACHINE)
+    adapted = adapt_resource(resource(4), Changes(procs=2), PORT)
     assert trainer(adapted)["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert adapted["spec"]["procPerNode"] == 2
 
@@ -75,20 +75,20 @@ def test_nothing_is_tried_again_unless_the_file_or_the_command_line_asks_for_it(
     written: dict[str, int] | None, asked: int | None, found: tuple[int, int]
 ) -> None:
     given = resource(recovery={"maxRestarts": 3, "countDisruptions": False, **(written or {})})
-    recovery = adapt_resource(given, Changes(max_restarts=asked), MACHINE, written)["spec"]["recovery"]
+    recovery = adapt_resource(given, Changes(max_restarts=asked), PORT, written)["spec"]["recovery"]
     assert (recovery["inPlaceRestarts"], recovery["maxRestarts"]) == found
     assert recovery["countDisruptions"] is False
 
 
 def test_cpus_are_shared_among_all_workers_of_all_pods() -> None:
-    assert trainer(share_cpus(resource(), 2, MACHINE))["env"] == [{"name": "OMP_NUM_THREADS", "value": "2"}]
-    assert trainer(share_cpus(resource(nodes=8), 8, MACHINE))["env"][0]["value"] == "1"
+    assert trainer(share_cpus(resource(), 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "2"}]
+    assert trainer(share_cpus(resource(nodes=8), 8, CPUS))["env"][0]["value"] == "1"
 
 
 def test_the_users_own_thread_count_stays() -> None:
     given = resource()
     trainer(given)["env"] = [{"name": "OMP_NUM_THREADS", "value": "7"}]
-    assert trainer(share_cpus(given, 2, MACHINE))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
+    assert trainer(share_cpus(given, 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
 
 
 def test_too_few_gpus_are_refused_naming_the_ways_out() -> None:
