@@ -34,6 +34,7 @@ class Recorder:
         self._clock = clock
         self._last_row: Mapping[str, float] = {}
         self._meter = RateMeter()
+        self._stepped: set[str] = set()
         self.page = Page()
         self.port: int | None = None
         self.on_page: Callable[[], None] = lambda: None
@@ -57,7 +58,11 @@ class Recorder:
             text = await self._cluster.scrape(pod, constants.DEFAULT_METRICS_PORT)
             if text is None:
                 continue
-            self._folder.write_page(name_file(pod), text)
+            # Ranks that have ended take their series along: how they were at last is worth more.
+            stepped = f"{constants.METRIC_GLOBAL_STEP}{{" in text
+            if stepped or name_file(pod) not in self._stepped:
+                self._folder.write_page(name_file(pod), text)
+            self._stepped |= {name_file(pod)} if stepped else set()
             if index == 0:
                 self.port = self._cluster.kubelet.port_of(pod)
                 self._take(pod, parse_page(text))

@@ -32,7 +32,7 @@ header p { margin: 6px 0 0; color: var(--soft); max-width: 90ch; overflow-wrap: 
 .phase { font-size: 13px; font-weight: 600; border: 1px solid; border-radius: 999px; padding: 2px 10px;
   margin-left: 10px; vertical-align: 4px; color: var(--busy); }
 .phase.Succeeded { color: var(--good); } .phase.Failed, .phase.Rejected, .phase.Interrupted { color: var(--bad); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 10px; margin: 22px 0 0;
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)); gap: 10px; margin: 22px 0 0;
   padding: 0; }
 .cards div, figure, .box { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 .cards div { padding: 10px 14px; } .cards dt { color: var(--soft); font-size: 13px; }

@@ -30,13 +30,13 @@ def list_ranks(ranks: Sequence[RankTime]) -> str:
     usual = statistics.median(rank.own for rank in ranks)
     heads = ["rank", "steps", "step, ms"]
     if usual:
-        heads += ["data, ms", "compute, ms", "waiting and other, ms", "own work, x median"]
+        heads[1:1] = ["own work, x median", "data, ms", "compute, ms", "waiting, ms"]
     rows = []
     for rank in sorted(ranks, key=lambda rank: (-rank.own, rank.rank)):
         cells = [str(rank.rank), f"{rank.steps:,}", f"{1000 * rank.step:,.1f}"]
         if usual:
-            cells += [f"{1000 * part:,.1f}" for part in (rank.data, rank.compute, rank.wait)]
-            cells += [f"{rank.own / usual:.2f}"]
+            parts = [f"{1000 * part:,.1f}" for part in (rank.data, rank.compute, rank.wait)]
+            cells[1:1] = [f"{rank.own / usual:.2f}", *parts]
         late = usual and rank.own >= RATIO * usual
         rows.append(_row([("number", cell) for cell in cells], "late" if late else ""))
     text = _table(heads, rows[:_SHOWN_RANKS], "ranks", "number")

@@ -206,6 +206,17 @@ async def test_a_sample_keeps_the_page_and_adds_a_row_only_when_something_is_new
     assert (folder.pages / "attempt-2-pod-1.prom").read_text() == "# nothing\n"
 
 
+async def test_the_page_with_the_ranks_figures_stays_when_they_have_ended(folder: RunFolder) -> None:
+    cluster = FakeCluster()
+    watching = recorder(cluster, folder)
+    pages = ["# no rank yet\n", 'ddp_step{rank="0"} 3\n', 'ddp_step{rank="0"} 4\n', "# all gone\n"]
+    kept = []
+    for cluster.pages["p0"] in pages:
+        await watching.sample(everyone=True)
+        kept.append((folder.pages / "attempt-2-pod-0.prom").read_text())
+    assert kept == [*pages[:3], pages[2]]
+
+
 async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(folder: RunFolder) -> None:
     cluster, moments = FakeCluster(), iter(range(100))
     watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
