@@ -462,3 +462,8 @@ def test_no_gpu_is_for_good_where_the_pod_was_given_none(
     monkeypatch.setattr(os, "listdir", lambda path: devices)
     outcome = classify(1, "RuntimeError", "No CUDA GPUs are available", oom_killed=False)
     assert outcome.exit_code == code
+
+
+def test_a_signature_is_short_however_long_an_exceptions_name_is() -> None:
+    seen = {"type": "E" * 500, "message": "", "traceback": "", "exitCode": 1, "outcome": Outcome("UserError", 82)}
+    assert build_signature(seen) == "E" * 200

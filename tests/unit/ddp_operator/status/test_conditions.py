@@ -11,7 +11,7 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Observation, Pods
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.views import view_pod
-from tests.support.builders import NOW, child_job, child_pod, job, observe, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 
 def pods(*raw: Any) -> Any:
@@ -25,6 +25,18 @@ def unschedulable(index: int, words: str = "0/3 nodes are available") -> dict[st
 
 def was(status: Any, reason: str, message: str = "") -> Condition:
     return Condition(type="Rendezvoused", status=status, reason=reason, message=message, last_transition_time=NOW)
+
+
+@pytest.mark.parametrize(("pods", "shown"), [(10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"), (11, "7, 8, 9, …")])
+def test_of_pods_without_a_process_group_ten_are_named(pods: int, shown: str) -> None:
+    ended = [
+        child_pod(i, "Succeeded", message=last_words(worldSize=pods, groupSize=1, exitCode=0)) for i in range(pods)
+    ]
+    fact = c.describe_distribution(Pods(map(view_pod, ended)))
+    assert fact is not None
+    assert fact.status == "False"
+    assert f"{shown} " in f"{fact.message} ".replace(":", " ").replace(";", " ")
+    assert ("…" in fact.message) is (pods > 10)
 
 
 class TestMerge:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from ddp_operator import constants
+from ddp_operator.api.status import LastFailure
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.launcher.failure_table import CATEGORIES
-from ddp_operator.status.diagnosis import Diagnosis, blame_node, diagnose, find_in_place, will_fail_job
+from ddp_operator.status.diagnosis import Diagnosis, blame_node, diagnose, find_in_place, is_guess, will_fail_job
 from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words
 
@@ -265,3 +266,22 @@ class TestInPlace:
         assert self.found(old, late, cause, peer).message == "cause"
         assert self.found(peer) is None
         assert self.found() is None
+
+
+@pytest.mark.parametrize(
+    ("category", "rank", "guess"),
+    [
+        ("NCCL", 1, True),
+        ("Network", None, True),
+        ("Unknown", None, True),
+        ("of a newer launcher", None, True),
+        ("NodeLost", 1, True),
+        ("NodeLost", None, False),
+        ("UserError", 1, False),
+        ("OOM", 1, False),
+    ],
+)
+def test_a_lost_node_explains_what_survivors_made_of_it_and_not_a_failure_with_a_cause(
+    category: str, rank: int | None, guess: bool
+) -> None:
+    assert is_guess(LastFailure(attempt=1, category=category, rank=rank)) is guess

@@ -364,3 +364,10 @@ def test_of_several_workloads_the_newest_is_asked() -> None:
         problem = explain_workloads(QUEUED, found)
         assert problem is not None
         assert "Workload new is deactivated" in problem.message
+
+
+def test_events_are_read_as_seldom_as_the_object_that_waits_for_longest_allows() -> None:
+    typed, observation = see(bound(0, age=20), bound(1, age=200))
+    long, _ = see(bound(0, age=200), bound(1, age=200))
+    alone = observe(long, [child_job()], [bound(0, age=200), bound(1, age=200)], problems={})
+    assert event_poll_delay(typed, observation, NOW, 1) == event_poll_delay(long, alone, NOW, 1)
