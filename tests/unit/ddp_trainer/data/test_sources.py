@@ -15,8 +15,7 @@ from torch import Tensor
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
-from ddp_trainer.data.placement import choose
-from ddp_trainer.data.sources import CachedSource, StreamedSource
+from ddp_trainer.data.sources import CachedSource, StreamedSource, choose
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_memory, keep_freed_memory
 from tests.support.tiny_datasets import write_voc2012
@@ -175,11 +174,11 @@ def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.
     datasets = load_datasets(DataConfig())
     files, held = from_files(datasets).train, datasets.train
     room = files.nbytes / 0.4
-    monkeypatch.setattr("ddp_trainer.data.placement.available_memory", lambda: room * 1.01)
+    monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 1.01)
     assert choose(files, "auto", CPU, 1) == "device"
     # Two processes share the memory.
     assert choose(files, "auto", CPU, 2) == "none"
-    monkeypatch.setattr("ddp_trainer.data.placement.available_memory", lambda: room * 0.99)
+    monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 0.99)
     assert choose(files, "auto", CPU, 1) == "none"
     assert choose(files, "none", CPU, 1) == "none"
     # What is in memory already fits.
