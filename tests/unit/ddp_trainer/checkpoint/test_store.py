@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from ddp_trainer.checkpoint import CheckpointConfig
+from ddp_trainer.checkpoint.snapshot import HashingFile
 from ddp_trainer.checkpoint.store import Checkpointer, load_newest
 from ddp_trainer.distributed.rank import RankEnv
 from ddp_trainer.distributed.world import World
@@ -207,6 +209,32 @@ def test_a_failed_write_is_a_warning_and_keeps_the_old(
     assert "checkpoint of step 2 was not saved" in capsys.readouterr().err
     assert newest(one)["weights"].tolist() == [1.0] * 3
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_checkpoint_whose_data_is_gone_is_skipped_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = checkpointer(tmp_path)
+    save(one, 1)
+    save(one, 2)
+    one.list()[0].data.unlink()
+    assert newest(one)["weights"].tolist() == [1.0] * 3
+    assert "can't be read (No such file or directory); trying an older one" in capsys.readouterr().err
+
+
+def test_a_checksum_is_that_of_what_was_written_and_a_failure_is_not_swallowed() -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if self.tell():
+                raise OSError(28, "No space left on device")
+            return super().write(data)
+
+    file = HashingFile(Full())
+    assert file.write(b"abc") == 3
+    with pytest.raises(OSError, match="No space left"):
+        file.write(b"d")
+    assert file.size == 3
+    assert file.failure is not None
 
 
 def test_a_folder_that_cant_be_written_is_a_user_error(tmp_path: Path) -> None:
