@@ -24,6 +24,8 @@ _LOOK_AT_LOGS: Final = "Look at the end of its log: ddp logs {name}."
 REMEDIES: Final = {
     # Accepted
     "InvalidSpec": "Fix that field and apply the file again; `ddp render FILE` checks it without a cluster.",
+    "VersionMismatch": "Bring the operator and the definition to one version with helm upgrade or helm rollback; the "
+    "job is read again within five minutes.",
     "NameConflict": "Delete or rename that object, or give the job another name.",
     "ClaimInUse": "It starts by itself, within half a minute of the other job's end: ddp list shows both.",
     "Forbidden": "The operator's role lacks that permission, or a quota or policy of the namespace forbids the object: "
@@ -96,10 +98,6 @@ REMEDIES: Final = {
 }
 # What others say, as far as it is known: these remedies are better than those of the reason.
 _BETTER: Final = (
-    (
-        re.compile(r"is not that of this operator"),
-        "helm upgrade and helm rollback bring both to one version; the job is read again within five minutes.",
-    ),
     (
         re.compile(r"violates PodSecurity"),
         "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image must then run as a "

@@ -25,6 +25,7 @@ TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTA
 # Accepted
 VALID: Final = "Valid"
 INVALID_SPEC: Final = "InvalidSpec"
+VERSION_MISMATCH: Final = "VersionMismatch"
 NAME_CONFLICT: Final = "NameConflict"
 CLAIM_IN_USE: Final = "ClaimInUse"
 FORBIDDEN: Final = "Forbidden"

@@ -22,7 +22,7 @@ def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str
     if same and ours and (owner_uids(existing) or meta["name"] == constants.LAUNCHER_USERS):
         return None
     return Refusal(
-        "NameConflict",
+        c.NAME_CONFLICT,
         f"the ConfigMap {meta['name']} in namespace {meta['namespace']} is not as this operator makes it; delete it, "
         f"and the operator makes its own: kubectl -n {meta['namespace']} delete configmap {meta['name']}",
     )
@@ -45,14 +45,14 @@ def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | N
     name, labels = meta.get("name"), meta.get("labels") or {}
     if not owner and names.child_labels(job.name).items() <= labels.items():
         return Refusal(
-            "NameConflict",
+            c.NAME_CONFLICT,
             f"metadata.name: {kind} {name} was left behind by a job of this name that was deleted with "
             "--cascade=orphan; its pods may still be training. Delete what is left: "
             f"kubectl -n {job.namespace} delete job,service,configmap,networkpolicy "
             f"-l {constants.LABEL_JOB_NAME}={job.name}",
         )
     return Refusal(
-        "NameConflict",
+        c.NAME_CONFLICT,
         f"metadata.name: a {kind} named {name} that does not belong to this job exists in namespace {job.namespace}; "
         "rename the job or delete that object",
     )

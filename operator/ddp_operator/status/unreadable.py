@@ -31,7 +31,7 @@ def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: 
     if is_finished(old):
         return old, old
     message = f"{error}; {_REMEDY}" + (f"; until then {_UNATTENDED}" if old.attempt else "")
-    fact = c.Fact(c.ACCEPTED, "False", c.INVALID_SPEC, message)
+    fact = c.Fact(c.ACCEPTED, "False", c.VERSION_MISMATCH, message)
     generation = (resource.get("metadata") or {}).get("generation") or 0
     new = msgspec.structs.replace(old, phase=old.phase if old.attempt else "Rejected")
     return old, take_facts(new, [fact], now, generation)

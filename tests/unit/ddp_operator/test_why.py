@@ -179,8 +179,7 @@ class TestWhatIsTold:
         assert todo in why(condition(c.SCHEDULED, "False", reason, message), phase="Pending").todo
 
     def test_a_spec_of_another_version_is_not_the_users_to_fix(self) -> None:
-        words = 'unknown field "spec.x"; the definition d in the cluster is not that of this operator (version 1)'
-        assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.INVALID_SPEC, words), phase="Running").todo
+        assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.VERSION_MISMATCH), phase="Running").todo
 
     def test_a_warning_about_another_try_is_not_told_again(self) -> None:
         said = 'Error creating: pods "x-1-*" is forbidden: no'

@@ -28,7 +28,7 @@ def test_a_job_that_runs_goes_on_unattended_and_another_is_rejected(status: Json
     assert new.phase == phase
     accepted = new.condition("Accepted")
     assert accepted is not None
-    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    assert (accepted.status, accepted.reason) == ("False", "VersionMismatch")
     assert accepted.observed_generation == new.observed_generation == 4
     assert ("the job's pods keep running" in accepted.message) is unattended
 
