@@ -118,6 +118,8 @@ OF_RANKS: dict[str, tuple[str, ...]] = {
     "distributed.compression": ("bf16",),
     "distributed.powersgd_rank": ("2", "--compression", "powersgd", "--device", "cuda"),
 }
+WITHOUT: dict[tuple[int | str, ...], list[str]] = {}
+"""What a run shows without any option but those needed, by the number of ranks and these: one is like another."""
 FLAGS = {option.key: option.flag for option in options(RunConfig)}
 
 
@@ -210,8 +212,8 @@ def test_an_option_changes_what_a_run_does(
     key: str, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value, *needs = CASES[key]
-    seen = []
-    for name, more in (("without", ()), ("with", (FLAGS[key], value))):
+
+    def see(name: str, *more: str) -> list[str]:
         fresh(tmp_path / name, monkeypatch)
         if "full" in needs:
             run(parse([*BASE, *needs, "--max-steps", "1"]), RankEnv())
@@ -219,10 +221,12 @@ def test_an_option_changes_what_a_run_does(
         try:
             parse([*BASE, *needs, *more])
         except UserError as error:  # that it is refused is what can be seen
-            seen.append([str(error)])
-            continue
-        seen.append(observe([*needs, *more], RankEnv(), asked, capsys))
-    assert seen[0] != seen[1]
+            return [str(error)]
+        return observe([*needs, *more], RankEnv(), asked, capsys)
+
+    if (1, *needs) not in WITHOUT:
+        WITHOUT[1, *needs] = see("without")
+    assert see("with", FLAGS[key], value) != WITHOUT[1, *needs]
 
 
 @pytest.mark.parametrize("key", OF_RANKS)
@@ -258,9 +262,12 @@ def test_an_option_changes_what_several_ranks_do(
     if "powersgd" in needs:
         monkeypatch.setattr(world, "_choose_device", lambda config, env: torch.device("cpu"))
         monkeypatch.setattr(ddp, "uses_gloo", lambda config, device: False)
-    seen = []
-    for name, more in (("without", ()), ("with", (FLAGS[key], value))):
+
+    def see(name: str, *more: str) -> list[str]:
         fresh(tmp_path / name, monkeypatch)
         asked.clear()
-        seen.append(observe([*needs, *more], RankEnv(world_size=2, local_world_size=2), asked, capsys))
-    assert seen[0] != seen[1]
+        return observe([*needs, *more], RankEnv(world_size=2, local_world_size=2), asked, capsys)
+
+    if (2, *needs) not in WITHOUT:
+        WITHOUT[2, *needs] = see("without")
+    assert see("with", FLAGS[key], value) != WITHOUT[2, *needs]
