@@ -147,7 +147,8 @@ generate: install ## write the generated files again (CRD, reference pages)
 	@$(PY) .ci/generate.py
 
 .PHONY: pictures
-pictures: install ## take the pictures of reports in the docs anew, of real runs (needs Chromium)
+pictures: install ## take the pictures of ddp run and of reports in the docs anew, of real runs (needs Chromium)
+	@$(PY) -m docs.pictures screens
 	@$(PY) -m docs.pictures runs build/pictures
 
 .PHONY: release-check

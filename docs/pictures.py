@@ -1,17 +1,27 @@
 """The pictures of README.md, from the program's own output.
 
 ``python -m docs.pictures watch`` prints the SVG of what `ddp watch` shows; ``make verify`` compares it.
+``python -m docs.pictures screens`` takes pictures of a terminal in which `ddp run` runs the tutorial's script.
 ``python -m docs.pictures runs FOLDER`` makes runs there and takes pictures of their reports with a headless Chromium
 (`make pictures`); ``reports FOLDER`` takes them of the same runs again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import shlex
 import shutil
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +30,7 @@ from ddp_operator.cli.watch import rows_of
 from ddp_operator.display import build_table
 
 DOCS = Path(__file__).resolve().parent
+WIDTH = 100
 DARK = "--blink-settings=preferredColorScheme=0"
 RUNS = {
     "digits": ("checkpoint.yaml", "--", "--epochs", "60"),
@@ -38,6 +49,11 @@ SHOTS = {
     "report-ranks": ("ranks", 1240, 1640),
 }
 """Picture, its run and its size in pixels."""
+SCREENS = {
+    "run": ("epoch 20/60", "--nodes", "2", "--", "--epochs", "60"),
+    "run-failed": ("in a browser", "--procs", "2"),
+}
+"""Picture of the terminal, the words that it is to show, and what `ddp run train.py` is told."""
 # Rich's own, but without its fonts from elsewhere: a reader's browser has one.
 FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -97,6 +113,46 @@ def draw_watch() -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
+def draw_screens() -> None:
+    """Take the pictures of the terminal."""
+    from rich.console import Console
+    from rich.terminal_theme import MONOKAI
+    from rich.text import Text
+
+    script = (DOCS / "tutorial.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    for picture, (until, *words) in SCREENS.items():
+        with tempfile.TemporaryDirectory(prefix="train-") as work:
+            mistake = "optimiser" if picture == "run-failed" else "optimizer"
+            Path(work, "train.py").write_text(script.replace("optimizer.zero_grad", f"{mistake}.zero_grad"))
+            shown = film([sys.executable, "-m", "ddp_operator.cli", "run", "train.py", *words], work, until)
+        # The line at the bottom is erased and drawn again: its last state counts.
+        shown = re.sub(r"[^\n]*(\n(\x1b\[\?25h)?\r?\x1b\[1A)?\x1b\[2K|\x1b\[\?25[hl]", "", shown).replace(
+            f"{work}/", ""
+        )
+        console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+        console.print(Text.from_ansi(f"$ {shlex.join(['ddp', 'run', 'train.py', *words])}\n{shown}"))
+        svg = console.export_svg(title="ddp run", code_format=FORMAT, theme=MONOKAI)
+        (DOCS / "images" / f"{picture}.svg").write_text("\n".join(map(str.rstrip, svg.splitlines())) + "\n")
+
+
+def film(command: list[str], folder: str, until: str) -> str:
+    """Return what a program has written to a terminal when these words are on it; then it is interrupted."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("4H", 40, WIDTH, 0, 0))
+    env = os.environ | {"TERM": "xterm-256color"}
+    shown = b""
+    with subprocess.Popen(command, cwd=folder, env=env, stdout=follower, stderr=follower) as process:
+        os.close(follower)
+        while until.encode() not in shown:
+            shown += os.read(leader, 65536)
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the terminal's end
+            while os.read(leader, 65536):
+                pass
+    os.close(leader)
+    return shown.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
 def make_runs(folder: Path) -> None:
     """Make the runs that the pictures are of, in about five minutes: one trains, the others only wait."""
     for name, words in RUNS.items():
@@ -130,6 +186,8 @@ def main(argv: list[str]) -> None:
     """Draw what is asked for."""
     if argv[0] == "watch":
         sys.stdout.write(draw_watch())
+    elif argv[0] == "screens":
+        draw_screens()
     else:
         folder = Path(argv[1]).resolve()
         if argv[0] == "runs":

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO, cast
@@ -132,7 +133,7 @@ class Run:
         self._url_shown = False
         self._showing = False
         self._follows = not plan.quiet and plan.logs != "none"
-        self._spoken = not self._follows
+        self._spoken: datetime | None = None
         self._remarked = False
 
     async def run(self) -> Outcome:
@@ -342,7 +343,8 @@ class Run:
         page = self._recorder.page
         progress = build_progress(page.values, status.progress, page.rates) or status.progress
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
-        waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=self._spoken)
+        spoken = self._spoken is not None or not self._follows
+        waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
         return View(status.phase or "Pending", status.attempt, waits_for, progress)
 
     def _show(self) -> None:
@@ -352,7 +354,7 @@ class Run:
         if self._recorder.port is not None and not self._url_shown:
             self._url_shown = True
             self._display.line(f"metrics     curl http://127.0.0.1:{self._recorder.port}/metrics")
-        if not self._remarked and view.progress is None and is_silent(self._status, utc_now()):
+        if not self._remarked and view.progress is None and is_silent(self._status, self._spoken, utc_now()):
             self._remarked = True
             self._display.line(NO_STEPS)
         self._display.update(view)
@@ -360,7 +362,7 @@ class Run:
     def _on_log_line(self, file: LogFile, line: str) -> None:
         text = format_line(line, file, self._plan.nproc, self._plan.logs)
         if text is not None:
-            self._spoken = True
+            self._spoken = self._spoken or utc_now()
             self._display.line(text)
 
     def _print_plan(self) -> None:

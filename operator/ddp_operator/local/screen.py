@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -11,11 +12,15 @@ from ddp_operator.progress import Page
 from ddp_operator.status import conditions
 
 _LOADING: Final = {"WaitingForMaster": "waiting for all pods", "Rendezvous": "connecting"}
+# In a pod of one rank the launcher's lines and torchrun's carry no other mark.
+_NOT_THE_SCRIPT: Final = re.compile(r"\[launcher\] |[IWE]\d{4} .* torch/distributed/elastic/")
 _SILENCE: Final = timedelta(seconds=30)
-NO_STEPS: Final = f"""\
-no steps reported in {_SILENCE.seconds} s: progress and ETA need two lines in the script, or patterns for its log lines
+_LOADING_SECONDS: Final = timedelta(seconds=90)
+NO_STEPS: Final = """\
+no step reported so far; for a bar and an ETA add two lines to the script (docs/metrics.md),
             exporter = ddp_trainer.exporter.Exporter.start(total_steps=1000)  # before the loop
-            exporter.step(samples=len(batch), loss=loss)  # after each step; more in docs/metrics.md"""
+            exporter.step(samples=len(batch), loss=loss)  # after each step
+or describe its log lines in metrics.logPatterns of a YAML"""
 
 
 def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -> str:
@@ -30,11 +35,16 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
     return "" if spoken else f"{count(processes, 'process', 'es')} started; no output of the script yet"
 
 
-def is_silent(status: Status, now: datetime) -> bool:
-    """Tell whether the job has trained for a while without reporting a step."""
+def is_silent(status: Status, spoken: datetime | None, now: datetime) -> bool:
+    """Tell whether the job has trained for a while without reporting a step.
+
+    ``spoken``: when the script printed its first line, None: not yet; it may still import what it needs.
+    """
     met = status.condition(conditions.RENDEZVOUSED)
-    since = met.last_transition_time if met is not None and met.status == "True" else None
-    return status.phase == "Running" and status.progress is None and since is not None and now - since > _SILENCE
+    if status.phase != "Running" or status.progress is not None or met is None or met.status != "True":
+        return False
+    since = spoken or (met.last_transition_time or now) + _LOADING_SECONDS
+    return now - since > _SILENCE
 
 
 def format_line(line: str, file: LogFile, procs: int, ranks: str) -> str | None:
@@ -42,7 +52,7 @@ def format_line(line: str, file: LogFile, procs: int, ranks: str) -> str | None:
     rank, text = split_rank(line, file.node, procs)
     if ranks == "all":
         return f"[{f'pod {file.node}' if rank is None else f'rank {rank}'}] {text}"
-    return text if str(rank) == ranks and not text.startswith("[launcher] ") else None
+    return text if str(rank) == ranks and not _NOT_THE_SCRIPT.match(text) else None
 
 
 def count(number: int, noun: str, plural: str = "s") -> str:

@@ -42,13 +42,14 @@ def test_what_the_cluster_or_a_restart_waits_for_comes_first() -> None:
     assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
 
 
-def test_a_job_is_silent_when_it_trains_for_half_a_minute_without_a_step() -> None:
+def test_a_job_is_silent_half_a_minute_after_its_first_line_or_two_after_its_start() -> None:
     joined = running("Rendezvoused", "True", "AllRanksJoined")
-    assert not is_silent(joined, NOW + timedelta(seconds=29))
-    assert is_silent(joined, NOW + timedelta(seconds=31))
-    assert not is_silent(LOADING, NOW + timedelta(hours=1)), "PyTorch still loads"
+    for spoken, seconds in ((NOW + timedelta(seconds=50), 80), (None, 120)):
+        assert not is_silent(joined, spoken, NOW + timedelta(seconds=seconds - 1))
+        assert is_silent(joined, spoken, NOW + timedelta(seconds=seconds + 1))
+    assert not is_silent(LOADING, None, NOW + timedelta(hours=1)), "torchrun still loads"
     steps = running("Rendezvoused", "True", "AllRanksJoined", progress=Progress(step=1))
-    assert not is_silent(steps, NOW + timedelta(hours=1))
+    assert not is_silent(steps, None, NOW + timedelta(hours=1))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,7 @@ def test_a_job_is_silent_when_it_trains_for_half_a_minute_without_a_step() -> No
         ("[rank4]: 10%\r20%\r", 2, None, "[rank 4] 20%"),
         ("[rank2]: epoch 1", 2, "epoch 1", "[rank 2] epoch 1"),
         ("W1122 torch/distributed says", 2, None, "[pod 2] W1122 torch/distributed says"),
+        ("E1122 21:53 9 torch/distributed/elastic/x", 1, None, "[rank 2] E1122 21:53 9 torch/distributed/elastic/x"),
         ("[launcher] preflight: dns 0.0 ms", 1, None, "[rank 2] [launcher] preflight: dns 0.0 ms"),
     ],
 )
