@@ -161,7 +161,8 @@ def owned(kind: str, name: str) -> Json:
         "uid": UID,
         "controller": True,
     }
-    return {"kind": kind, "metadata": {"name": name, "namespace": "default", "ownerReferences": [owner]}}
+    metadata = {"name": name, "namespace": "default", "uid": name, "ownerReferences": [owner]}
+    return {"kind": kind, "metadata": metadata}
 
 
 def with_launcher(name: str, **changes: Any) -> Json:
@@ -171,7 +172,7 @@ def with_launcher(name: str, **changes: Any) -> Json:
     return made
 
 
-OURS = names.launcher_config_map_name("train", load_launcher().digest)
+OURS = names.launcher_config_map_name(load_launcher().digest)
 
 
 class TestShared:
@@ -194,9 +195,13 @@ class TestShared:
     ) -> None:
         conditions = {"Failed": "why"} if finished else {}
         made = with_launcher(mounted, conditions=conditions) if mounted else child_job()
-        maps = (owned("ConfigMap", present),) if present else ()
+        maps = tuple(owned("ConfigMap", name) for name in (constants.LAUNCHER_USERS, present) if name)
         found = await Look().at(child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps)
         assert (found.shared_complete, found.launcher_lost) == (complete, lost)
+
+    async def test_ones_own_launcher_is_kept_by_a_list_of_the_jobs_that_use_it(self) -> None:
+        shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
+        assert not (await Look().at(child_pod(0), jobs=[with_launcher(OURS)], **shared)).shared_complete
 
     async def test_an_object_of_somebody_else_is_not_ours(self) -> None:
         foreign = {"kind": "Service", "metadata": {"name": "train", "namespace": "default"}}
