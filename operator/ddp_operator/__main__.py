@@ -1,7 +1,5 @@
 """``python -m ddp_operator``: the operator as a process."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

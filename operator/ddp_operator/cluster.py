@@ -5,8 +5,6 @@ what one side speaks natively and what ``ddp render`` prints. Everything that de
 that performs lives below it; ``tests/contract`` holds every implementation to the same behaviour.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol

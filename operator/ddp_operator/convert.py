@@ -4,8 +4,6 @@ Everything of the old resource ends in the new one, or in a note that names it: 
 equivalent and what to do instead.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What `ddp run` and `ddp watch` show while jobs run: a table with bars on a terminal, sparse lines everywhere else."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable

@@ -6,8 +6,6 @@ and timers all put a finalizer or annotations on it, and a finalizer blocks dele
 ``python -m ddp_operator`` and ``kopf run -m ddp_operator.handlers`` both lead here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """One small HTTP server for the kubelet and for Prometheus: /healthz, /readyz and /metrics on one port."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 

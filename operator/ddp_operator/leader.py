@@ -12,8 +12,6 @@ If its Lease then still names it, nobody else can have led meanwhile, and it goe
 leadership is lost, and the process must end at once: what it remembers belongs to a past that is over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

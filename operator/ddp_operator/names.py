@@ -1,7 +1,5 @@
 """Names and labels of the children: functions of the resource and the attempt, so that no pass invents one."""
 
-from __future__ import annotations
-
 import re
 
 from ddp_operator import constants

@@ -4,8 +4,6 @@ The page comes from the user's pod: it is read line by line, only the known name
 raise.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import deque

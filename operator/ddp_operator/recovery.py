@@ -1,7 +1,5 @@
 """Measures a recovery from samples of the metrics page: seconds without training, and steps that were lost. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

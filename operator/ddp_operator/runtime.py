@@ -1,7 +1,5 @@
 """The running operator: client, store, queue and reconcile wired together, apart from how events come in."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

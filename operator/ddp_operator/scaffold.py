@@ -1,7 +1,5 @@
 """A job's YAML for a script that has none yet: what ``ddp init`` writes and ``ddp run train.py`` runs. Pure."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

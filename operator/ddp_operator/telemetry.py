@@ -4,8 +4,6 @@ Labels are bounded: verbs, a few kinds, statuses, phases, reasons and categories
 that hold jobs.
 """
 
-from __future__ import annotations
-
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, get_args

@@ -4,8 +4,6 @@
 of the pod template, then Kubernetes' schemas of the objects to be created where kubernetes-validate is installed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping

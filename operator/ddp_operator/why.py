@@ -3,8 +3,6 @@
 Pure. The status already holds the cluster's own words; what is added here is the order of importance and the remedy.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ meanwhile. That is all the ordering a level-triggered reconcile needs: it reads 
 intermediate states, but never the last one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

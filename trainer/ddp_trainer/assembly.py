@@ -1,7 +1,5 @@
 """From a configuration to the parts of a run: data, model, optimiser, folder of checkpoints."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

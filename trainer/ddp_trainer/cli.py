@@ -1,7 +1,5 @@
 """The command line: flags made from the configuration, and exit codes that say what kind of end it was."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """One optimiser step: forward, backward, all-reduce, update."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass

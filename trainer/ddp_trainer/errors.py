@@ -1,7 +1,5 @@
 """How a run ends early, and warnings. What the user can put right is always a :class:`UserError`."""
 
-from __future__ import annotations
-
 import sys
 
 

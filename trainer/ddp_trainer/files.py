@@ -1,7 +1,5 @@
 """Writing a file so that a reader sees the old one or the new one and never a half, and saying where that fails."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """This machine, or its container: CPUs that may be used, memory that is left."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """How far a run is, how far it has to go and when it may end early: pure arithmetic on samples, epochs and steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ddp_trainer.config.options import Settings, option

@@ -1,7 +1,5 @@
 """``module:function`` names: how built-in and users' own models and datasets are found."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -3,8 +3,6 @@
 Totals are sums, so that summing them over ranks and dividing once at the end counts every sample exactly once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

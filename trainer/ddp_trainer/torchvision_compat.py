@@ -6,8 +6,6 @@ enough for everything the trainer uses (models, transforms, readers of uncompres
 stay missing and say so when called. A torchvision whose operators do load is left alone.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The training loop: epochs, validation, checkpoints, and an orderly stop."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

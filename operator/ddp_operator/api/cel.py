@@ -3,8 +3,6 @@
 That is CEL's own C++ evaluator: an evaluator in Python took longer to import than the rest of ``ddp run``'s checks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

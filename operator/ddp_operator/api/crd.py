@@ -3,8 +3,6 @@
 ``python -m ddp_operator.api.crd`` prints it; ``make generate`` writes it to ``deploy/crds/ddptrainingjobs.yaml``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """How bad input is reported: one sentence that names the field, what is wrong, and the remedy."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

@@ -1,7 +1,5 @@
 """The whole resource as the rest of the operator sees it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 ``parse_manifest`` does the API server's part as well (schema, defaults, CEL rules), for tools that work without one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Hashable, Mapping

@@ -4,8 +4,6 @@
 it. A rule whose text holds ``oldSelf`` speaks about a change; it is evaluated only where an old object is at hand.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ddp_operator.constants import MAX_NAME_LENGTH, MAX_NODES

@@ -4,8 +4,6 @@ Kubernetes takes no ``$ref`` and no ``anyOf`` over types, so this walks the type
 Reference: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

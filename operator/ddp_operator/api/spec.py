@@ -4,8 +4,6 @@ Bounds are CEL rules in ``rules.py`` rather than constraints here: a rule can sa
 ``ddp render`` then print the same sentence.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field

@@ -4,8 +4,6 @@ Numbers with a fraction are strings, as Kubernetes' API conventions ask. Times a
 is put in has been through ``timestamps.truncate``, so that it equals what is read back.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Annotated, Final, Literal
 

@@ -4,8 +4,6 @@ Those that talk to a cluster log in through the official `kubernetes` client, wh
 and not before: `ddp --help` and completion stay quick.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -1,7 +1,5 @@
 """The API calls of the commands: plain JSON over the official client's login and connections."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`ddp scale`, `suspend`, `resume` and `delete`: small changes of one job, each a single call to the API server."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -1,7 +1,5 @@
 """`ddp completion`: the commands and their flags as a script for bash, zsh or fish. Static: it calls no cluster."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Final
 

@@ -1,7 +1,5 @@
 """`ddp convert`: a Kubeflow PyTorchJob's YAML as that of a DDPTrainingJob, with comments on the differences."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

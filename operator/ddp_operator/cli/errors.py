@@ -1,7 +1,5 @@
 """How a `ddp` command ends: the exit codes that scripts may rely on, and the one error that ends a command."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 

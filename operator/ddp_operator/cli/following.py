@@ -1,7 +1,5 @@
 """Follow the jobs of a namespace: list, then watch; list again when the watch ends."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

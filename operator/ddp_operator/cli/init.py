@@ -1,7 +1,5 @@
 """`ddp init`: the YAML that would run a script in a cluster, with comments; asks nothing."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What commands are given: files, numbers."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable

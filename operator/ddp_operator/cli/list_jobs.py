@@ -1,7 +1,5 @@
 """`ddp list`: the jobs of a namespace, or the runs on this machine, with the columns of ``kubectl get ddp``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

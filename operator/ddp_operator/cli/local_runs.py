@@ -1,7 +1,5 @@
 """Runs of `ddp run` on this machine, for the commands that know the jobs of a cluster as well."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """`ddp logs`: the logs of all pods of a job, or of a run on this machine, in one stream, each line with its rank."""
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import queue

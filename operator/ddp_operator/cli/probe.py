@@ -6,8 +6,6 @@ One file, standard library only, Python 3.9: it is handed to the container's own
     probe.py watch <port> <interval in seconds>
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

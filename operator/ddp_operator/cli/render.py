@@ -1,7 +1,5 @@
 """`ddp render`: report what `kubectl apply` would refuse, else print exactly what the operator would create."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

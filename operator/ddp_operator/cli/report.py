@@ -1,7 +1,5 @@
 """`ddp report`: write the report on a run, one HTML file that needs no network."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

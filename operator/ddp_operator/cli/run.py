@@ -1,7 +1,5 @@
 """`ddp run`: arguments, checks, and the exit code. What runs is in ``local.runner``."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """`ddp submit`: check a job's YAML as `ddp render` does, then create it and what came with it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """`ddp why`: one paragraph on what a job waits for or why it failed, and what to do."""
 
-from __future__ import annotations
-
 import argparse
 import json
 

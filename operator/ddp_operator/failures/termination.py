@@ -4,8 +4,6 @@ The text comes from inside a training pod, so nothing in it is trusted: a messag
 strings are cut, and numbers that no API server would store are dropped.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from datetime import datetime

@@ -1,7 +1,5 @@
 """A failure for people: the one wording of conditions, Events, ``ddp why``, ``ddp run``'s summary and the report."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -7,8 +7,6 @@ Bodies are kept as JSON bytes and parsed when they are asked for: that costs som
 saves four fifths of the memory. It also makes them immutable.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The official clients cost 20 to 50 MB and a second of start-up; what the operato
 session is built from Kopf's own ``ConnectionInfo``, so that both talk to the same server as the same user.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

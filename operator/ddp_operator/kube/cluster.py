@@ -1,7 +1,5 @@
 """The cluster behind an API server: the reconcile's protocol, spoken as HTTP calls."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress

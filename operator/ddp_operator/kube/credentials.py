@@ -4,8 +4,6 @@ Kopf has logins of its own, but its service account login reads the token once (
 its kubeconfig login knows neither ``tokenFile`` nor ``exec`` plugins nor paths relative to the file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What the API server answers when it does not do what was asked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

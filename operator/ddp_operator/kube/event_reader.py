@@ -5,8 +5,6 @@ would have it do so a thousand times, and most of the operator's time at rest wo
 controller says is read for all Jobs of a namespace together, and the answer is good for some seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Posting Kubernetes Events in the background: nobody's reconcile waits for a line of text, nor for the API server's
 time that it takes: while there is much to do, events wait."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Where each kind lives in the API server's tree of paths."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -6,8 +6,6 @@ would make another one; and Services and ConfigMaps are not watched at all. One 
 list of metadata only, for each kind, at the start, in intervals, and soon after Kopf has listed anew.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

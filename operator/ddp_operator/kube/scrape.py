@@ -4,8 +4,6 @@ The pod runs foreign code, so it is given nothing (no credentials, no cookies, n
 with nothing: bounded time, bounded size, no decompression.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

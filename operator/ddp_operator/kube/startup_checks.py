@@ -3,8 +3,6 @@
 Kopf would retry a refused watch in silence for a minute and then for ever; a missing CRD it mentions in a warning.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any, Final

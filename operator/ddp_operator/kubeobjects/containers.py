@@ -1,7 +1,5 @@
 """The training container of a pod, and what containers ask for: quantities as far as they are read here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Timestamps as the Kubernetes API writes them (``metav1.Time``): RFC 3339, UTC, whole seconds."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any, Final
 

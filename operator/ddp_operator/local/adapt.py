@@ -1,7 +1,5 @@
 """What `ddp run` changes in a manifest before it runs here: sizes, ports, threads."""
 
-from __future__ import annotations
-
 import atexit
 import copy
 import os

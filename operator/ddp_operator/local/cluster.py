@@ -1,7 +1,5 @@
 """The cluster on this machine: objects in memory, a Job controller, a collector of orphans, pods that are processes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

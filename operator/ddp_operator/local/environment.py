@@ -4,8 +4,6 @@ Kubernetes expands ``$(NAME)`` itself, without a shell: in a variable's value fr
 and args from all of them. A name that is not set stays as it is written, and ``$$(NAME)`` is a literal ``$(NAME)``.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

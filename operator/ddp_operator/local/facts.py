@@ -1,7 +1,5 @@
 """Where and with what a run is made, for its report: the machine, versions, the commit, variables of libraries."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

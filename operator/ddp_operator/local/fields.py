@@ -3,8 +3,6 @@
 docs/local.md says of every field how or why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Which GPUs this machine has and which pod gets which. Imports no torch: `ddp run` must start at once."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Runs pods: starts their processes, ends them with their grace time, and writes what became of them into the store."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@
 status.yaml names the process that wrote it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime

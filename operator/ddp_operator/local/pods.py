@@ -1,7 +1,5 @@
 """From a pod object to the command line of a process, and from its exit to the status that a kubelet would write."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

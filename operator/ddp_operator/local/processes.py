@@ -6,8 +6,6 @@ torchrun's workers to themselves. Elsewhere the launcher sees the end of a pipe.
 that still runs for a pod is killed with its first process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

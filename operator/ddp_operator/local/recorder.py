@@ -1,7 +1,5 @@
 """Reads the pods' metrics pages once a second while they run, for the display and for the files of the run folder."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace

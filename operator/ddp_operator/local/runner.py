@@ -1,7 +1,5 @@
 """The run itself: the reconcile, driven by what happens on this machine, until the job has ended."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

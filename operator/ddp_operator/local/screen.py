@@ -1,7 +1,5 @@
 """What `ddp run` prints beside the state of the job: what it waits for, the ranks' lines, a remark on missing steps."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta
 from typing import Final

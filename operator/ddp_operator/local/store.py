@@ -1,7 +1,5 @@
 """The local cluster's objects in memory, with what an API server adds to them: UIDs, versions, deletion, owners."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """The summary of a run: its results, where they are, and of a failure the cause and what to do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

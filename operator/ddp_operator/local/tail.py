@@ -1,7 +1,5 @@
 """Follows the pods' log files."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Without privileges nothing can be mounted, so ``/ckpt/last.pt`` in an argument b
 volume's folder. A path that is only written inside the training script is out of reach; docs/local.md says so.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -6,8 +6,6 @@ resource, also while the operator is down. What jobs share goes with the last of
 ConfigMap, which owns the launchers.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

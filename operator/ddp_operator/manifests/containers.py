@@ -1,7 +1,5 @@
 """Mistakes inside a container that Kubernetes' schemas do not show: an API server refuses them in words of its own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The NetworkPolicy of a job: its pods talk to each other and to DNS, and who is named may read their metrics."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, Final
 

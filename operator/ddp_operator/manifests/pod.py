@@ -4,8 +4,6 @@ Where the user's template already says something (a /dev/shm, a security context
 stays. Only what makes the pods find each other is the operator's alone, and ``template.py`` refuses clashes with that.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any

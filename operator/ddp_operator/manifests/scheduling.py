@@ -4,8 +4,6 @@ Kueue needs nothing of this: it queues the child Job by its labels, admits all p
 ``suspend``, ``parallelism`` and node selectors of what it has queued.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

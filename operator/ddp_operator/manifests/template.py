@@ -4,8 +4,6 @@ The checks are those whose failure would otherwise show late or not at all (a si
 rank variable that torchrun would overwrite). Everything else about a pod is left to the API server's dry-run.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Pure functions on plain values. What only a running pod knows (its index, its ad
 the launcher, so that the same argv is right in every pod of a Job.
 """
 
-from __future__ import annotations
-
 import getopt
 import posixpath
 import re

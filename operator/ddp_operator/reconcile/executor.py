@@ -3,8 +3,6 @@
 Every write names the version of what it was decided on, so that one which comes late changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any

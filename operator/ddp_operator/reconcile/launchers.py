@@ -4,8 +4,6 @@ Each job is an owner of one small ConfigMap, LAUNCHER_USERS, and that owns the l
 the small one, and ConfigMaps of that single name are all that the operator must be allowed to patch.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 

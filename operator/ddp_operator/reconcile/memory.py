@@ -1,7 +1,5 @@
 """What is remembered of one resource between passes. A restart of the operator loses it, and nothing depends on it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -3,8 +3,6 @@
 Nodes, Events, queues and metrics pages are asked only where it matters, and not more often than their answers change.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

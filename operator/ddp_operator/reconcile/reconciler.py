@@ -4,8 +4,6 @@ Every event calls the same ``reconcile``; it reads what is and moves it towards 
 the ``Cluster`` protocol, so the same code runs jobs on an API server and on this machine.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Writes a status where it differs, at the version that it was decided on, then tells what changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Charts as SVG text. Their colours are CSS variables of the page, so that they follow its light or dark theme."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The page itself: HTML from a run, every text of it escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 from html import escape

@@ -1,7 +1,5 @@
 """What a run folder holds, as series and tables for the page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

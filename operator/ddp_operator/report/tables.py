@@ -1,7 +1,5 @@
 """The tables below the charts: interruptions, ranks, Events, and where and with what the run was made."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -4,8 +4,6 @@ Each returns a Decision without actions that asks for another pass at once: that
 makes the children follow it, so that a crash in between loses nothing and counts nothing twice.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace as replace_fields
 from datetime import datetime, timedelta
 

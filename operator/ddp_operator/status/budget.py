@@ -1,7 +1,5 @@
 """Whether a failure is answered by another attempt. Every limit here is in docs/api.md, with where to change it."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from msgspec.structs import replace

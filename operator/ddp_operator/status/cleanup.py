@@ -1,7 +1,5 @@
 """A job that has ended: its pods by spec.cleanPodPolicy, its resource by its time to live."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob

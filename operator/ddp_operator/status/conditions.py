@@ -1,7 +1,5 @@
 """Conditions: what is true of a job now, with the reason and the cluster's own message. Reasons are constants."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta

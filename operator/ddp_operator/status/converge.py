@@ -1,7 +1,5 @@
 """The children follow the ledger: what is created, deleted, suspended or resized, and when to look again. Pure."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace

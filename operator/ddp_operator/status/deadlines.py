@@ -1,7 +1,5 @@
 """Until when a job may run, and until when an attempt may wait to run."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob

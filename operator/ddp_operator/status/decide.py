@@ -5,8 +5,6 @@ children are made to follow it. Nothing about the past is kept elsewhere, so a r
 reads.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """What a pass decided: a new status, actions on children, and when to look again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Literal
 

@@ -1,7 +1,5 @@
 """The status of a job that has not ended: counts, conditions, progress and the phase that sums them up. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """Whether an attempt has failed, and why: the earliest root cause across its pods, not a secondary failure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Which transitions are worth a line in ``kubectl describe``. Two statuses are compared: a repeated pass is silent."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ddp_operator.api.status import Status

@@ -4,8 +4,6 @@ A kubelet that is gone ends no pod. The API server then keeps a deleted pod for 
 controller wants to fill and the former pods that a next attempt waits for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Everything a decision rests on, as immutable values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Whose things are: a child this resource's own, a former namesake's or somebody else's; a claim the first job's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

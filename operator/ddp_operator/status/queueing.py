@@ -1,7 +1,5 @@
 """Whether a queue decides when a Job's pods may run. The operator may delete such a Job, and changes nothing of it."""
 
-from __future__ import annotations
-
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c

@@ -1,7 +1,5 @@
 """What the conditions say in a word: ``status.reason``, the column REASON. Pure; ``ddp why`` explains the same one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final

@@ -5,8 +5,6 @@ it may not create a pod, and the kubelet, when it cannot mount a volume, only po
 asked for where an object does not get on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta

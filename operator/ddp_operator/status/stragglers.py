@@ -1,7 +1,5 @@
 """Ranks beside each other: who keeps the others waiting, who has fallen behind. docs/metrics.md has the formulas."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta

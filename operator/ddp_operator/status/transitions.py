@@ -1,7 +1,5 @@
 """What the step from one status to the next adds to the operator's own metrics. Pure; a repeated pass adds nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime

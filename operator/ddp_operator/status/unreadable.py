@@ -1,7 +1,5 @@
 """The status of a resource whose spec this version of the operator cannot read: an older or newer CRD let it in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """Jobs, pods and nodes of the Kubernetes API as the few facts that decisions rest on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

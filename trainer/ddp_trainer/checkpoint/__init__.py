@@ -1,7 +1,5 @@
 """Checkpoints: the store on disk, the copy that is written, and the fence between attempts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ddp_trainer.config.options import Settings, option

@@ -1,7 +1,5 @@
 """Copies of a state that the step loop need not wait for."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import partial
 from typing import IO, Any

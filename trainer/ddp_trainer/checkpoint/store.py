@@ -9,8 +9,6 @@ Where attempts are counted (``DDP_ATTEMPT``), names end in ``-attempt-2`` and so
 a later one: what an attempt that should be dead writes can't harm another's. See :mod:`ddp_trainer.checkpoint.fence`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -3,8 +3,6 @@
 ``docs/trainer.md`` has the documents' values beside these.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The configuration of a run: the groups of settings that stand beside their owners, put together."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

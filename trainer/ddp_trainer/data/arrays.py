@@ -1,7 +1,5 @@
 """Datasets: images held whole in memory as uint8, or a reader that decodes them one by one."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """CIFAR-10 in torchvision's on-disk format: 60,000 colour images of 32x32 pixels in pickled batches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The file is read as ``sklearn.datasets.load_digits`` reads it, but without impor
 than training on the digits for an epoch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

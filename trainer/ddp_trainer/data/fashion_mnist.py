@@ -1,7 +1,5 @@
 """Fashion-MNIST in torchvision's on-disk format: 70,000 grey images of 28x28 pixels in IDX files."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the readers of published datasets have in common: missing files, damaged ones, and fetching them."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 import struct

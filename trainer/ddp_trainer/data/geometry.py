@@ -1,7 +1,5 @@
 """Random maps of whole batches with parameters of its own for every image: rotation, shear and scale, zoomed crops."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample

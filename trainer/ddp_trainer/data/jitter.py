@@ -1,7 +1,5 @@
 """Random brightness, contrast and saturation on batches, with strengths and an order of its own for every image."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

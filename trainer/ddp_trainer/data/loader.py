@@ -1,7 +1,5 @@
 """This rank's share of an epoch and of the validation data, in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

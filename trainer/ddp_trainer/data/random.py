@@ -4,8 +4,6 @@ So a sample is augmented the same way whatever the number of ranks, the batch si
 and nothing about randomness has to be saved.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which samples a rank sees, in which order: DistributedSampler's, with a beginning anywhere in the epoch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

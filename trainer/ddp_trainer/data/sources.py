@@ -1,7 +1,5 @@
 """Where batches come from: a cache on the computing device, or a reader that works ahead of the training step."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ Photographs vary in size. Each is shrunk or enlarged until its longer side has `
 top left corner of a black square, its mask likewise into a square of void; so they can be held and batched.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

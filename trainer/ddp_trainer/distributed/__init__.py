@@ -1,7 +1,5 @@
 """Ranks, process groups, DistributedDataParallel, and stopping all ranks after the same step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ddp_trainer.config.options import Settings, option

@@ -1,7 +1,5 @@
 """One replica of the model on each rank: DistributedDataParallel, and how its gradients travel."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

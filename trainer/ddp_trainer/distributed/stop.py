@@ -1,7 +1,5 @@
 """Stopping early: whichever rank has a reason to, all ranks stop after the same step."""
 
-from __future__ import annotations
-
 import enum
 import signal
 from types import FrameType

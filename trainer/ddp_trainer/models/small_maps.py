@@ -6,8 +6,6 @@ matrices: one pixel comes out; the kernel is one pixel; every pixel that comes o
 result is the same, in another order of additions, and so are the gradients. Weights keep their names and shapes.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

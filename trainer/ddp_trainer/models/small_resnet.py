@@ -4,8 +4,6 @@ He et al., "Deep Residual Learning for Image Recognition" (2015), section 4.2, c
 8 -> 4 -> 2 pixels, which learns the digits in seconds on one core.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ On a CPU the draws are most of dropout's time. Where one value in a hundred fall
 the gaps between those that fall, which are geometric (Devroye, "Non-Uniform Random Variate Generation", 1986, X.2).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ With channels last, oneDNN's backward pass of such a convolution writes past its
 8 or 16 channels by the kind of CPU (uxlfoundation/oneDNN#6035, open as of torch 2.14).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 

@@ -4,8 +4,6 @@ torch's SyncBatchNorm computes on GPUs only. For the CPU there is one of our own
 so that a state dict moves between ``BatchNorm2d``, torch's and this one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """torchvision's own networks, from scratch: with a head for the data's classes, or with a class a pixel."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from ddp_trainer.errors import require

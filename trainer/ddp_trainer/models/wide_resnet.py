@@ -5,8 +5,6 @@ stem of 16 channels, stages 16k, 32k, 64k wide (k = 10: 160, 320, 640) with a 2x
 and ReLU after every convolution, and a sum with the shortcut without an activation after it.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from ddp_trainer.models import ModelConfig

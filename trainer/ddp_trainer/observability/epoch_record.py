@@ -1,7 +1,5 @@
 """What is kept of every epoch: training time, training accuracy, how long the target has been reached, the CSV."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from pathlib import Path

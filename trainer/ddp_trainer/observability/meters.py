@@ -1,7 +1,5 @@
 """Measuring a step without disturbing it: where its time goes, and numbers that are fetched while the device works."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Every series of the exporter: name, kind, unit and meaning. ``docs/metrics.md`` is generated from it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

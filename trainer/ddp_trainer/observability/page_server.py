@@ -1,7 +1,5 @@
 """A rank's web server: its metrics, and what its threads do."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import traceback

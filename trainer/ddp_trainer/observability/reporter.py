@@ -1,7 +1,5 @@
 """What a run reports: rank 0's lines on standard output, and the gauges of every rank."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

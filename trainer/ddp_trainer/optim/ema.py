@@ -1,7 +1,5 @@
 """An exponential moving average of the model, which validates and is saved in its place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """NovoGrad: SGD with momentum on gradients that are first divided by their layer's typical size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The learning rate as a pure function of the position in the training: nothing to save, nothing to disagree on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
