@@ -22,7 +22,7 @@ def add_local_arguments(parser: argparse.ArgumentParser, *, named: bool = True) 
             "name", metavar="NAME", nargs="?", help="the job; or a run on this machine, the newest by default"
         )
     group = parser.add_argument_group("this machine")
-    group.add_argument("--local", action="store_true", help="of this machine; so it is without a cluster, too")
+    group.add_argument("--local", action="store_true", help="runs on this machine, as where no cluster is configured")
     add_runs_argument(group)
 
 

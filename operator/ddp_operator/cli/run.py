@@ -113,6 +113,9 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     gpu_ids = find_gpus(os.environ) if wants_gpus else None
     findings = adapt.check_suitable(resource, gpu_ids)
     job = parse_resource(resource)
+    nproc = resolve_template(job).nproc
+    if arguments.logs.isdecimal() and int(arguments.logs) >= job.spec.nodes * nproc:
+        raise CommandError(f"--logs: there is no rank {arguments.logs}; the last one is {job.spec.nodes * nproc - 1}")
     if arguments.metrics_port is not None:
         adapt.check_ports(arguments.metrics_port, job.spec.nodes)
     return RunPlan(
@@ -121,7 +124,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         resource=_as_new(resource),
         others=manifest.others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),
-        nproc=resolve_template(job).nproc,
+        nproc=nproc,
         findings=findings if arguments.file and not arguments.file.endswith(".py") else (),  # what was asked for
         gpu_ids=gpu_ids,
         cpus=cpus,

@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 _EVERY_SECONDS: Final = 0.2
+_BAR_SECONDS: Final = 5.0  # after which the state of a progress bar that redraws itself is a line
 _CHUNK: Final = 1 << 20
 # The mark of the launcher for a rank, and that of torchrun --tee for a local rank.
 _RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
@@ -37,6 +39,7 @@ class Tail:
         self._files = files
         self._on_line = on_line
         self._read: dict[LogFile, tuple[int, bytes]] = {}
+        self._last = time.monotonic()
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -59,6 +62,9 @@ class Tail:
         except OSError:
             return False
         *lines, rest = (rest + data).split(b"\n")
+        if b"\r" in rest and time.monotonic() - self._last >= _BAR_SECONDS:
+            lines, rest = [*lines, rest], b""
+        self._last = time.monotonic() if lines else self._last
         self._read[file] = offset + len(data), rest
         for line in lines:
             self._on_line(file, line.decode("utf-8", "replace"))

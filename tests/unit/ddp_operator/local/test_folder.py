@@ -264,6 +264,17 @@ def end(cluster: FakeCluster, name: str, message: str) -> Any:
 # --- tail -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_bar_that_redraws_itself_is_a_line_now_and_then(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: heard.append(line))
+    (folder.logs / "attempt-1-pod-0.log").write_text("  0%|   |\r 10%|#  |")
+    tail.read()
+    assert heard == []
+    monkeypatch.setattr("ddp_operator.local.tail._BAR_SECONDS", 0.0)
+    tail.read()
+    assert heard == ["  0%|   |\r 10%|#  |"]
+
+
 def test_the_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:
     heard: list[tuple[int, int, str]] = []
     tail = Tail(lambda: find_logs(folder.logs), lambda file, line: heard.append((file.attempt, file.node, line)))

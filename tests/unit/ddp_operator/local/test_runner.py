@@ -78,6 +78,12 @@ class TestClaim:
         assert ddp_run(checkpoint=self.CHECKPOINT) == 128 + 15
 
 
+def test_output_of_a_rank_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ddp_run("--nodes", "2", "--logs", "1") == ExitCode.OK
+    assert ddp_run("--nodes", "2", "--logs", "2") == ExitCode.BAD_INPUT
+    assert "--logs: there is no rank 2; the last one is 1" in capsys.readouterr().err
+
+
 def test_a_closed_standard_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)  # ddp run job.yaml >&-
     assert ddp_run() == ExitCode.OK
