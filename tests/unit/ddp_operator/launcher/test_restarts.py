@@ -17,6 +17,8 @@ from tests.support.launcher_config import launcher_pod
 class AtStep:
     """Metrics of ranks that have come to a step."""
 
+    reads_log = False
+
     def step(self, rank: int) -> float | None:
         """Return the step of each rank."""
         return 100.0 + rank

@@ -321,7 +321,7 @@ class TestRefusedSpec:
         await harness.settle()
         assert 'unknown field "spec.futureField"' in harness.condition("Accepted").message
         assert "the operator, or apply the definition of its version" in harness.condition("Accepted").message
-        assert (harness.status.phase, harness.events) == ("Rejected", ["InvalidSpec"])
+        assert (harness.status.phase, harness.events) == ("Rejected", ["VersionMismatch"])
 
 
 class TestProgress:
