@@ -260,6 +260,7 @@ def build_progress(
     step_rate = _number(rates.steps) or before.steps_per_second
     # A figure of the script's own (metrics.logPatterns) stands where its samples are not counted.
     sample_rate = rates.samples or values.get(constants.METRIC_GLOBAL_RATE)
+    samples = _number(sample_rate) or before.samples_per_second
     eta = _eta(steps, total, step_rate)
     last = values.get(constants.METRIC_LAST_STEP)
     return Progress(
@@ -271,8 +272,9 @@ def build_progress(
         eta_seconds=eta,
         eta=None if eta is None else format_duration(eta),
         loss=_number(values.get(constants.METRIC_LOSS)),
-        samples_per_second=_number(sample_rate) or before.samples_per_second,
+        samples_per_second=samples,
         steps_per_second=step_rate,
+        throughput=f"{samples} samples/s" if samples else f"{step_rate} steps/s" if step_rate else None,
         val_accuracy=_number(values.get(constants.METRIC_VAL_ACCURACY)) or before.val_accuracy,
         val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or before.val_loss,
         last_step_time=_time(last),

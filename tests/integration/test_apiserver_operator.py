@@ -230,7 +230,7 @@ async def test_progress_is_shown_by_kubectl_get(
     assert resource["status"]["progress"]["epoch"] == 3
     table = plane.kubectl("get", "ddp", "-n", namespace, "-o", "wide").stdout
     head, row = table.strip().splitlines()
-    assert head.split()[:8] == ["NAME", "PHASE", "REASON", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS"]
+    assert head.split()[:8] == ["NAME", "PHASE", "REASON", "NODES", "PROGRESS", "ETA", "THROUGHPUT", "LOSS"]
     assert {"digits", "50.0%", "50s", "256", "0.25", "3"} <= set(row.split())
 
 

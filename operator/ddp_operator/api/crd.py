@@ -23,7 +23,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Nodes", "integer", ".spec.nodes", 0),
     ("Progress", "string", ".status.progress.percent", 0),
     ("ETA", "string", ".status.progress.eta", 0),
-    ("Samples/s", "string", ".status.progress.samplesPerSecond", 0),
+    ("Throughput", "string", ".status.progress.throughput", 0),
     ("Loss", "string", ".status.progress.loss", 0),
     ("Restarts", "integer", ".status.restarts.all", 0),
     ("Age", "date", ".metadata.creationTimestamp", 0),

@@ -71,6 +71,9 @@ class Progress(_Fields, frozen=True, kw_only=True):
     loss: str | None = None
     samples_per_second: Annotated[str | None, Meta(description="Over all ranks.")] = None
     steps_per_second: str | None = None
+    throughput: Annotated[
+        str | None, Meta(description="The rate with its unit: samples/s, or steps/s where samples are not counted.")
+    ] = None
     val_accuracy: str | None = None
     val_loss: str | None = None
     last_step_time: Time | None = None

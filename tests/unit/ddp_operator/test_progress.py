@@ -57,7 +57,8 @@ class TestGoodPage:
         progress = build_progress(parse_page(GOOD).values)
         assert progress == Progress(
             epoch=2, epochs=5, step=40, total_steps=100, percent="40.0%", eta="1m00s", eta_seconds=60, loss="0.25",
-            samples_per_second="64", steps_per_second="1", last_step_time=datetime(2025, 11, 20, 12, tzinfo=UTC),
+            samples_per_second="64", steps_per_second="1", throughput="64 samples/s",
+            last_step_time=datetime(2025, 11, 20, 12, tzinfo=UTC),
         )  # fmt: skip
 
     def test_page_with_a_checkpoint_has_its_step(self) -> None:
@@ -148,6 +149,15 @@ class TestProgress:
             progress = build_progress(values, None, rates)
             assert progress is not None
             assert progress.samples_per_second == shown
+            assert progress.throughput == f"{shown} samples/s"
+
+    def test_throughput_is_in_steps_where_samples_are_not_counted(self) -> None:
+        progress = build_progress({"ddp_step": 50.0}, None, Rates(steps=3.0))
+        assert progress is not None
+        assert progress.throughput == "3 steps/s"
+        unknown = build_progress({"ddp_step": 50.0})
+        assert unknown is not None
+        assert unknown.throughput is None
 
     @pytest.mark.parametrize(
         ("seconds", "text"),

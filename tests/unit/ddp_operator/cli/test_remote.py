@@ -63,7 +63,7 @@ class TestList:
     def test_columns_are_those_of_kubectl(self) -> None:
         head, row = format_table([job(**RUNNING)], NOW)
         assert head.split() == [
-            *("NAME", "PHASE", "REASON", "NODES", "PROGRESS", "ETA", "SAMPLES/S", "LOSS", "RESTARTS", "AGE")
+            *("NAME", "PHASE", "REASON", "NODES", "PROGRESS", "ETA", "THROUGHPUT", "LOSS", "RESTARTS", "AGE")
         ]
         assert row.split() == ["x", "Running", "-", "2", "40.0%", "1m00s", "-", "-", "-", "5m00s"]
 
