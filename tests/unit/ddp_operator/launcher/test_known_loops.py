@@ -26,6 +26,15 @@ HUGGING_FACE = "\n".join(  # a Trainer of transformers 5.23.0 with logging_steps
         "\r                                              \x1b[A\r 38%|███▊      | 9/24 [00:00<00:00, 86.00it/s]\r",
     ]
 )
+LIGHTNING = (  # Lightning 2.6.6 without Rich: its bug_report_model.py, two epochs of four batches, the loss in the bar
+    "\rTraining: |          | 0/? [00:00<?, ?it/s]\rEpoch 0:   0%|          | 0/4 [00:00<?, ?it/s]"
+    "\rEpoch 0:  75%|███████▌  | 3/4 [00:00<00:00,  3.16it/s, v_num=2, train_loss=-2.82]"
+    "\rEpoch 0: 100%|██████████| 4/4 [00:01<00:00,  3.62it/s, v_num=2, train_loss=-1.04]"
+    "\rValidation: |          | 0/? [00:00<?, ?it/s]\x1b[A\n"
+    "\rValidation DataLoader 0: 100%|██████████| 1/1 [00:00<00:00, 573.93it/s]\x1b[A\n"
+    "\rEpoch 1:  50%|█████     | 2/4 [00:00<00:00, 12.26it/s, v_num=2, train_loss=-18.7]\r"
+    "\rEpoch 1: 100%|██████████| 4/4 [00:00<00:00,  8.71it/s, v_num=2, train_loss=-17.4]\r"
+)
 METRIC_LOGGER = """\
 Epoch: [0]  [ 0/12]  eta: 0:00:00  lr: 0.001000  loss: 0.5000 (0.5000)  time: 0.0133  data: 0.0000
 Epoch: [0]  [ 4/12]  eta: 0:00:00  lr: 0.001000  loss: 0.5000 (0.5000)  time: 0.0115  data: 0.0000
@@ -110,6 +119,7 @@ def figures(text: str, epochs: int | None = None, steps: int | None = None) -> t
     ("text", "epochs", "steps", "expected"),
     [
         (HUGGING_FACE, None, None, (1, None, 9, 24, "1.632")),
+        (LIGHTNING, 2, None, (1, 2, 8, 8, "-17.4")),
         (METRIC_LOGGER, 2, None, (1, 2, 16, 24, "0.48")),
         (METRIC_LOGGER, None, None, (1, None, 16, None, "0.48")),
         (IMAGENET, 90, None, (0, 90, 2, 160146 * 90, "nan")),
@@ -124,7 +134,7 @@ def figures(text: str, epochs: int | None = None, steps: int | None = None) -> t
         (EPOCHS, None, None, (4, 20, 4, 20, "0.531")),
     ],
     ids=[
-        "hugging-face", "metric-logger", "epochs-unknown", "imagenet", "timm", "nanogpt", "mnist",
+        "hugging-face", "lightning", "metric-logger", "epochs-unknown", "imagenet", "timm", "nanogpt", "mnist",
         "word-model", "keras", "megatron", "fairseq", "tutorial", "epochs-alone",
     ],
 )  # fmt: skip
