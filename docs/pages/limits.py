@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from ddp_operator.api.limits import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS, SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
-from ddp_operator.launcher.rendezvous_quorum import FREE_RESTARTS
+from ddp_operator.launcher.rendezvous import FREE_RESTARTS
 
 
 class Limit(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_operator.launcher.config import WatchdogConfig
+from ddp_operator.launcher.pod import WatchdogConfig
 from tests.support.launcher_pods import Pods
 
 pytestmark = pytest.mark.process

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.config import PreflightConfig
+from ddp_operator.launcher.pod import PreflightConfig
 from tests.support.launcher_pods import Pods
 
 pytestmark = pytest.mark.process

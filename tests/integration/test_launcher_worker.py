@@ -236,4 +236,4 @@ def test_the_launchers_modules_hide_none_of_the_users(tmp_path: Path) -> None:
 def test_a_rank_compiles_no_more_of_the_launcher_than_it_needs(shim: Shim) -> None:
     code = "import sys; print(*sorted(n for n in sys.modules if n.startswith('ddp_launcher.')))"
     names = shim.shim("-c", code).out.replace("ddp_launcher.", "").split()
-    assert names == ["contract", "exceptions", "files", "process_groups", "processes", "tracebacks", "worker"]
+    assert names == ["contract", "files", "processes", "tracebacks", "worker"]

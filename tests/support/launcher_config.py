@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ddp_operator.launcher.config import LauncherConfig, encode_config
-from ddp_operator.launcher.pod import Pod
+from ddp_operator.launcher.pod import LauncherConfig, Pod, encode_config
 
 CONFIG = LauncherConfig(
     nodes=1,

@@ -18,7 +18,7 @@ from ddp_operator.cli.api import Api, ApiError, add_cluster_arguments, api_path,
 from ddp_operator.cli.errors import CommandError, ExitCode
 from ddp_operator.cli.local_runs import add_local_arguments, is_local, open_run, read_job
 from ddp_operator.kubeobjects.containers import find_trainer
-from ddp_operator.launcher.config import decode_config
+from ddp_operator.launcher.pod import decode_config
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.tail import LogFile, Tail, find_logs, split_rank
 from ddp_operator.manifests.template import resolve_template

@@ -15,7 +15,7 @@ from .contract import ENV_AGENT_PID
 from .files import log
 from .pod import Pod
 from .processes import STOP_SIGNALS, die_with, kill
-from .rendezvous_store import fork_store
+from .rendezvous import fork_store
 from .torchrun_patches import adapt_torchrun
 from .tracebacks import describe
 

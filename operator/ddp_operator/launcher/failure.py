@@ -27,7 +27,7 @@ from .hints import EARLY_END_REMEDY, MISMATCH, NO_DEVICES, NO_GPU, advise, find_
 from .output import read_last_lines
 from .pod import Pod
 from .processes import count_oom_kills, has_gpu
-from .rendezvous_store import PortTakenError, describe_absence
+from .rendezvous import PortTakenError, describe_absence
 from .tracebacks import LIBRARY, PLACE, find_exceptions
 
 _OOM = re.compile(

@@ -12,9 +12,8 @@ import socket
 import time
 from typing import Any, Iterable, Sequence
 
-from .config import PreflightConfig
 from .contract import METRIC_ALL_REDUCE_RATE, METRIC_PREFLIGHT_PASSED, METRIC_PREFLIGHT_SECONDS, PREFLIGHT_CHECKS
-from .pod import Pod
+from .pod import Pod, PreflightConfig
 from .processes import die_with
 
 _PROBE_SECONDS = 60.0

@@ -9,26 +9,28 @@ import time
 from typing import Any, Callable
 
 from .clock import AwakeClock
-from .config import WatchdogConfig
 from .contract import METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
 from .failure_table import HANG
 from .files import log, try_write_json
 from .metrics import PAGE_TIMEOUT, Metrics
-from .pod import Pod, list_workers
+from .pod import Pod, WatchdogConfig, list_workers
 from .processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from .stacks import Stack, collect_stacks
 from .stall import (
     WHAT_LIMIT,
+    Idleness,
+    LogSteps,
     Stall,
     StalledRank,
     StallReport,
+    Watchdog,
     are_all_stuck,
     build_stall_rows,
+    count_steps,
     report_stall,
     should_kill_workers,
     stall_grace_seconds,
 )
-from .watchdog import Idleness, LogSteps, Watchdog, count_steps
 
 
 class StallMonitor:

@@ -28,7 +28,7 @@ from .output import OutputReader
 from .pod import Pod
 from .preflight import build_preflight_rows, describe_preflight
 from .processes import STOP_SIGNALS, find_family, kill, list_children, prctl, process_state
-from .rendezvous_store import count_connections, wait_for_master
+from .rendezvous import count_connections, wait_for_master
 from .restarts import Restarts
 from .stall import read_board
 from .stall_monitor import StallMonitor

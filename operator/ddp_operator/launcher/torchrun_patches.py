@@ -15,8 +15,7 @@ from .files import log
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
 from .processes import STOPPED_STATES, process_state
-from .rendezvous_quorum import Heartbeats, RendezvousQuorum
-from .rendezvous_store import query_store
+from .rendezvous import Heartbeats, RendezvousQuorum, query_store
 from .stall import StallBoard
 
 _SECONDS_WITHOUT_STORE = 5.0

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ddp_operator.launcher.contract import EXIT_RETRYABLE
-from ddp_operator.launcher.exceptions import record_exception
 from ddp_operator.launcher.failure import (
     add_last_lines,
     blame_early_ends,
@@ -26,7 +25,7 @@ from ddp_operator.launcher.failure import (
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.hints import advise
 from ddp_operator.launcher.restarts import Recurrence
-from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries
+from ddp_operator.launcher.tracebacks import find_exceptions, fold_libraries, record_exception
 from tests.support.launcher_config import launcher_pod
 
 GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.exceptions import record_exception
 from ddp_operator.launcher.failure import classify, name_mismatch
 from ddp_operator.launcher.failure_table import CATEGORIES, Outcome
 from ddp_operator.launcher.hints import advise
-from ddp_operator.launcher.rendezvous_store import describe_absence
+from ddp_operator.launcher.rendezvous import describe_absence
+from ddp_operator.launcher.tracebacks import record_exception
 from tests.support.launcher_config import launcher_pod
 
 PREAMBLE = (

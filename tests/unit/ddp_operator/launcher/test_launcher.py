@@ -19,18 +19,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.launcher.command_line import PythonLine, split_python_line
-from ddp_operator.launcher.config import PreflightConfig, WatchdogConfig, decode_config, encode_config
 from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
 from ddp_operator.launcher.failure import examine
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.main import run_main
-from ddp_operator.launcher.metrics import Metrics, fetch_page
-from ddp_operator.launcher.pod import Pod, add_pod_flags, loopback_address, read_pod
-from ddp_operator.launcher.process_groups import _OTHER_WAYS, GroupRecorder
-from ddp_operator.launcher.prometheus import merge_pages, read_progress
+from ddp_operator.launcher.metrics import Metrics, fetch_page, merge_pages, read_progress
+from ddp_operator.launcher.pod import (
+    Pod,
+    PreflightConfig,
+    WatchdogConfig,
+    add_pod_flags,
+    decode_config,
+    encode_config,
+    loopback_address,
+    read_pod,
+)
 from ddp_operator.launcher.supervisor import Supervisor
 from ddp_operator.launcher.termination import fit_termination_message
+from ddp_operator.launcher.worker import _OTHER_WAYS, GroupRecorder
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
@@ -404,7 +411,7 @@ def recorded(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, module
     """Run a program beside a recorder of process groups; return what that has recorded."""
     (folder / "fake_groups.py").write_text(module)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("ddp_operator.launcher.process_groups._GROUPS_MODULE", "fake_groups")
+    monkeypatch.setattr("ddp_operator.launcher.worker._GROUPS_MODULE", "fake_groups")
     for name in ("fake_groups", *_OTHER_WAYS):
         monkeypatch.setitem(sys.modules, name, sys)  # so that it is as before at the end, whatever happens
         del sys.modules[name]

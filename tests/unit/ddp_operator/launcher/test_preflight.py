@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import PreflightStatus
-from ddp_operator.launcher.config import PreflightConfig
 from ddp_operator.launcher.contract import PREFLIGHT_CHECKS
-from ddp_operator.launcher.pod import Pod
+from ddp_operator.launcher.pod import Pod, PreflightConfig
 from ddp_operator.launcher.preflight import (
     build_preflight_rows,
     describe_preflight,

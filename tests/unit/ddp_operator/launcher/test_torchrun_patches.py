@@ -106,7 +106,7 @@ def test_pod_0_waits_a_moment_for_the_others_where_its_success_is_enough() -> No
 
 def test_a_store_that_does_not_answer_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr("ddp_operator.launcher.rendezvous_store._SECONDS_FOR_STORE", 0.05)
+    monkeypatch.setattr("ddp_operator.launcher.rendezvous._SECONDS_FOR_STORE", 0.05)
     assert find_early_ends(Agent(lambda key, amount: int(answered.wait(300)))) == ([4], 0)
     answered.set()
 

@@ -13,19 +13,21 @@ import pytest
 
 from ddp_operator.launcher import worker
 from ddp_operator.launcher.clock import AwakeClock
-from ddp_operator.launcher.config import WatchdogConfig
 from ddp_operator.launcher.contract import METRIC_STALLED
 from ddp_operator.launcher.failure import describe_failure, examine
 from ddp_operator.launcher.failure_table import Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import PAGE_TIMEOUT, Metrics
-from ddp_operator.launcher.pod import Pod
+from ddp_operator.launcher.pod import Pod, WatchdogConfig
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
 from ddp_operator.launcher.stall import (
+    Idleness,
+    LogSteps,
     Stall,
     StallBoard,
     StalledRank,
+    Watchdog,
     build_stall_rows,
     read_board,
     report_stall,
@@ -33,7 +35,6 @@ from ddp_operator.launcher.stall import (
     stall_grace_seconds,
 )
 from ddp_operator.launcher.torchrun_patches import release_stopped
-from ddp_operator.launcher.watchdog import Idleness, LogSteps, Watchdog
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import launcher_pod
 

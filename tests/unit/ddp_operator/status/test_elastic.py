@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
-from ddp_operator.launcher.config import decode_config
-from ddp_operator.launcher.rendezvous_quorum import Heartbeats, RendezvousQuorum
+from ddp_operator.launcher.pod import decode_config
+from ddp_operator.launcher.rendezvous import Heartbeats, RendezvousQuorum
 from ddp_operator.launcher.torchrun_patches import TorchrunPatches
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
