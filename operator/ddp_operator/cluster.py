@@ -112,15 +112,12 @@ class Cluster(Protocol):
 
         May be served from a cache that lags, but never behind this process's own writes.
         """
-        ...
 
     async def fetch(self, key: Key) -> Snapshot | None:
         """Return the same as it is now, from no cache: for a decision that rests on what a cache may have missed."""
-        ...
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
         """Return the resources of a namespace whose checkpoints go to this claim."""
-        ...
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child; return it as stored, its metadata at least.
@@ -129,21 +126,18 @@ class Cluster(Protocol):
 
         Raises: AlreadyExists, Refused, ServerError.
         """
-        ...
 
     async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
         """Give a ConfigMap more owners, whoever else does so at the same time; once is as good as twice.
 
         Returns its metadata then; None: it is gone, or another object by now. Raises: Refused.
         """
-        ...
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge-patch a Job's annotations and ``spec`` (suspend, parallelism, completions). No error: it is gone.
 
         ``seen``: only if the Job still is as it was observed. Raises: Refused, Conflict.
         """
-        ...
 
     async def delete(
         self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
@@ -152,14 +146,12 @@ class Cluster(Protocol):
 
         Raises: Conflict where it is not at ``resource_version`` any more.
         """
-        ...
 
     async def discard(self, manifest: Object) -> None:
         """Delete an object by its name where it has the same controlling owner as ``manifest``; none is no error.
 
         For objects that are not observed.
         """
-        ...
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Give a Job and its pods these labels back where somebody has taken them away.
@@ -168,11 +160,9 @@ class Cluster(Protocol):
 
         Raises: Refused.
         """
-        ...
 
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: there is no such node. Raises: Refused where it may not be read."""
-        ...
 
     async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
         """Declare a pod failed whose node is lost, by its status, and remove it; its Job then replaces or forgets it.
@@ -180,15 +170,12 @@ class Cluster(Protocol):
         The status says ``DisruptionTarget`` with this reason and message. A pod that is gone, or has ended meanwhile,
         is no error.
         """
-        ...
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource itself (its time to live is over). Raises: Conflict, as ``delete``."""
-        ...
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         """Replace the resource's status if it is still at ``resource_version``. Raises: Conflict."""
-        ...
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
         """Return what others have posted about an object: the Job controller, the scheduler, the kubelet.
@@ -197,22 +184,18 @@ class Cluster(Protocol):
 
         Raises: Refused where they may not be read.
         """
-        ...
 
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
         """Return Kueue's Workloads of a Job: one, or none yet.
 
         Raises: Refused where they may not be read, or Kueue is not there.
         """
-        ...
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource. Best effort: losing one is no error."""
-        ...
 
     async def scrape(self, pod: Object, port: int) -> str | None:
         """Return the page at ``/metrics`` of a running pod, or None where it does not answer.
 
         Bounded in time (2 s) and size (1 MiB), whatever the pod does.
         """
-        ...

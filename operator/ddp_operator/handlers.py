@@ -14,7 +14,7 @@ from typing import Any
 import kopf
 
 from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
-from ddp_operator.kube.errors import StartupError
+from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.runtime import Operator, end_at_once
 from ddp_operator.settings import Settings, SettingsError

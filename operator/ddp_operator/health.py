@@ -6,7 +6,7 @@ from collections.abc import Callable
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from ddp_operator.kube.errors import StartupError
+from ddp_operator.kube.client import StartupError
 from ddp_operator.telemetry import Metrics
 
 

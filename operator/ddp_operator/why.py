@@ -15,7 +15,7 @@ from ddp_operator.api.status import Condition, LastFailure, Status
 from ddp_operator.failures.text import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
-from ddp_operator.status.reason import find_blocker, find_obstacle
+from ddp_operator.status.conditions import find_blocker, find_obstacle
 
 _LOOK_AT_LOGS: Final = "Look at the end of its log: ddp logs {name}."
 # reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.

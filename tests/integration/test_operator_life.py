@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
-from ddp_operator.reconcile import status_writer
+from ddp_operator.reconcile import reconciler
 from ddp_operator.runtime import Operator
 from tests.support.builders import job_manifest
 from tests.support.running_operator import RunningOperator, Start
@@ -31,7 +31,7 @@ def written(server: StandIn) -> list[tuple[str, ...]]:
 @pytest.fixture(autouse=True)
 def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have counts and words written at once, so that an operator that rests has written all."""
-    monkeypatch.setattr(status_writer, "MINOR_INTERVAL", 0.0)
+    monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.0)
 
 
 def rests(server: StandIn, operator: Operator) -> bool:

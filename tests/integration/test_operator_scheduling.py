@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_operator.constants import KIND
-from ddp_operator.reconcile import status_writer
+from ddp_operator.reconcile import reconciler
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
@@ -100,7 +100,7 @@ async def test_a_job_costs_no_more_than_five_creations(
 async def test_the_pods_of_a_big_job_do_not_each_cost_a_status(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_writer, "MINOR_INTERVAL", 3600.0)  # however slow the machine, the second is not over
+    monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 3600.0)  # however slow the machine, the second is not over
     start()
     nodes = 20
     await actors.create(job_manifest(nodes=nodes))
@@ -112,6 +112,6 @@ async def test_the_pods_of_a_big_job_do_not_each_cost_a_status(
     written = [call for call in server.calls[before:] if call[:2] == ("update", "ddptrainingjobs/status")]
     assert len(written) < nodes / 2  # one for each pod and more, were it not for the pause between them
     # What could wait is written all the same, once its time has come.
-    monkeypatch.setattr(status_writer, "MINOR_INTERVAL", 0.1)
+    monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     await actors.patch(KIND, "digits", {"metadata": {"labels": {"a": "b"}}})
     await actors.resource("digits", lambda found: found["status"]["nodes"].get("ready") == nodes)

@@ -1,8 +1,7 @@
 """The cluster behind an API server; the only package that talks to one."""
 
-from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.client import ApiClient, ApiError, StartupError
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.credentials import login
-from ddp_operator.kube.errors import ApiError, StartupError
 
 __all__ = ["ApiClient", "ApiError", "KubeCluster", "StartupError", "login"]

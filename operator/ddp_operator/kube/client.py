@@ -18,7 +18,6 @@ import msgspec
 
 from ddp_operator import __version__
 from ddp_operator.cluster import ClusterError, Conflict, Refused
-from ddp_operator.kube.errors import ApiError, StartupError
 from ddp_operator.kube.resources import path as path_of
 from ddp_operator.kube.resources import plural
 
@@ -41,6 +40,28 @@ RENEW_BEFORE = timedelta(seconds=30)
 INVALID = frozenset({400, 413, 422})
 """What the API server answers where it will never take a body."""
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+MESSAGE_LIMIT = 2000
+"""Characters of the API server's message that are kept: enough for a dozen field errors, too few to bloat a status."""
+
+
+class StartupError(Exception):
+    """The operator cannot start. The message says in one line what is missing and what to do about it."""
+
+
+class ApiError(Exception):
+    """An HTTP status of 400 or more, with what the body (a ``Status`` object) said about it."""
+
+    def __init__(self, status: int, body: Mapping[str, Any] | None = None, *, what: str = "") -> None:
+        body = body or {}
+        self.status = status
+        self.reason = str(body.get("reason") or "")
+        self.message = trim(str(body.get("message") or f"HTTP {status}"))
+        super().__init__(f"{what}: {self.message}" if what else self.message)
+
+
+def trim(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """Cut a long text at ``limit`` characters, visibly."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 class NotFound(ClusterError):

@@ -16,7 +16,7 @@ from typing import Any
 import kopf
 import yaml
 
-from ddp_operator.kube.errors import StartupError, trim
+from ddp_operator.kube.client import StartupError, trim
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEFAULT_KUBECONFIG = Path("~/.kube/config")

@@ -5,12 +5,11 @@ Kopf would retry a refused watch in silence for a minute and then for ever; a mi
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator.cluster import ClusterError
 from ddp_operator.constants import API_VERSION, CRD_NAME, GROUP, KIND, LAUNCHER_USERS, PLURAL, VERSION
-from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.errors import ApiError, StartupError
+from ddp_operator.kube.client import ApiClient, ApiError, StartupError
 from ddp_operator.kube.resources import group, plural
 
 PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -124,17 +123,12 @@ async def _missing_permissions(client: ApiClient, namespaces: Sequence[str], hom
 
 async def _may(client: ApiClient, what: str, verb: str, namespace: str | None) -> bool:
     kind, subresource, name = split_permission(what)
-    attributes: dict[str, Any] = {"group": group(kind), "resource": plural(kind), "verb": verb}
-    if subresource:
-        attributes["subresource"] = subresource
-    if name:
-        attributes["name"] = name
-    if namespace:
-        attributes["namespace"] = namespace
+    asked = {"group": group(kind), "resource": plural(kind), "verb": verb}
+    asked |= {"subresource": subresource, "name": name, "namespace": namespace or ""}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
+        "spec": {"resourceAttributes": {name: value for name, value in asked.items() if value}},
     }
     answer = await client.request(
         "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review, kind="selfsubjectaccessreviews"

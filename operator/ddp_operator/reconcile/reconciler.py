@@ -1,4 +1,4 @@
-"""The pass: observe, decide, execute, write the status.
+"""The pass: observe, decide, execute, write the status and tell what changed.
 
 Every event calls the same ``reconcile``; it reads what is and moves it towards what status says shall be. It knows only
 the ``Cluster`` protocol, so the same code runs jobs on an API server and on this machine.
@@ -6,20 +6,24 @@ the ``Cluster`` protocol, so the same code runs jobs on an API server and on thi
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
+
+import msgspec
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import Cluster, Conflict, Key
+from ddp_operator.api.status import Status
+from ddp_operator.cluster import Cluster, ClusterError, Conflict, Key, Object
 from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.reconcile.executor import Executor
-from ddp_operator.reconcile.memory import Memory
+from ddp_operator.reconcile.memory import Memory, seconds_since
 from ddp_operator.reconcile.observer import Observer
-from ddp_operator.reconcile.status_writer import StatusWriter
-from ddp_operator.status.decide import decide, is_finished
-from ddp_operator.status.transitions import Transition
-from ddp_operator.status.unreadable import report_unreadable
+from ddp_operator.status.decide import decide, is_finished, report_unreadable
+from ddp_operator.status.transitions import Transition, find_transitions, is_minor_change, transition_events
 
+MINOR_INTERVAL = 30.0
+"""Seconds between two writes of one status that change nothing which `kubectl get` prints."""
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
 _AFTER_CONFLICT = 0.5
 # Until a spec that this version cannot read is read again: what helps is done to the definition.
@@ -42,7 +46,7 @@ class Reconciler:
         self._progress_interval = progress_interval
         self._observer = Observer(cluster, clock, progress_interval)
         self._executor = Executor(cluster, clock)
-        self._writer = StatusWriter(cluster, clock, on_transition)
+        self._on_transition = on_transition
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -70,7 +74,7 @@ class Reconciler:
                 # Another definition shows other fields of the same version of a resource, so that no watch tells of it.
                 return await self._pass(key, fresh=True)
             old, new = report_unreadable(snapshot.resource, error, self._clock())
-            postponed = await self._writer.write(key, snapshot.resource, old, new, memory)
+            postponed = await self._write(key, snapshot.resource, old, new, memory)
             return None if is_finished(old) else postponed or _AFTER_UNREADABLE
         if job.deleting:
             return None  # owner references take the children away
@@ -84,11 +88,43 @@ class Reconciler:
         if refusal is not None:
             decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
         limit = job.in_place_restarts if job.spec.elastic is None else None  # else pods that come and go restart it too
-        postponed = await self._writer.write(key, snapshot.resource, job.status, decision.status, memory, limit)
+        postponed = await self._write(key, snapshot.resource, job.status, decision.status, memory, limit)
         if is_finished(decision.status):
             self._forget(key)
         waits = (decision.requeue_after, wait, observation.recheck_after, postponed)
         return min((seconds for seconds in waits if seconds is not None), default=None)
+
+    async def _write(
+        self,
+        key: Key,
+        resource: Object,
+        old: Status,
+        new: Status,
+        memory: Memory,
+        in_place_limit: int | None = None,
+    ) -> float | None:
+        """Write ``new`` where it differs from what ``resource`` has, at the version that it was decided on.
+
+        ``in_place_limit``: see ``transition_events``. Returns in how many seconds it can be written where that has to
+        wait. Raises: Conflict, ClusterError.
+        """
+        if new == old:
+            return None
+        now = self._clock()
+        since = seconds_since(memory.status_written, now)
+        if since < MINOR_INTERVAL and is_minor_change(old, new):
+            return MINOR_INTERVAL - since
+        memory.status_written = now
+        version = resource["metadata"]["resourceVersion"]
+        await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
+        if self._on_transition is not None:
+            for transition in find_transitions(old, new, now):
+                self._on_transition(transition)
+        # The status is written, so an event that is lost now is lost; nothing else may be.
+        with suppress(ClusterError):
+            for event in transition_events(old, new, in_place_limit):
+                await self._cluster.emit(resource, event)
+        return None
 
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)

@@ -16,12 +16,11 @@ from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
-from ddp_operator.status.conditions import Fact
+from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node
 from ddp_operator.status.observation import State
-from ddp_operator.status.reason import take_facts
 from ddp_operator.status.views import JobView, PodView
 
 _BELIEVED = timedelta(minutes=10)

@@ -1,11 +1,13 @@
-"""Conditions: what is true of a job now, with the reason and the cluster's own message. Reasons are constants."""
+"""Conditions: what is true of a job now, with the reason and the cluster's own message, and what they say in a word."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from ddp_operator.api.status import Condition, ConditionStatus
+from msgspec.structs import replace
+
+from ddp_operator.api.status import Condition, ConditionStatus, Status
 from ddp_operator.kubeobjects.timestamps import truncate
 from ddp_operator.status.observation import Observation, Pods
 
@@ -45,10 +47,7 @@ PODS_FORBIDDEN: Final = "PodsForbidden"
 VOLUME_NOT_READY: Final = "VolumeNotReady"
 IMAGE_PULL: Final = "ImagePull"
 PODS_NOT_STARTING: Final = "PodsNotStarting"
-SCHEDULED_REASONS: Final = (
-    ALL_PODS_SCHEDULED,
-    WAITING_FOR_PODS,
-    WAITING_FOR_FORMER_PODS,
+BLOCKING: Final = (
     UNSCHEDULABLE,
     QUOTA_PENDING,
     INADMISSIBLE,
@@ -59,10 +58,8 @@ SCHEDULED_REASONS: Final = (
     IMAGE_PULL,
     PODS_NOT_STARTING,
 )
-BLOCKING: Final = tuple(
-    r for r in SCHEDULED_REASONS if r not in (ALL_PODS_SCHEDULED, WAITING_FOR_PODS, WAITING_FOR_FORMER_PODS)
-)
 """Those that do not go by themselves: somebody has to act, or a queue."""
+SCHEDULED_REASONS: Final = (ALL_PODS_SCHEDULED, WAITING_FOR_PODS, WAITING_FOR_FORMER_PODS, *BLOCKING)
 # Rendezvoused
 ALL_RANKS_JOINED: Final = "AllRanksJoined"
 ENOUGH_RANKS_JOINED: Final = "EnoughRanksJoined"
@@ -105,6 +102,18 @@ FINISHED: Final = "Finished"
 # A launcher serves its page within a second of its start; so long a silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
 _OF_PAGE = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
+# Unsatisfactory states in the order in which they hide each other: type and the bad status of the condition.
+_ORDER: Final = (
+    (ACCEPTED, "False"),
+    (ACCEPTED, "Unknown"),
+    (SUSPENDED, "True"),
+    (RESTARTING, "True"),
+    (SCHEDULED, "False"),
+    (RENDEZVOUSED, "False"),
+    (PROGRESSING, "False"),
+    (RENDEZVOUSED, "Unknown"),
+    (PROGRESSING, "Unknown"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +139,14 @@ def merge_conditions(
             if before is not None:
                 merged.append(before)
             continue
-        unchanged = before is not None and before.status == fact.status
+        since = before.last_transition_time if before and before.status == fact.status else truncate(now)
         merged.append(
             Condition(
                 type=kind,
                 status=fact.status,
                 reason=fact.reason,
                 message=fact.message[:1024],
-                last_transition_time=before.last_transition_time if before and unchanged else truncate(now),
+                last_transition_time=since,
                 observed_generation=generation,
             )
         )
@@ -204,3 +213,45 @@ def describe_distribution(pods: Pods) -> Fact | None:
         "the script has to call torch.distributed.init_process_group() in every rank"
     )
     return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, message)
+
+
+def take_facts(status: Status, facts: Iterable[Fact], now: datetime, generation: int) -> Status:
+    """Return the status with the facts among its conditions, and with what columns of ``kubectl get`` cannot build."""
+    restarts = status.restarts
+    status = replace(
+        status,
+        observed_generation=generation,
+        restarts=replace(restarts, all=restarts.total + restarts.replaced + restarts.in_place),
+        conditions=merge_conditions(status.conditions, facts, now, generation),
+    )
+    return replace(status, reason=find_reason(status))
+
+
+def find_obstacle(status: Status) -> Condition | None:
+    """Return the condition that keeps a job from training, the one that hides the others; None: it trains."""
+    for kind, bad in _ORDER:
+        condition = status.condition(kind)
+        if condition is not None and (condition.status == bad or condition.reason == STOPPING):
+            return condition
+    return None
+
+
+def find_blocker(status: Status) -> Condition | None:
+    """Return Scheduled where a job that starts again waits until somebody acts, or for its queue."""
+    scheduled = status.condition(SCHEDULED)
+    return scheduled if scheduled and scheduled.status == "False" and scheduled.reason in BLOCKING else None
+
+
+def find_reason(status: Status) -> str:
+    """Return what the job waits for or why it failed; empty where nothing is to be said, as of a job that trains."""
+    failure, failed, distributed = status.last_failure, status.condition(FAILED), status.condition(DISTRIBUTED)
+    if status.phase == "Succeeded":
+        return distributed.reason if distributed and distributed.status == "False" else ""
+    if failed is not None and failed.status == "True":
+        return failure.category if failure is not None and failure.conclusion else failed.reason
+    obstacle = find_obstacle(status)
+    if obstacle is not None and obstacle.type == RESTARTING:
+        obstacle = find_blocker(status) or obstacle
+    if obstacle is None or obstacle.reason == SUSPENDED_BY_SPEC:  # the phase says so
+        return ""
+    return failure.category if obstacle.reason == GROUP_RESTART and failure is not None else obstacle.reason

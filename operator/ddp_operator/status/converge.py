@@ -1,20 +1,32 @@
-"""The children follow the ledger: what is created, deleted, suspended or resized, and when to look again. Pure."""
+"""The children follow the ledger: what is created, deleted, suspended or resized, and when to look again. Pure.
+
+Also once the job has ended: its pods go by spec.cleanPodPolicy, its resource by its time to live.
+"""
 
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects.timestamps import truncate
-from ddp_operator.status import attempts, deadlines, lost_nodes
+from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
-from ddp_operator.status.cleanup import LATER, is_about_to_fail
-from ddp_operator.status.decision import Action, Decision, DeleteJob, EnsureChildren, ResizeJob, SuspendJob
+from ddp_operator.status.decision import (
+    Action,
+    Decision,
+    DeleteJob,
+    DeleteResource,
+    EnsureChildren,
+    ResizeJob,
+    SuspendJob,
+)
 from ddp_operator.status.describe import describe
-from ddp_operator.status.observation import Pods, State
-from ddp_operator.status.queueing import is_queued
+from ddp_operator.status.diagnosis import will_fail_job
+from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.scheduling import event_poll_delay
 from ddp_operator.status.views import JobView
+from ddp_operator.status.waiting import active_deadline, is_queued, pending_deadline, resumes
 
 SOON = 1.0
 """Seconds to wait for what sends no event: a page, a report."""
@@ -24,6 +36,10 @@ NODE_PATIENCE = timedelta(seconds=60)
 _FIRST_STEP = timedelta(minutes=2)
 # How long pods that have trained together may end one after another.
 _LATE_COMERS = timedelta(seconds=30)
+# While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
+LATER = 10.0
+# The Job controller needs about a second to fail a Job by its podFailurePolicy.
+_FAIL_JOB_PATIENCE = timedelta(seconds=60)
 
 
 def converge(state: State, progress_interval: float) -> Decision:
@@ -56,11 +72,11 @@ def converge(state: State, progress_interval: float) -> Decision:
             actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
         if not observation.shared_complete and not attempt_job.finished and refusal is None:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
-    resumed = {"start_time": truncate(now), "attempt_time": truncate(now)} if deadlines.resumes(job) else {}
+    resumed = {"start_time": truncate(now), "attempt_time": truncate(now)} if resumes(job) else {}
     described = describe(state, replace(state.status, **resumed))
     if described.phase == "Running" or (described.phase == "Restarting" and pods):
         waits.append(scrape_interval(described, now, progress_interval))
-    for deadline in (deadlines.active(job, attempt_job, now), deadlines.pending(job, attempt_job, pods, now)):
+    for deadline in (active_deadline(job, attempt_job, now), pending_deadline(job, attempt_job, pods, now)):
         if deadline is not None and not job.spec.suspend:
             waits.append(max(0.1, (deadline - now).total_seconds()))
     over = late_comers_over(state)
@@ -167,3 +183,52 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
     if attempt_job.suspended != state.spec.suspend:
         return [SuspendJob(attempt_job.name, state.spec.suspend)]
     return []
+
+
+def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+    """Clean up; later, delete the resource. The status stays as it is."""
+    actions: list[Action] = []
+    waits: list[float] = []
+    for view in observation.jobs:
+        actions += _clean(view, job, observation, now, waits)
+    actions += lost_nodes.fail_lost_pods(job, observation, now, waits)
+    ttl, ended = job.spec.ttl_seconds_after_finished, job.status.completion_time
+    if ttl is not None and ended is not None:
+        left = (ended + timedelta(seconds=ttl) - now).total_seconds()
+        if left <= 0:
+            actions.append(DeleteResource())
+        else:
+            waits.append(left)
+    return Decision(job.status, tuple(actions), min(waits, default=None))
+
+
+def is_about_to_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
+    """Tell whether the Job controller is about to end a Job whose failure is in the ledger."""
+    failure = job.status.last_failure
+    seen = failure.time if failure and failure.attempt == view.attempt else None
+    patient = seen is not None and now - seen < _FAIL_JOB_PATIENCE
+    return patient and will_fail_job(observation.pods_of(view.attempt))
+
+
+def _clean(
+    view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]
+) -> list[Action]:
+    policy = job.spec.clean_pod_policy
+    if view.deleting:
+        return []
+    if view.attempt < job.status.attempt and not view.finished and not is_about_to_fail(view, job, observation, now):
+        # Made by an operator that was deposed before and heard late: nobody has asked for its pods.
+        return [DeleteJob(view.name, view.uid)]
+    if policy == "None":
+        return []
+    if policy == "All":
+        return [DeleteJob(view.name, view.uid)]
+    if view.finished:
+        return []
+    if is_about_to_fail(view, job, observation, now):
+        waits.append(LATER)
+        return []
+    if is_queued(job, view):
+        return [DeleteJob(view.name, view.uid)]  # suspended, it would be admitted once more
+    # A suspended Job ends the pods that run and leaves the others, with their logs.
+    return [] if view.suspended else [SuspendJob(view.name, True)]

@@ -6,22 +6,27 @@ reads.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
+from ddp_operator import __version__, constants
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
-from ddp_operator.status import attempts, budget, deadlines, lost_nodes
+from ddp_operator.status import attempts, budget, lost_nodes
 from ddp_operator.status import conditions as c
-from ddp_operator.status.cleanup import clean_up
-from ddp_operator.status.conditions import Fact
+from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.converge import (
     NODE_PATIENCE,
     RECHECK_REFUSAL,
     SOON,
     blocked_by_avoidance,
     can_resize,
+    clean_up,
     converge,
     late_comers_over,
 )
@@ -29,14 +34,18 @@ from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import Observation, State
-from ddp_operator.status.queueing import is_queued, was_suspending
-from ddp_operator.status.reason import take_facts
 from ddp_operator.status.views import PodView
+from ddp_operator.status.waiting import active_deadline, is_queued, pending_deadline, waiting_since, was_suspending
 
 # While a silent pod is waited for: of its node no event tells.
 _RECHECK_NODE = 5.0
 # A spec mostly stays bad until it is edited, but what an API server takes can be changed on its side too.
 _RECHECK_SPEC = 300.0
+_REMEDY = (
+    f"the definition {constants.CRD_NAME} in the cluster is not that of this operator (version {__version__}): upgrade "
+    "the operator, or apply the definition of its version"
+)
+_UNATTENDED = "the job's pods keep running, but no failure, suspension or change of size is handled"
 
 
 def decide(
@@ -74,18 +83,18 @@ def decide(
             pods,
             now,
             keeps_job=_keeps_job(state),
-            since=now if was_suspending(job) else deadlines.waiting_since(job, attempt_job),
+            since=now if was_suspending(job) else waiting_since(job, attempt_job),
             nodes=observation.nodes,
         )
         if diagnosis is not None:
             decision = _answer_failure(state, diagnosis)
             unseen = diagnosis.secondary_only and any(pod.alive for pod in pods)
             return dataclasses.replace(decision, needs_fresh_read=unseen)
-        deadline = deadlines.active(job, attempt_job, now)
+        deadline = active_deadline(job, attempt_job, now)
         if deadline is not None and now >= deadline:
             message = f"active for longer than activeDeadlineSeconds ({job.spec.active_deadline_seconds})"
             return attempts.fail(state, None, c.DEADLINE_EXCEEDED, message)
-        pending = deadlines.pending(job, attempt_job, pods, now)
+        pending = pending_deadline(job, attempt_job, pods, now)
         if pending is not None and now >= pending:
             scheduled = status.condition(c.SCHEDULED)
             last = f"; last: {scheduled.message}" if scheduled and scheduled.status == "False" else ""
@@ -201,3 +210,18 @@ def _reject(state: State, refusal: Refusal) -> Decision:
     status = replace(state.status, phase="Pending" if undecided else "Rejected")
     status = take_facts(status, facts, state.now, state.job.generation)
     return Decision(status, requeue_after=_RECHECK_SPEC if refusal.reason == c.INVALID_SPEC else RECHECK_REFUSAL)
+
+
+def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
+    """Return the status as it is, and with Accepted=False in it; a job that has ended keeps its own."""
+    try:
+        old = msgspec.convert(resource.get("status") or {}, Status)
+    except msgspec.ValidationError:
+        old = Status()
+    if is_finished(old):
+        return old, old
+    message = f"{error}; {_REMEDY}" + (f"; until then {_UNATTENDED}" if old.attempt else "")
+    fact = c.Fact(c.ACCEPTED, "False", c.VERSION_MISMATCH, message)
+    generation = (resource.get("metadata") or {}).get("generation") or 0
+    new = msgspec.structs.replace(old, phase=old.phase if old.attempt else "Rejected")
+    return old, take_facts(new, [fact], now, generation)

@@ -21,15 +21,14 @@ from ddp_operator.api.status import (
 from ddp_operator.kubeobjects.timestamps import EPOCH, parse_time, truncate
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
-from ddp_operator.status.conditions import Fact
+from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.diagnosis import find_in_place
 from ddp_operator.status.lost_nodes import describe_lost_contact
 from ddp_operator.status.observation import Observation, Pods, State
-from ddp_operator.status.queueing import waits_in_queue
-from ddp_operator.status.reason import take_facts
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.stragglers import describe_stall
+from ddp_operator.status.waiting import waits_in_queue
 
 
 def describe(state: State, status: Status, restart: Fact | None = None) -> Status:

@@ -9,7 +9,7 @@ from ddp_operator.api.limits import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.status import LastFailure
 from ddp_operator.failures.termination import Termination, parse_termination
 from ddp_operator.kubeobjects.timestamps import EPOCH, format_time, truncate
-from ddp_operator.launcher.failure_table import CATEGORIES, IMAGE_PULL, NODE_LOST, OOM, PREEMPTED, UNKNOWN
+from ddp_operator.launcher.failure_table import CATEGORIES, IMAGE_PULL, NODE_LOST, OOM, PREEMPTED, UNKNOWN, Category
 from ddp_operator.progress import Page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.lost_nodes import find_node_problem
@@ -115,33 +115,13 @@ def will_fail_job(pods: tuple[PodView, ...]) -> bool:
 
 def blame_node(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
     """Return the failure of a pod whose node is lost."""
-    return LastFailure(
-        attempt=attempt,
-        node=pod.index,
-        pod=pod.name,
-        node_name=pod.node_name,
-        category=NODE_LOST.name,
-        message=f"the pod was lost with its node: {message}",
-        hint=NODE_LOST.remedy,
-        time=truncate(now),
-    )
+    return _blame(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)
 
 
 def blame_image(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
     """Return the failure of an attempt whose image never came, or None where it waited for something else."""
     pod = next((pod for pod in pods.newest.values() if pod.alive and pod.waiting_reason == c.IMAGE_PULL), None)
-    if pod is None:
-        return None
-    return LastFailure(
-        attempt=attempt,
-        node=pod.index,
-        pod=pod.name,
-        node_name=pod.node_name,
-        category=IMAGE_PULL.name,
-        message=pod.waiting_message[:1024],
-        hint=IMAGE_PULL.remedy,
-        time=truncate(now),
-    )
+    return None if pod is None else _blame(attempt, pod, IMAGE_PULL, pod.waiting_message[:1024], now)
 
 
 def is_guess(failure: LastFailure) -> bool:
@@ -192,19 +172,24 @@ def _disruption(attempt: int, pod: PodView) -> Diagnosis:
     how = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
     moment = pod.termination.time if pod.termination else None
     time = datetime.fromtimestamp(moment, UTC) if moment is not None else pod.deleted_at
-    return Diagnosis(
-        LastFailure(
-            attempt=attempt,
-            node=pod.index,
-            pod=pod.name,
-            node_name=pod.node_name,
-            exit_code=pod.termination.exit_code if pod.termination else None,
-            category=category.name,
-            message=f"the pod was taken away: {how}".rstrip(": "),
-            hint=category.remedy,
-            time=None if time is None else truncate(time),
-        ),
-        disruption=True,
+    code = pod.termination.exit_code if pod.termination else None
+    failure = _blame(attempt, pod, category, f"the pod was taken away: {how}".rstrip(": "), time, code)
+    return Diagnosis(failure, disruption=True)
+
+
+def _blame(
+    attempt: int, pod: PodView, category: Category, message: str, time: datetime | None, exit_code: int | None = None
+) -> LastFailure:
+    return LastFailure(
+        attempt=attempt,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        exit_code=exit_code,
+        category=category.name,
+        message=message,
+        hint=category.remedy,
+        time=None if time is None else truncate(time),
     )
 
 

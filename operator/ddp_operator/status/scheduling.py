@@ -14,10 +14,9 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.deadlines import waiting_since
 from ddp_operator.status.observation import Children, Observation, Problem
-from ddp_operator.status.queueing import waits_in_queue
 from ddp_operator.status.views import JobView, PodView
+from ddp_operator.status.waiting import waiting_since, waits_in_queue
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)

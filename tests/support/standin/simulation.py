@@ -27,8 +27,8 @@ from ddp_operator.api.status import Status
 from ddp_operator.cluster import ClusterError, Event, Key
 from ddp_operator.cluster import Object as Frozen
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTEMPT, LABEL_JOB_NAME
-from ddp_operator.kube.errors import ApiError
-from ddp_operator.kube.event_writer import build_event
+from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.events import build_event
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.kube.resync import CHILD_SELECTOR, WATCHED, Resync
 from ddp_operator.local import pods

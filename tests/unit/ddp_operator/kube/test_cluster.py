@@ -10,8 +10,8 @@ import pytest
 
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Key, Refused, ServerError
 from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.kube.client import ApiError
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster
-from ddp_operator.kube.errors import ApiError
 
 CORE, BATCH, OURS = (
     "/api/v1/namespaces/ns",

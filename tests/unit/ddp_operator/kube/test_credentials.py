@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.credentials import _from_service_account, login
-from ddp_operator.kube.errors import StartupError
 
 
 def kubeconfig(path: Path, *, user: dict[str, Any] | None = None, **cluster: Any) -> Path:

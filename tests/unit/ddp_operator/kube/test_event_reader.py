@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster import ClusterError, Refused
-from ddp_operator.kube.errors import ApiError
-from ddp_operator.kube.event_reader import AGE, EventReader
+from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.events import AGE, EventReader
 
 
 def event(number: int, kind: str, name: str, reason: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster import Event
-from ddp_operator.kube import event_writer
-from ddp_operator.kube.event_writer import EventWriter
+from ddp_operator.kube import events
+from ddp_operator.kube.events import EventWriter
 from tests.support.builders import child_job
 
 
@@ -35,11 +35,11 @@ async def several_pauses() -> None:
 
 @pytest.mark.parametrize(
     ("under_way", "patience"),
-    [(event_writer.BUSY - 1, event_writer.PATIENCE), (1000, 0.0)],
+    [(events.BUSY - 1, events.PATIENCE), (1000, 0.0)],
     ids=["little is done", "long enough"],
 )
 async def test_an_event_is_posted_at_once(under_way: int, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_writer, "PATIENCE", patience)
+    monkeypatch.setattr(events, "PATIENCE", patience)
     client = Client(under_way)
     poster = put(client)
     await several_pauses()
@@ -48,8 +48,8 @@ async def test_an_event_is_posted_at_once(under_way: int, patience: float, monke
 
 
 async def test_event_waits_while_many_calls_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_writer, "PAUSE", 0.0)
-    client = Client(event_writer.BUSY)
+    monkeypatch.setattr(events, "PAUSE", 0.0)
+    client = Client(events.BUSY)
     poster = put(client)
     await several_pauses()
     assert client.posted == []
@@ -60,8 +60,8 @@ async def test_event_waits_while_many_calls_are_under_way(monkeypatch: pytest.Mo
 
 
 async def test_ending_operator_posts_the_events_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_writer, "PAUSE", 0.0)
-    client = Client(event_writer.BUSY)
+    monkeypatch.setattr(events, "PAUSE", 0.0)
+    client = Client(events.BUSY)
     poster = put(client)
     await several_pauses()
     await poster.close()

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure, Restarts, Status
 from ddp_operator.cluster import Event
-from ddp_operator.status.events import transition_events
+from ddp_operator.status.transitions import transition_events
 from tests.support.builders import NOW
 
 

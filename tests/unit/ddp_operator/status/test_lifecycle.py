@@ -13,7 +13,7 @@ from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
-from ddp_operator.status.events import transition_events
+from ddp_operator.status.transitions import transition_events
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 

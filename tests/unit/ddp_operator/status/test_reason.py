@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.api.status import LastFailure, Phase, Status
 from ddp_operator.status import conditions as c
-from ddp_operator.status.reason import take_facts
+from ddp_operator.status.conditions import take_facts
 from tests.support.builders import NOW
 
 OOM = LastFailure(attempt=1, category="OutOfMemory", conclusion="the budget is used up")

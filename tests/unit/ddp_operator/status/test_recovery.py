@@ -13,7 +13,7 @@ from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.status.diagnosis import blame_node
-from ddp_operator.status.events import transition_events
+from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 

@@ -17,8 +17,8 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.describe import without_eta
-from ddp_operator.status.events import transition_events
 from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, sample_pods
+from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness

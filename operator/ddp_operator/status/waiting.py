@@ -1,12 +1,42 @@
-"""Until when a job may run, and until when an attempt may wait to run."""
+"""When a job's pods may run: whether a queue decides that, and until when they may wait and run.
+
+The operator may delete a Job that a queue suspends and resumes, and changes nothing of it.
+"""
 
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Pods
-from ddp_operator.status.queueing import is_queued
 from ddp_operator.status.views import JobView
+
+
+def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
+    """Tell whether somebody else than the operator suspends and resumes a Job; None: the one that is to be made.
+
+    Kueue says so by labels. Whoever else does it, and Kueue where it manages Jobs without labels, is known by a
+    ``spec.suspend`` that is not what the operator has written there.
+    """
+    if view is None:
+        return KUEUE_QUEUE_LABEL in job.labels
+    if view.queue or view.admitted:
+        return True
+    if view.suspend_written is None:  # of an older operator, which says in the status what it has suspended
+        ended = job.status.is_true(c.SUCCEEDED) or job.status.is_true(c.FAILED)
+        return view.suspended and not (ended or was_suspending(job))
+    return view.suspended != view.suspend_written
+
+
+def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:
+    """Tell whether a job waits until a queue lets its Job run."""
+    return view is not None and view.suspended and not view.finished and not job.spec.suspend and is_queued(job, view)
+
+
+def was_suspending(job: DDPTrainingJob) -> bool:
+    """Tell whether the job was suspended, or about to be, at the last look."""
+    suspended = job.status.condition(c.SUSPENDED)
+    return suspended is not None and (suspended.status == "True" or suspended.reason == c.STOPPING)
 
 
 def resumes(job: DDPTrainingJob) -> bool:
@@ -14,7 +44,7 @@ def resumes(job: DDPTrainingJob) -> bool:
     return not job.spec.suspend and job.status.is_true(c.SUSPENDED)
 
 
-def active(job: DDPTrainingJob, attempt_job: JobView | None, now: datetime) -> datetime | None:
+def active_deadline(job: DDPTrainingJob, attempt_job: JobView | None, now: datetime) -> datetime | None:
     """Return the end of the active time; None while it does not run.
 
     It counts from the start of the job or its latest resumption; in a queue, as that of a Job itself, from the latest
@@ -35,7 +65,7 @@ def waiting_since(job: DDPTrainingJob, attempt_job: JobView | None) -> datetime 
     return max(filter(None, (began, changed)), default=None)
 
 
-def pending(job: DDPTrainingJob, attempt_job: JobView | None, pods: Pods, now: datetime) -> datetime | None:
+def pending_deadline(job: DDPTrainingJob, attempt_job: JobView | None, pods: Pods, now: datetime) -> datetime | None:
     """Return the end of the time in which all pods must run; None once they have, since they were last wanted."""
     since, seconds = now if resumes(job) else waiting_since(job, attempt_job), job.spec.pending_deadline_seconds
     if since is None or seconds is None or job.status.is_true(c.RENDEZVOUSED):

@@ -1,19 +1,36 @@
-"""Posting Kubernetes Events in the background: nobody's reconcile waits for a line of text, nor for the API server's
-time that it takes: while there is much to do, events wait."""
+"""Events: those of others that are read for objects that do not get on, and our own, posted in the background.
+
+An API server reads all Events of a namespace to find those about one object. A thousand Jobs whose pods are forbidden
+would have it do so a thousand times, and most of the operator's time at rest would be theirs. So what the Job
+controller says is read for all Jobs of a namespace together, and the answer is good for some seconds.
+
+Nobody's reconcile waits for a line of text to be posted, nor for the API server's time that it takes: while there is
+much to do, our own Events wait.
+"""
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Event, Object
 from ddp_operator.constants import MANAGED_BY
-from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.errors import ApiError, trim
+from ddp_operator.kube.client import ApiClient, ApiError, call, trim
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.kubeobjects.timestamps import format_time, utc_now
 
 logger = logging.getLogger(__name__)
+
+LIMIT: Final = 50
+"""Events about one object."""
+PAGE: Final = 500
+PAGES: Final = 20
+AGE: Final = 5.0
+ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
+
+_READ: Final = ("type", "reason", "message", "lastTimestamp", "eventTime", "series")
 
 BACKLOG: Final = 4000
 BUSY: Final = 4
@@ -23,6 +40,56 @@ PAUSE: Final = 0.1
 MESSAGE_LIMIT: Final = 1024  # the API server's own for an Event
 CLOSE_TIMEOUT: Final = 1.0
 NAME_LIMIT: Final = 253 - len(".0123456789abcdef")
+
+
+class EventReader:
+    """Answers what was said about an object. ``clock`` is monotonic, in seconds."""
+
+    def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._known: dict[str, tuple[float, dict[str, list[Object]]]] = {}
+        self._lock = asyncio.Lock()
+
+    async def about(self, item: Object) -> tuple[Object, ...]:
+        """Return the Events about a Job or a pod. Raises: ClusterError, Refused."""
+        meta = item["metadata"]
+        namespace, uid = meta["namespace"], meta["uid"]
+        if item["kind"] != "Job":
+            return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, 1))
+        return tuple((await self._about_jobs(namespace)).get(uid, ())[-LIMIT:])
+
+    async def _about_jobs(self, namespace: str) -> dict[str, list[Object]]:
+        """Return the Events about Jobs of a namespace by their UIDs; read anew where the answer is too old."""
+        async with self._lock:
+            now = self._clock()
+            for old in [name for name, (asked, _) in self._known.items() if now - asked >= AGE]:
+                del self._known[old]
+            if namespace not in self._known:
+                found: dict[str, list[Object]] = {}
+                for event in await self._list(namespace, ABOUT_JOBS, PAGE, PAGES):
+                    about = str((event.get("involvedObject") or {}).get("uid") or "")
+                    found.setdefault(about, []).append(_trimmed(event))
+                self._known[namespace] = now, found
+            return self._known[namespace][1]
+
+    async def _list(self, namespace: str, selector: str, limit: int, pages: int) -> list[Object]:
+        params = {"fieldSelector": selector, "limit": str(limit)}
+        found: list[Object] = []
+        for _ in range(pages):
+            answer = await call(self._client, "GET", "Event", namespace, refusable=True, params=params)
+            found += answer.get("items") or ()
+            more = (answer.get("metadata") or {}).get("continue")
+            if not more:
+                break
+            params["continue"] = str(more)
+        return found
+
+
+def _trimmed(event: Object) -> Object:
+    """Return what is read of an Event; a thousand of them are kept for some seconds."""
+    created = (event.get("metadata") or {}).get("creationTimestamp")
+    return {name: event[name] for name in _READ if name in event} | {"metadata": {"creationTimestamp": created}}
 
 
 class EventWriter:
