@@ -72,7 +72,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 values |= {name: msgspec.convert(value, kind, strict=False)} if value else {}
             except msgspec.ValidationError as error:
-                problem = str(error).partition(" - at")[0]
+                problem = str(error).partition(" - at")[0].partition(", got")[0]
+                problem = problem.replace("`int`", "a whole number").replace("`float`", "a number")
                 raise SettingsError(
                     f"{PREFIX}{name.upper()}: {given!r} cannot be used: {problem}. It sets: {text}"
                 ) from None
