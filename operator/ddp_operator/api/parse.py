@@ -15,9 +15,9 @@ import msgspec
 import yaml
 
 from ddp_operator import constants
+from ddp_operator.api.crd import build_schema
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.schema import build_schema
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 

@@ -32,16 +32,7 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
 
 ONCE_STARTED = ("elastic", "rendezvous", "metrics", "scheduling", "networkPolicy")
 """Fixed from attempt 1 on: objects that serve all attempts are built from them."""
-ONCE_RUN = (
-    "procPerNode",
-    "shm",
-    "watchdog",
-    "preflight",
-    "securityProfile",
-    "checkpoint",
-    "successPolicy",
-    "template",
-)
+ONCE_RUN = ("procPerNode", "shm", "watchdog", "preflight", "securityProfile", "checkpoint", "successPolicy", "template")
 """Fixed once a pod has run; until then an edit replaces the attempt's Job."""
 ONCE_ENDED = ("nodes", "suspend", "recovery", "activeDeadlineSeconds", "pendingDeadlineSeconds", "processGroupPolicy")
 """Fixed once the job has ended: nothing would follow an edit."""
@@ -208,17 +199,14 @@ RULES: tuple[Rule, ...] = (
         )
         for name in ("schedulerName", "queue", "priorityClassName")
     ),
-    Rule(
-        "spec.networkPolicy",
-        "!has(self.egressCidrs) || size(self.egressCidrs) == 0 || self.enabled",
-        "has no effect without enabled: true; set that or remove it",
-        field=".egressCidrs",
-    ),
-    Rule(
-        "spec.networkPolicy",
-        "!has(self.metricsFrom) || self.enabled",
-        "has no effect without enabled: true; set that or remove it",
-        field=".metricsFrom",
+    *(
+        Rule(
+            "spec.networkPolicy",
+            f"!has(self.{name}) || {empty}self.enabled",
+            "has no effect without enabled: true; set that or remove it",
+            field=f".{name}",
+        )
+        for name, empty in (("egressCidrs", "size(self.egressCidrs) == 0 || "), ("metricsFrom", ""))
     ),
     _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
     _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait without limit"),

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.local.ending import close_record
 from ddp_operator.local.folder import RunFolder
-from ddp_operator.local.orphan import close_record
 
 
 def add_local_arguments(parser: argparse.ArgumentParser, *, named: bool = True) -> None:

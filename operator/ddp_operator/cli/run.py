@@ -75,7 +75,7 @@ def _read_manifest(arguments: argparse.Namespace) -> str:
     script = find_script(arguments.file, arguments.module)
     if script is None:
         return read_file(arguments.file)
-    from ddp_operator.local.gpus import find_gpus
+    from ddp_operator.local.machine import find_gpus
 
     found = 0 if arguments.cpu else len(find_gpus(os.environ))
     gpus = max(found // (arguments.nodes or 1), min(found, 1))  # more pods than GPUs are refused, not trained on CPUs
@@ -89,7 +89,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.api.parse import parse_resource
     from ddp_operator.kubeobjects.containers import count_pod_gpus
     from ddp_operator.local import adapt
-    from ddp_operator.local.gpus import find_gpus
+    from ddp_operator.local.machine import find_gpus
     from ddp_operator.local.runner import RunPlan
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template

@@ -3,14 +3,7 @@
 import argparse
 import json
 
-from ddp_operator.cli.api import (
-    ApiError,
-    add_cluster_arguments,
-    add_output_argument,
-    connect,
-    get_job,
-    list_events,
-)
+from ddp_operator.cli.api import ApiError, add_cluster_arguments, add_output_argument, connect, get_job, list_events
 from ddp_operator.cli.errors import ExitCode
 from ddp_operator.cli.local_runs import add_local_arguments, is_local, open_run, read_job
 from ddp_operator.kubeobjects.timestamps import utc_now

@@ -11,17 +11,7 @@ import time
 from typing import Any, Iterable, Sequence
 
 from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_RETRYABLE, EXIT_USER_ERROR
-from .failure_table import (
-    CATEGORIES,
-    CUDA,
-    EXIT_CODES,
-    HANG,
-    NCCL,
-    NETWORK,
-    OOM,
-    USER_ERROR,
-    Outcome,
-)
+from .failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NCCL, NETWORK, OOM, USER_ERROR, Outcome
 from .files import read_json
 from .hints import EARLY_END_REMEDY, MISMATCH, NO_DEVICES, NO_GPU, advise, find_advice
 from .output import read_last_lines

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Iterable, NamedTuple
 
-from .contract import (
-    EXIT_HANG,
-    EXIT_OOM,
-    EXIT_PEER_LOST,
-    EXIT_PREEMPTED,
-    EXIT_RETRYABLE,
-    EXIT_USER_ERROR,
-)
+from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 
 
 class Category(NamedTuple):

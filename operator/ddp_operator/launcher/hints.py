@@ -74,11 +74,10 @@ EARLY_END_REMEDY = (
 )
 _SILENT = "the script ended itself: its last lines in the log say why"
 _CRASHED = "it crashed in native code, a library's or a kernel's; the log has the stack of a Python script then"
-_HINTS_OF_EXIT_CODES = {
-    **dict.fromkeys((128 + signal.SIGSEGV, 128 + signal.SIGABRT, 128 + signal.SIGBUS, 128 + signal.SIGFPE), _CRASHED),
-    128
-    + signal.SIGKILL: "it was killed from outside, mostly by the kernel for memory: kubectl describe pod, and dmesg "
-    "on the node",
+_KILLED = "it was killed from outside, mostly by the kernel for memory: kubectl describe pod, and dmesg on the node"
+_HINTS_OF_SIGNALS = {
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE), _CRASHED),
+    signal.SIGKILL: _KILLED,
 }
 
 
@@ -94,5 +93,5 @@ def advise(failure: dict[str, Any], *, silent: bool) -> str:
     if advice:
         return advice
     if category == UNKNOWN.name:
-        return _HINTS_OF_EXIT_CODES.get(code if code >= 0 else 128 - code, _SILENT)
+        return _HINTS_OF_SIGNALS.get(code - 128 if code >= 0 else -code, _SILENT)
     return _SILENT if silent else CATEGORIES[category].remedy

@@ -8,13 +8,7 @@ import sys
 from typing import Sequence
 
 from .command_line import find_missing_program, split_python_line
-from .contract import (
-    ENV_COMPLETION_INDEX,
-    ENV_OMP_NUM_THREADS,
-    ENV_RUNTIME_DIR,
-    EXIT_RETRYABLE,
-    EXIT_USER_ERROR,
-)
+from .contract import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
 from .failure_table import EXIT_CODES
 from .files import BOOTSTRAP
 from .known_loops import find_total

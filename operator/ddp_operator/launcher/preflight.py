@@ -10,11 +10,11 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 from .contract import METRIC_ALL_REDUCE_RATE, METRIC_PREFLIGHT_PASSED, METRIC_PREFLIGHT_SECONDS, PREFLIGHT_CHECKS
 from .pod import Pod, PreflightConfig
-from .processes import die_with
+from .processes import die_with, kill
 
 _PROBE_SECONDS = 60.0
 _PROBE_BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
@@ -36,28 +36,30 @@ def find_partners(pod: Pod) -> list[tuple[str, int]]:
 
 def try_dns(hosts: Iterable[str]) -> float:
     """Resolve names. Returns the longest time, seconds. Raises: OSError that names the host."""
-    longest = 0.0
-    for host in hosts:
-        start = time.monotonic()
-        try:
-            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise OSError(f"{host} does not resolve: {error.strerror or error}") from None
-        longest = max(longest, time.monotonic() - start)
-    return longest
+    return max(
+        (_time(f"{host} does not resolve", socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM) for host in hosts),
+        default=0.0,
+    )
 
 
 def try_tcp(partners: Iterable[tuple[str, int]]) -> float:
     """Connect. Returns the longest time, seconds. Raises: OSError that names the address."""
-    longest = 0.0
-    for host, port in partners:
-        start = time.monotonic()
-        try:
-            with socket.create_connection((host, port), timeout=10):
-                longest = max(longest, time.monotonic() - start)
-        except OSError as error:
-            raise OSError(f"no connection to {host}:{port}: {error.strerror or error}") from None
-    return longest
+    words = "no connection to {}:{}"
+    return max((_time(words.format(*one), _connect, one) for one in partners), default=0.0)
+
+
+def _connect(address: tuple[str, int]) -> None:
+    socket.create_connection(address, timeout=10).close()
+
+
+def _time(problem: str, attempt: Callable[..., Any], *arguments: Any) -> float:
+    """Return how long an attempt takes. Raises: OSError that begins with ``problem``."""
+    start = time.monotonic()
+    try:
+        attempt(*arguments)
+    except OSError as error:
+        raise OSError(f"{problem}: {error.strerror or error}") from None
+    return time.monotonic() - start
 
 
 def try_all_reduce(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]]) -> dict[str, float]:
@@ -89,10 +91,7 @@ def try_all_reduce(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]]) 
         text = os.read(result, 4096) if ready else b'{"problem": "no result in time"}'
         figures.append(json.loads(text or b'{"problem": "the probe was killed"}'))
         os.close(result)
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
+        kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     problems = [one["problem"] for one in figures if "problem" in one]
     if problems:

@@ -7,13 +7,7 @@ import os
 import time
 from typing import Any
 
-from .contract import (
-    ENV_TERMINATION_LOG,
-    EXIT_OK,
-    EXIT_PREEMPTED,
-    EXIT_USER_ERROR,
-    TERMINATION_MESSAGE_LIMIT,
-)
+from .contract import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_USER_ERROR, TERMINATION_MESSAGE_LIMIT
 from .failure import (
     add_last_lines,
     build_signature,

@@ -14,7 +14,7 @@ from .failure import blame_early_ends, examine
 from .files import log
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
-from .processes import STOPPED_STATES, process_state
+from .processes import STOPPED_STATES, kill, process_state
 from .rendezvous import Heartbeats, RendezvousQuorum, query_store
 from .stall import StallBoard
 
@@ -173,13 +173,8 @@ class TorchrunPatches:
                 agent._remaining_restarts = 0  # they do not come to another rendezvous: it would only time out
         outcomes = [failure["outcome"] for failure in failures]
         not_counted = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
-        free = (
-            bool(failures)
-            and pod.elastic
-            and not_counted
-            and not self._is_stopping
-            and self._quorum.take_free_restart()
-        )
+        may_be_free = bool(failures) and pod.elastic and not_counted and not self._is_stopping
+        free = may_be_free and self._quorum.take_free_restart()
         repeated = bool(failures) and self._is_repeated({"failures": failures, "free": free})
         if free:
             agent._remaining_restarts += 1
@@ -297,10 +292,7 @@ def release_stopped(pids: Iterable[int], *, saves: bool) -> None:
     """
     for pid in pids:
         if process_state(pid) in STOPPED_STATES:
-            try:
-                os.kill(pid, signal.SIGCONT if saves else signal.SIGKILL)
-            except OSError:
-                pass
+            kill(pid, signal.SIGCONT if saves else signal.SIGKILL)
 
 
 class SignalGate:

@@ -24,7 +24,7 @@ from ddp_operator.cluster import (
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.launcher.metrics import fetch_page
-from ddp_operator.local import fields, gpus, pods
+from ddp_operator.local import adapt, machine, pods
 from ddp_operator.local.environment import MissingReference, build_environment
 from ddp_operator.local.job_controller import JobDecision, build_pod, decide_job, is_controlled_by
 from ddp_operator.local.kubelet import Kubelet
@@ -64,7 +64,7 @@ class LocalCluster:
         self.store.on_change = self._changed
         self.on_change: Callable[[], None] = lambda: None
         self.on_event: Callable[[Object, Event], None] = lambda resource, event: None
-        self._pool = gpus.GpuPool(gpu_ids) if gpu_ids is not None else None
+        self._pool = machine.GpuPool(gpu_ids) if gpu_ids is not None else None
         self._environ = environ
         self.kubelet = Kubelet(
             self.store,
@@ -234,7 +234,7 @@ class LocalCluster:
         """Refuse what no process on this machine can be. Raises: Refused."""
         template = job["spec"]["template"]
         trainer = find_trainer(template)["name"]
-        reasons = [f"{f.path}: {f.refusal}" for f in fields.check_template(template, trainer) if f.refusal]
+        reasons = [f"{f.path}: {f.refusal}" for f in adapt.check_template(template, trainer) if f.refusal]
         namespace = job["metadata"].get("namespace") or "default"
         try:
             pod = build_pod({**job, "metadata": {"uid": "", **job["metadata"]}}, 0, suffix="admit")
@@ -245,10 +245,10 @@ class LocalCluster:
         if reasons:
             raise Refused("; ".join(reasons), reason="Invalid")
 
-    def _gpu_pool(self) -> gpus.GpuPool:
+    def _gpu_pool(self) -> machine.GpuPool:
         """Return the GPUs, asking the driver only once somebody wants one."""
         if self._pool is None:
-            self._pool = gpus.GpuPool(gpus.find_gpus(self._environ))
+            self._pool = machine.GpuPool(machine.find_gpus(self._environ))
         return self._pool
 
     def _recently_departed(self, key: Key) -> tuple[Object, ...]:

@@ -13,8 +13,8 @@ from ddp_operator.kubeobjects.containers import count_pod_gpus
 from ddp_operator.local import pods, processes
 from ddp_operator.local.environment import MissingReference
 from ddp_operator.local.folder import clear_half_written, is_out_of_space
-from ddp_operator.local.gpus import GpuPool
 from ddp_operator.local.job_controller import completion_index
+from ddp_operator.local.machine import GpuPool
 from ddp_operator.local.store import Store, grace_of
 
 Object = Mapping[str, Any]

@@ -14,8 +14,8 @@ from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.launcher.pod import loopback_address
 from ddp_operator.local.environment import Lookup, build_environment, expand
-from ddp_operator.local.gpus import VISIBLE_DEVICES
 from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
+from ddp_operator.local.machine import VISIBLE_DEVICES
 from ddp_operator.local.volumes import prepare_volumes, rewrite_paths
 from ddp_operator.names import is_reserved_variable
 

@@ -20,11 +20,11 @@ from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
 from ddp_operator.display import FaultTolerantStream, View, choose_display
 from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.local.adapt import Finding
 from ddp_operator.local.cluster import LocalCluster
-from ddp_operator.local.facts import describe_environment
-from ddp_operator.local.fields import Finding
+from ddp_operator.local.ending import close_record, describe_run, interrupt
 from ddp_operator.local.folder import RunFolder, is_out_of_space
-from ddp_operator.local.orphan import close_record, interrupt
+from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import NO_STEPS, count, describe_wait, format_line, is_silent
 from ddp_operator.local.store import grace_of
@@ -254,8 +254,6 @@ class Run:
                 await self._wake.wait()
 
     async def _finish(self) -> Outcome:
-        from ddp_operator.local.summary import describe_run
-
         if self._broken is not None:
             self._fail(self._broken)
         else:

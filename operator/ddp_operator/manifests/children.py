@@ -7,17 +7,19 @@ ConfigMap, which owns the launchers.
 """
 
 import ast
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob, kueue_labels, owner_reference
-from ddp_operator.manifests.network import build_network_policy_spec
 from ddp_operator.manifests.pod import build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
@@ -138,20 +140,11 @@ def build_launcher_config_map(
     }
 
 
-def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
-    """Return the NetworkPolicy for the pods of every attempt."""
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _metadata(job, names.service_name(job.name)),
-        "spec": build_network_policy_spec(job),
-    }
-
-
 def build_job(
     job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher, *, attempt: int, nodes: int
 ) -> dict[str, Any]:
     """Return the Indexed Job of one attempt with ``nodes`` pods."""
+    rank_zero = job.spec.success_policy == "RankZero"
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -179,16 +172,10 @@ def build_job(
                     },
                 ]
             },
-            **_success_policy(job),
+            **({"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if rank_zero else {}),
             "template": build_pod_template(job, template, launcher.digest, attempt=attempt, nodes=nodes),
         },
     }
-
-
-def _success_policy(job: DDPTrainingJob) -> dict[str, Any]:
-    if job.spec.success_policy == "AllNodes":
-        return {}
-    return {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}
 
 
 def _metadata(
@@ -200,3 +187,43 @@ def _metadata(
         "labels": dict(extra or {}) | names.child_labels(job.name, attempt),
         "ownerReferences": [owner_reference(job)],
     }
+
+
+_DNS: Final = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+_PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
+"""What the usual charts and the Prometheus operator call its pods."""
+
+
+def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
+    """Return the NetworkPolicy of every attempt: pods talk to each other and to DNS, and who is named reads metrics."""
+
+    def pods() -> dict[str, Any]:
+        return {"matchLabels": names.child_labels(job.name)}
+
+    readers = job.spec.network_policy.metrics_from
+    others = [_labelled(_PROMETHEUS)] if readers is None else msgspec.to_builtins(readers)
+    operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
+    egress: list[dict[str, Any]] = [
+        {"to": [{"podSelector": pods()}]},
+        {"ports": [dict(port) for port in _DNS]},  # to anywhere: a node's own resolver is no pod
+    ]
+    if job.spec.network_policy.egress_cidrs:
+        egress.append({"to": [{"ipBlock": {"cidr": cidr}} for cidr in job.spec.network_policy.egress_cidrs]})
+    spec = {
+        "podSelector": pods(),
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {"from": [{"podSelector": pods()}]},
+            {
+                "from": [operator, *copy.deepcopy(others)],
+                "ports": [{"port": job.spec.metrics.port, "protocol": "TCP"}],
+            },
+        ],
+        "egress": egress,
+    }
+    metadata = _metadata(job, names.service_name(job.name))
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+
+
+def _labelled(labels: dict[str, str]) -> dict[str, Any]:
+    return {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(labels)}}

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from operator import itemgetter
 
 from ddp_operator.progress import format_duration
 from ddp_operator.report.run import Mark, Point
@@ -91,13 +92,8 @@ def thin(points: Sequence[Point]) -> list[Point]:
     kept: list[Point] = []
     for start in range(0, len(points), stretch):
         part = points[start : start + stretch]
-        extremes = {min(part, key=_value), max(part, key=_value)}
-        kept += sorted(extremes)
+        kept += sorted({min(part, key=itemgetter(1)), max(part, key=itemgetter(1))})
     return kept
-
-
-def _value(point: Point) -> float:
-    return point[1]
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:

@@ -1,6 +1,7 @@
 """The page itself: HTML from a run, every text of it escaped."""
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from typing import Final
@@ -8,12 +9,12 @@ from typing import Final
 from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure
 from ddp_operator.failures.text import describe_detail, describe_place
+from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
-from ddp_operator.local.orphan import explain_interruption
 from ddp_operator.progress import format_duration
 from ddp_operator.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
-from ddp_operator.report.run import Run, split_step_time
-from ddp_operator.report.tables import list_events, list_facts, list_interruptions, list_ranks
+from ddp_operator.report.run import Event, Mark, RankTime, Run, split_step_time
+from ddp_operator.status.stragglers import RATIO
 from ddp_operator.why import explain_why
 
 # Blue, orange and green that are told apart by colour-blind readers too, in a shade for each theme.
@@ -78,11 +79,9 @@ def build_page(run: Run, now: datetime) -> str:
     """Return the page of a run. It loads nothing from elsewhere, which its Content-Security-Policy ensures."""
     status = run.status
     phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
-    summary = (
-        explain_interruption(run.resource, status, run.command)
-        if run.interrupted
-        else str(explain_why(run.resource, (), now))
-    )
+    summary = str(explain_why(run.resource, (), now))
+    if run.interrupted:
+        summary = explain_interruption(run.resource, status, run.command)
     failure = _failure(status.last_failure) if status.last_failure else ""
     survived = phase == "Succeeded"
     sections = [
@@ -137,37 +136,23 @@ def _count(done: int, of: int | None) -> str:
 def _charts(run: Run) -> str:
     axis = TimeAxis(run.end, run.marks, run.checkpoints)
     column, unit = choose_rate(run.rows)
+    losses = [Series("training", run.series("loss")), Series("validation", run.series("validation_loss"), 2)]
+    steps = [
+        [(time - run.start, *(1000 * part for part in parts)) for time, *parts in stretch]
+        for stretch in split_step_time(run.rows)
+    ]
     charts = [
         line_chart("Throughput", [Series(unit, run.series(column))], axis, unit=f" {unit}", zero=True),
-        line_chart(
-            "Loss",
-            [Series("training", run.series("loss")), Series("validation", run.series("validation_loss"), 2)],
-            axis,
-        ),
+        line_chart("Loss", losses, axis),
         line_chart("Validation accuracy", [Series("accuracy", run.series("validation_accuracy"))], axis),
-        stacked_chart(
-            "Time of a step on rank 0",
-            ("data", "compute", "waiting and other"),
-            [
-                [(time - run.start, *(1000 * part for part in parts)) for time, *parts in stretch]
-                for stretch in split_step_time(run.rows)
-            ],
-            axis,
-            unit=" ms",
-        ),
+        stacked_chart("Time of a step on rank 0", ("data", "compute", "waiting and other"), steps, axis, unit=" ms"),
         line_chart("Learning rate", [Series("learning rate", run.series("learning_rate"))], axis),
     ]
     drawn = "".join(charts)
     if not drawn:
         return "<p>No charts: the script reported no steps.</p>"
-    keys = "".join(
-        f'<span class="sign {kind}">{words}</span>'
-        for kind, words, there in (
-            ("mark", "interruption", run.marks),
-            ("checkpoint", "checkpoint", run.checkpoints),
-        )
-        if there
-    )
+    signs = (("mark", "interruption", run.marks), ("checkpoint", "checkpoint", run.checkpoints))
+    keys = "".join(f'<span class="sign {kind}">{words}</span>' for kind, words, there in signs if there)
     legend = f'<p class="legend">Time since the start of the run{keys}</p>'
     return f'<h2>Over time</h2>{legend}<div class="charts">{drawn}</div>'
 
@@ -180,3 +165,68 @@ def _failure(failure: LastFailure) -> str:
         f'<h2>Last failure</h2><div class="box bad"><b>{escape(failure.category)}</b>: '
         f"{escape(describe_detail(failure))}<br><small>{escape(where)}</small>{trace}{hint}</div>"
     )
+
+
+_SHOWN_RANKS: Final = 16
+
+
+def list_interruptions(marks: Sequence[Mark]) -> str:
+    """Return what the numbers on the charts stand for."""
+    rows = [
+        _row([("number", str(number)), ("time", format_duration(mark.time)), ("name", mark.label), ("", mark.cause)])
+        for number, mark in enumerate(marks, 1)
+    ]
+    return _box("Interruptions", _table(("", "time", "what", "cause"), rows, "wide")) if rows else ""
+
+
+def list_ranks(ranks: Sequence[RankTime]) -> str:
+    """Return the mean step of each rank, that first which keeps the others waiting longest; many are folded."""
+    if not ranks:
+        return ""
+    usual = statistics.median(rank.own for rank in ranks)
+    heads = ["rank", "steps", "step, ms"]
+    if usual:
+        heads[1:1] = ["own work, x median", "data, ms", "compute, ms", "waiting, ms"]
+    rows = []
+    for rank in sorted(ranks, key=lambda rank: (-rank.own, rank.rank)):
+        cells = [str(rank.rank), f"{rank.steps:,}", f"{1000 * rank.step:,.1f}"]
+        if usual:
+            parts = [f"{1000 * part:,.1f}" for part in (rank.data, rank.compute, rank.wait)]
+            cells[1:1] = [f"{rank.own / usual:.2f}", *parts]
+        late = usual and rank.own >= RATIO * usual
+        rows.append(_row([("number", cell) for cell in cells], "late" if late else ""))
+    text = _table(heads, rows[:_SHOWN_RANKS], "ranks", "number")
+    if rows[_SHOWN_RANKS:]:
+        rest = _table(heads, rows[_SHOWN_RANKS:], "ranks", "number")
+        text += f"<details><summary>{len(rows) - _SHOWN_RANKS} more ranks</summary>{rest}</details>"
+    return _box("Ranks of the last attempt, the slowest first" if usual else "Ranks of the last attempt", text)
+
+
+def list_events(events: Sequence[Event], start: float) -> str:
+    """Return the Events, at the times of the charts."""
+    rows = [
+        _row([("time", format_duration(event.time - start)), (f"name {event.type}", event.reason), ("", event.message)])
+        for event in events
+    ]
+    return _box("Events", _table(("time", "reason", "message"), rows, "wide")) if rows else ""
+
+
+def list_facts(facts: Mapping[str, str]) -> str:
+    """Return how to make the run again."""
+    rows = [_row([("name", name), ("", value)]) for name, value in facts.items() if value]
+    return _box("Command and environment", _table((), rows, "wide")) if rows else ""
+
+
+def _box(title: str, text: str) -> str:
+    return f'<h2>{title}</h2><div class="box">{text}</div>'
+
+
+def _table(heads: Sequence[str], rows: Sequence[str], kind: str, cells: str = "") -> str:
+    head = "".join(f'<th class="{cells}">{escape(name)}</th>' for name in heads)
+    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _row(cells: Sequence[tuple[str, str]], kind: str = "") -> str:
+    """Return a row of cells, each with its class and its text."""
+    inner = "".join(f'<td class="{escape(name)}">{escape(text)}</td>' for name, text in cells)
+    return f'<tr class="{kind}">{inner}</tr>'

@@ -151,11 +151,8 @@ def split(rows: Sequence[Row]) -> list[list[Row]]:
     parts: list[list[Row]] = []
     for row in rows:
         before = parts[-1][-1] if parts else None
-        if (
-            before is None
-            or row.get("attempt", 1) > before.get("attempt", 1)
-            or row.get("steps", 0.0) < before.get("steps", 0.0)
-        ):
+        new = before is not None and row.get("attempt", 1) > before.get("attempt", 1)
+        if before is None or new or row.get("steps", 0.0) < before.get("steps", 0.0):
             parts.append([])
         parts[-1].append(row)
     return parts

@@ -22,8 +22,8 @@ from ddp_operator.display import (
     choose_display,
     describe_view,
 )
+from ddp_operator.local.ending import describe_run
 from ddp_operator.local.folder import RunFolder
-from ddp_operator.local.summary import describe_run
 
 PROGRESS = Progress(
     epoch=3, epochs=8, step=71, total_steps=184, percent="38.6%", eta="7s", eta_seconds=7, loss="0.11",

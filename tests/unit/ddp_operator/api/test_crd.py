@@ -9,9 +9,8 @@ import msgspec
 import pytest
 import yaml
 
-from ddp_operator.api.crd import build_crd, render_crd
+from ddp_operator.api.crd import build_crd, build_schema, render_crd
 from ddp_operator.api.parse import parse_manifest
-from ddp_operator.api.schema import build_schema
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import LastFailure, Progress, Status
 from tests.support import ROOT

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from ddp_operator.cluster import Key, Refused
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_NAME
-from ddp_operator.local import gpus, kubelet, pods
+from ddp_operator.local import kubelet, machine, pods
 from ddp_operator.local.cluster import LocalCluster
 
 # Writes what it sees to a file beside its termination message, then does what it is told.
@@ -286,7 +286,7 @@ async def test_the_driver_is_not_asked_for_pods_without_gpus(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(gpus, "find_gpus", lambda environ: asked.append(environ) or ())
+    monkeypatch.setattr(machine, "find_gpus", lambda environ: asked.append(environ) or ())
     await report(cluster, tmp_path / "out")
     assert not asked
 

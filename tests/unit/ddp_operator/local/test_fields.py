@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.local.fields import HONOURED, REFUSED, check_job, check_template, find_refusal
+from ddp_operator.local.adapt import HONOURED, REFUSED, check_job, check_template, find_refusal
 from tests.support import ROOT
 
 DOCS = ROOT / "docs" / "local.md"

@@ -26,8 +26,8 @@ from ddp_operator.report.charts import (
     thin,
     time_ticks,
 )
+from ddp_operator.report.page import list_ranks
 from ddp_operator.report.run import Event, Mark, RankTime, find_marks, parse_events, parse_ranks, split, split_step_time
-from ddp_operator.report.tables import list_ranks
 from tests.support.builders import NOW, resource
 
 FAILURE = {

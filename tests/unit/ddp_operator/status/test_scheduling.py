@@ -161,7 +161,7 @@ class TestMessages:
         assert say(jobs=[made]) == ("WaitingForPods", "0/2 pods scheduled")
 
     @pytest.mark.parametrize("age", [None, 29, 30])
-    def test_orphaned_pods_that_nobody_deletes_are_reported(self, age: float | None) -> None:
+    def test_endinged_pods_that_nobody_deletes_are_reported(self, age: float | None) -> None:
         """However old the attempt is: its Job may have been deleted just now, by a suspension."""
         typed, seen = see(child_pod(owner="gone"))
         old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))

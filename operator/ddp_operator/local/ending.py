@@ -1,12 +1,28 @@
-"""The summary of a run: its results, where they are, and of a failure the cause and what to do."""
+"""How a run ends: its summary, and the record of one whose `ddp run` was killed and could not close it itself.
+
+`ddp report` of that run does, or the next `ddp run` with the same `--runs-dir`. Until then the first line of its
+status.yaml names the process that wrote it.
+"""
 
 import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from ddp_operator.api.status import LastFailure, Status
+import msgspec
+import yaml
+
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
+from ddp_operator.cluster import claim_of
 from ddp_operator.failures.text import describe_detail, describe_end, describe_place
 from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
 from ddp_operator.progress import format_duration
+from ddp_operator.status import conditions
+from ddp_operator.status.attempts import fail
+from ddp_operator.status.observation import Observation, State
 
 _TRACEBACK_LINES = 15
 
@@ -88,3 +104,58 @@ def _relative(path: Path) -> str:
     """Return a path as short as a reader can use it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def close_record(folder: RunFolder) -> bool:
+    """Mark a run whose `ddp run` is gone as interrupted; return whether this call did. Raises: OSError.
+
+    It does nothing while the writer lives (which holds the folder's lock), and on another host than the writer's, where
+    that cannot be known.
+    """
+    if folder.in_use or not folder.was_written_here:
+        return False
+    written = folder.status.stat()
+    ended = datetime.fromtimestamp(folder.last_write(), UTC)
+    try:
+        resource = yaml.safe_load(folder.status.read_text(encoding="utf-8"))
+        closed = interrupt(resource, folder.command_line, ended)
+    except (yaml.YAMLError, InvalidManifest, AttributeError, TypeError):
+        return False  # not written by `ddp run`
+    if closed is None or not folder.write_status(closed):
+        return False
+    os.utime(folder.status, ns=(written.st_atime_ns, written.st_mtime_ns))  # keep the order of runs by time
+    folder.clear()  # before the summary, whose presence means that nothing is left to clear
+    status = msgspec.convert(closed["status"], Status)
+    began = status.start_time or ended
+    name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
+    folder.write_summary(describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
+    return True
+
+
+def interrupt(resource: Mapping[str, Any], command: str, now: datetime) -> dict[str, Any] | None:
+    """Return the resource with the status of an interrupted job; None if the job had ended.
+
+    Raises: InvalidManifest.
+    """
+    job = parse_resource(resource)
+    if job.status.phase in ENDED_PHASES:
+        return None
+    message = explain_interruption(resource, job.status, command)
+    decision = fail(State(job, Observation(), now), None, conditions.INTERRUPTED, message)
+    return {**resource, "status": msgspec.to_builtins(decision.status)}
+
+
+def explain_interruption(resource: Mapping[str, Any], status: Status, command: str) -> str:
+    """Return that the run was interrupted, and how to resume it."""
+    failed = status.condition(conditions.FAILED)
+    if failed is not None and failed.reason == conditions.INTERRUPTED:
+        return failed.message
+    words = f"`ddp run` ended before the job did; its last status is {status.phase}. "
+    claim = claim_of(resource)
+    # Where the script itself saves, only the script knows.
+    how = "The job keeps no checkpoints on a claim: resume from what the script saved elsewhere, or start again,"
+    if claim and status.checkpoint is not None:
+        how = f"Resume from the checkpoint of step {status.checkpoint.step} on claim {claim}"
+    elif claim:
+        how = f"No checkpoint was reported: resume from what claim {claim} holds, if anything, or start again,"
+    return f"{words}{how} with: {command or 'ddp run FILE'}"

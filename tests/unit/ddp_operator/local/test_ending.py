@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from ddp_operator.cli import main
+from ddp_operator.local.ending import close_record
 from ddp_operator.local.folder import RunFolder
-from ddp_operator.local.orphan import close_record
 from tests.support.builders import resource
 
 WRITER = """

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator import __version__
-from ddp_operator.local.facts import describe_commit, describe_environment
 from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.machine import describe_commit, describe_environment
 from tests.support.builders import NOW, resource
 
 
@@ -46,7 +46,7 @@ def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
     assert describe_commit(tmp_path).endswith(" Train longer (with uncommitted changes)")
 
 
-def test_facts_are_kept_in_the_folder_and_a_damaged_file_is_none(tmp_path: Path) -> None:
+def test_machine_are_kept_in_the_folder_and_a_damaged_file_is_none(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "x", NOW)
     assert folder.facts == {}
     folder.write_facts({"commit": "größer"})
