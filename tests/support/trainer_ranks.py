@@ -57,7 +57,7 @@ _SCRIPT = """
 import torch
 import torch.distributed as dist
 from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 world = World.start(DistributedConfig(device="cpu", timeout_seconds=300), RankEnv.from_environ())
 exec(compile(script, "script", "exec"))

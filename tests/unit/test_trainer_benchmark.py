@@ -10,9 +10,9 @@ import torch
 
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.data import DataConfig, load_datasets
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.models.small_maps import SmallMapConv2d
+from ddp_trainer.models.cpu_convolutions import SmallMapConv2d
 from ddp_trainer.optim.novograd import NovoGrad
 from tests.bench.trainer import cli, launch, synthetic
 from tests.bench.trainer.cli import main

@@ -14,7 +14,7 @@ from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
-from ddp_trainer.data.random import derive_seed
+from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
@@ -22,7 +22,7 @@ from ddp_trainer.errors import UserError, require, warn
 from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
-from ddp_trainer.models.strided_pointwise import slice_before_narrow_convolutions
+from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision, check_graphs, graph_warning

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.loader import Batch
-from ddp_trainer.data.random import derive_seed
+from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.meters import ComputeClock

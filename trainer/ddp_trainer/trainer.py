@@ -10,7 +10,7 @@ from ddp_trainer.assembly import assemble, save_model
 from ddp_trainer.checkpoint.store import load_newest
 from ddp_trainer.config.run import RunConfig, describe
 from ddp_trainer.data.loader import Batch
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import Preempted, Superseded, UserError

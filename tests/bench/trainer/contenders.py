@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ddp_trainer.assembly import assemble
 from ddp_trainer.config.options import merge
 from ddp_trainer.config.run import RunConfig, resolve
-from ddp_trainer.data.random import derive_seed
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.data.sampling import derive_seed
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import seed_generator
 from ddp_trainer.exporter import Exporter

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data.cifar10 import find_reader
+from ddp_trainer.data.published import find_reader
 from ddp_trainer.distributed.world import World
 from ddp_trainer.machine import available_cpus
 from ddp_trainer.models import build_model

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from ddp_trainer.config.options import merge
-from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.world import World
 from tests.bench.trainer.contenders import (
     Bare,

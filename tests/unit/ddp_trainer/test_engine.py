@@ -12,9 +12,8 @@ from torch import nn
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.loader import Batch
-from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.ddp import replicate
-from ddp_trainer.distributed.rank import RankEnv
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_trainer import contract
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.observability.metrics_table import METRICS
 from tests.support import ROOT

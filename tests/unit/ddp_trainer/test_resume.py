@@ -18,7 +18,7 @@ import torch
 from ddp_trainer.checkpoint.store import Checkpointer
 from ddp_trainer.cli import main, parse
 from ddp_trainer.data.loader import ValidationLoader
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.engine import Engine
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.optim.ema import Ema

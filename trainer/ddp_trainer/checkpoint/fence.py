@@ -70,7 +70,10 @@ class Fence:
                 if self._is_mine(newest):
                     return
                 # Another job (its resource was deleted and made anew) counts from 1 again: the later comer wins.
-                behind = _job(newest.run_id, newest.attempt) == self._job and newest.attempt > self.attempt
+                behind = (
+                    _job(newest.run_id, newest.attempt) == _job(self.run_id, self.attempt)
+                    and newest.attempt > self.attempt
+                )
                 if behind or any(self._is_mine(claim) for claim in claims):
                     raise self._superseded(newest)
             if self._create(claims[-1].number + 1 if claims else 1):
@@ -86,10 +89,6 @@ class Fence:
     @property
     def _home(self) -> Path:
         return self.folder / FOLDER
-
-    @property
-    def _job(self) -> str:
-        return _job(self.run_id, self.attempt)
 
     def _is_mine(self, claim: Claim) -> bool:
         return (claim.attempt, claim.run_id) == (self.attempt, self.run_id)

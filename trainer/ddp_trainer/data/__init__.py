@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 # In the order in which they are applied.
 AUGMENTATIONS = ("scale", "crop", "flip", "rotate", "affine", "jitter")
 
-# name -> module with load(config) -> Datasets and, where there is something to fetch, download(config).
+# name -> module:load(config) -> Datasets; beside it, where there is something to fetch, download(config).
 DATASETS = {
-    "digits": "ddp_trainer.data.digits",
-    "cifar10": "ddp_trainer.data.cifar10",
-    "fashion-mnist": "ddp_trainer.data.fashion_mnist",
-    "voc2012": "ddp_trainer.data.voc2012",
+    "digits": "ddp_trainer.data.digits:load",
+    "cifar10": "ddp_trainer.data.published:load_cifar10",
+    "fashion-mnist": "ddp_trainer.data.published:load_fashion_mnist",
+    "voc2012": "ddp_trainer.data.published:load_voc2012",
 }
 
 
@@ -83,7 +83,7 @@ def download(config: DataConfig) -> None:
     Raises :class:`UserError` where that fails. Only one process of a machine may call this at a time.
     """
     if config.name != "digits":
-        load_callable(f"{DATASETS[config.name]}:download", "data.name")(config)
+        load_callable(DATASETS[config.name].replace(":load", ":download"), "data.name")(config)
 
 
 def load_datasets(config: DataConfig) -> Datasets:
@@ -94,8 +94,7 @@ def load_datasets(config: DataConfig) -> Datasets:
     """
     from ddp_trainer.data.arrays import Datasets
 
-    name = f"{DATASETS[config.name]}:load" if config.name in DATASETS else config.name
-    datasets = load_callable(name, "data.name")(config)
+    datasets = load_callable(DATASETS.get(config.name, config.name), "data.name")(config)
     if not isinstance(datasets, Datasets):
         raise UserError(
             "data.name", f"{config.name} returned {type(datasets).__name__}", "return ddp_trainer.data.arrays.Datasets"

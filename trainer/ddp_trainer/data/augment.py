@@ -1,10 +1,12 @@
 """Random changes of whole batches, with parameters of its own for every image.
 
-The functions take uniform numbers instead of drawing them, see :mod:`ddp_trainer.data.random`.
+The functions take uniform numbers instead of drawing them, see :mod:`ddp_trainer.data.sampling`.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +17,13 @@ from torch.nn.functional import pad
 
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
-from ddp_trainer.data.jitter import ORDERS, jitter
 from ddp_trainer.errors import UserError, require
 
 # Columns of an image's uniform numbers.
 # The first two place a crop.
 _FLIP, _ANGLE, _SHEAR, _SCALE, _STRENGTHS, _ORDER = 2, 3, 4, 5, slice(6, 9), 9
+BRIGHTNESS, CONTRAST, SATURATION = range(3)
+ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION)))
 
 
 @dataclass(frozen=True)
@@ -165,3 +168,37 @@ def _gather_indexed(cache: Tensor, indices: Tensor, offsets: Tensor, flips: Tens
     x = torch.where(flips[:, None], width - 1 - x, x) + lefts[:, None]
     # Indices on both sides of the channel slice put the channels last: (B, H, W, C).
     return cache[indices[:, None, None], :, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
+
+
+def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+    """Change ``images`` in place and return them.
+
+    ``images`` are float32 (B, C, H, W) with whole numbers 0 to 255, C 1 or 3; ``factors`` (B, 3) has those of
+    brightness, contrast and saturation; ``order`` (B,) chooses one of the six :data:`ORDERS`. Each change moves the
+    image away from or towards its opposite, ``opposite + factor * (image - opposite)``, cut to 0 … 255 and to whole
+    numbers: black for brightness, the mean grey for contrast, the image's own grey for saturation. This is what
+    Pillow's ImageEnhance computes, roundings included.
+    """
+    for kinds in _orders(images.device)[order].unbind(1):
+        factor = factors.gather(1, kinds.view(-1, 1)).view(-1, 1, 1, 1)
+        grey = _grey(images)
+        mean = (grey.mean(dim=(1, 2, 3), keepdim=True) + 0.5).floor_()
+        kinds = kinds.view(-1, 1, 1, 1)
+        opposite = grey.mul_(kinds == SATURATION).add_(mean.mul_(kinds == CONTRAST))
+        images.sub_(opposite).mul_(factor).add_(opposite).clamp_(0.0, 255.0).floor_()
+    return images
+
+
+@functools.cache
+def _orders(device: torch.device) -> Tensor:
+    """:data:`ORDERS` on the device, int64 (6, 3). Sent once: a GPU would stand still for it in every batch."""
+    return torch.tensor(ORDERS, device=device)
+
+
+def _grey(images: Tensor) -> Tensor:
+    """Luma of ITU-R 601, (B, 1, H, W), in Pillow's whole-number arithmetic, which float32 holds exactly."""
+    if images.shape[1] == 1:
+        return images.clone()
+    red, green, blue = images.unbind(1)
+    grey = (red * 19595.0).add_(green, alpha=38470.0).add_(blue, alpha=7471.0).add_(32768.0)
+    return grey.mul_(1.0 / 65536.0).floor_().unsqueeze(1)

@@ -7,8 +7,7 @@ import torch
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.augment import Augmentation
-from ddp_trainer.data.random import uniforms
-from ddp_trainer.data.sampling import samples_per_rank, train_order, validation_order
+from ddp_trainer.data.sampling import samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.data.sources import Batch, build_source
 from ddp_trainer.errors import UserError, require
 

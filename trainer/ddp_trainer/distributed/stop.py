@@ -57,16 +57,13 @@ class StopAgreement:
         if not self._world.is_distributed:
             return self._stop.reason
 
-        agreed = self._collect()
+        agreed = self.finish()
         flag = torch.tensor([int(self._stop.reason)], dtype=torch.int32)
         self._pending = (flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True))
         return agreed
 
     def finish(self) -> Reason:
         """Wait for the message still under way. Call it before leaving the loop, on every rank."""
-        return self._collect()
-
-    def _collect(self) -> Reason:
         if self._pending is None:
             return Reason.NONE
         flag, work = self._pending

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.errors import Superseded, UserError, require
 from ddp_trainer.machine import available_cpus
 

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from ddp_trainer.errors import require
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.models.small_maps import use_matrix_products
+from ddp_trainer.models.cpu_convolutions import use_matrix_products
 from ddp_trainer.torchvision_compat import import_torchvision
 
 

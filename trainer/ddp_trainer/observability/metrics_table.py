@@ -15,10 +15,6 @@ class Metric:
     help: str
 
 
-# Steps between a millisecond (a toy on a GPU) and minutes (segmentation on a CPU).
-STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-CHECKPOINT_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-
 METRICS = (
     Metric(contract.METRIC_SAMPLES, "counter", "Training samples this rank has processed."),
     Metric(contract.METRIC_STEPS, "counter", "Optimiser steps this process has taken."),
@@ -45,4 +41,8 @@ METRICS = (
     Metric(contract.METRIC_LAST_STEP, "gauge", "When the last step ended, Unix time."),
 )
 
-BUCKETS = {"ddp_step_seconds": STEP_BUCKETS, "ddp_checkpoint_seconds": CHECKPOINT_BUCKETS}
+BUCKETS = {
+    # Between a millisecond (a toy on a GPU) and minutes (segmentation on a CPU).
+    "ddp_step_seconds": (1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    "ddp_checkpoint_seconds": (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+}

@@ -11,10 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from ddp_trainer.data import DataConfig
-from ddp_trainer.data.augment import Augmentation
+from ddp_trainer.data.augment import ORDERS, Augmentation, jitter
 from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
-from ddp_trainer.data.jitter import ORDERS, jitter
-from ddp_trainer.data.random import uniforms
+from ddp_trainer.data.sampling import uniforms
 from ddp_trainer.errors import UserError
 from tests.support.lazy import Lazy
 

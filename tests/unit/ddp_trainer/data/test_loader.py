@@ -12,8 +12,7 @@ from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.augment import Augmentation, _gather_indexed, _slice_numpy
 from ddp_trainer.data.digits import load_arrays
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
-from ddp_trainer.data.random import derive_seed, uniforms
-from ddp_trainer.data.sampling import samples_per_rank, train_order, validation_order
+from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.errors import UserError
 
 CPU = torch.device("cpu")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_cpus

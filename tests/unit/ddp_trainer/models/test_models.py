@@ -47,7 +47,7 @@ def test_wide_resnet_has_the_documents_channels() -> None:
 
 def test_wide_resnet_averages_the_whole_image_unless_a_window_is_given() -> None:
     torch.manual_seed(0)
-    whole, window = (WideResNet(3, 10, 1, 0.0, pool) for pool in (None, 7))
+    whole, window = (WideResNet(ModelConfig(widen=1, pool=pool), 3, 10) for pool in (None, 7))
     window.load_state_dict(whole.state_dict())
     whole.eval()
     window.eval()

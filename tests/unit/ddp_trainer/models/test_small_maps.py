@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_trainer.models import ModelConfig, build_model
-from ddp_trainer.models.small_maps import SmallMapConv2d, use_matrix_products
+from ddp_trainer.models.cpu_convolutions import SmallMapConv2d, use_matrix_products
 
 # side, kernel, stride, padding, and whether there is a short way.
 SHAPES = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.models.sparse_dropout import SparseDropout, draw_positions
+from ddp_trainer.models.wide_resnet import SparseDropout, draw_positions
 
 
 @pytest.mark.parametrize("probability", [0.001, 0.01, 0.1])

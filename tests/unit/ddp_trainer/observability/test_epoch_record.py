@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddp_trainer.config.run import RunConfig, resolve
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
 from ddp_trainer.observability.epoch_record import CsvLog, EpochRecord, file_name

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ddp_trainer.distributed.rank import RankEnv
+from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.observability.meters import AsyncScalars, Timeline

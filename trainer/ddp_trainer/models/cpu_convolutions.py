@@ -1,9 +1,13 @@
-"""Convolutions of images of a few pixels as matrix products, which CPUs do many times faster.
+"""Convolutions that CPUs do badly, done in another way; weights keep their names and shapes.
 
 ImageNet's networks shrink a 32x32 image to 2x2 pixels and then to one. There a padded 3x3 convolution multiplies most
 of its weights by zeros, and its kernel has none of the many pixels that it is good at. Three cases are products of
-matrices: one pixel comes out; the kernel is one pixel; every pixel that comes out sees every pixel that goes in. The
-result is the same, in another order of additions, and so are the gradients. Weights keep their names and shapes.
+matrices, which are many times faster: one pixel comes out; the kernel is one pixel; every pixel that comes out sees
+every pixel that goes in. The result is the same, in another order of additions, and so are the gradients.
+
+With channels last, oneDNN's backward pass of a strided 1x1 convolution of few channels writes past its workspace and
+corrupts the heap, below 8 or 16 channels by the kind of CPU (uxlfoundation/oneDNN#6035, open as of torch 2.14). A slice
+and a convolution without a stride give the same numbers.
 """
 
 import functools
@@ -11,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import conv2d, linear
 
 # Pixels an image may have for a kernel of one pixel to be a plain matrix product, and pairs of pixels, in and out.
 _PIXELS, _PAIRS = 64, 16
+_SAFE_CHANNELS = 16
 
 
 class SmallMapConv2d(nn.Conv2d):
@@ -119,3 +124,20 @@ def use_matrix_products(model: nn.Module) -> None:
         plain = type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1)
         if plain and not isinstance(module.padding, str) and module.padding_mode == "zeros":
             module.__class__ = SmallMapConv2d
+
+
+class SlicedConv2d(nn.Conv2d):
+    """A 1x1 convolution that leaves the pixels out first that its stride leaves out."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (N, in_channels, H, W) to (N, out_channels, H', W')."""
+        return conv2d(input[:, :, :: self.stride[0], :: self.stride[1]], self.weight, self.bias)
+
+
+def slice_before_narrow_convolutions(model: nn.Module) -> None:
+    """Keep ``model``, on a CPU and with channels last, clear of oneDNN's defect; parameters stay the same objects."""
+    for module in model.modules():
+        if type(module) is not nn.Conv2d or module.in_channels >= _SAFE_CHANNELS or module.groups != 1:
+            continue
+        if module.kernel_size == (1, 1) and module.stride != (1, 1) and module.padding in ((0, 0), "valid"):
+            module.__class__ = SlicedConv2d

@@ -1,0 +1,233 @@
+"""The published datasets in torchvision's on-disk formats, and what their readers have in common.
+
+CIFAR-10 are 60,000 colour images of 32x32 pixels in pickled batches, Fashion-MNIST 70,000 grey ones of 28x28 in IDX
+files. PASCAL VOC 2012's segmentation are 2,913 photographs with a class number for every pixel, 21 classes and void.
+Those vary in size. Each is shrunk or enlarged until its longer side has ``image_size`` pixels and put into the top left
+corner of a black square, its mask likewise into a square of void; so they can be held and batched.
+"""
+
+import contextlib
+import hashlib
+import pickle
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ddp_trainer.data import DataConfig
+from ddp_trainer.data.arrays import VOID, Datasets, FileData, ImageData
+from ddp_trainer.errors import UserError
+from ddp_trainer.torchvision_compat import import_torchvision
+
+_CIFAR10_FOLDER = "cifar-10-batches-py"
+_CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
+_FASHION_FOLDER = "FashionMNIST/raw"
+_IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_VOC_FOLDER = "VOCdevkit/VOC2012"
+_VOC_LISTS = ("ImageSets/Segmentation/train.txt", "ImageSets/Segmentation/val.txt")
+
+
+def require_files(what: str, folder: Path, names: Sequence[str], remedy: str) -> None:
+    """Raise :class:`UserError` naming ``folder`` and those of the files ``names`` that are not in it."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        listed = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        raise UserError(
+            "data.dir",
+            f"{what} is not complete in {folder.resolve()}: {listed} missing",
+            f"{remedy}, give --data-dir, or fetch it with --data-download",
+        )
+
+
+@contextlib.contextmanager
+def readable(what: str, folder: Path, remedy: str) -> Iterator[None]:
+    """Turn what a reader raises at a file that is not what it should be into a :class:`UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except RuntimeError as error:  # torchvision's word for a wrong checksum
+        raise UserError(
+            "data.dir",
+            f"files in {folder.resolve()} are damaged or not the published ones ({error})",
+            f"{remedy} again, or read them as they are with --data-verify false",
+        ) from error
+    except (
+        pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AssertionError, IndexError, OSError,
+        struct.error,
+    ) as error:  # fmt: skip
+        raise UserError(
+            "data.dir",
+            f"{what} in {folder.resolve()} can't be read: {type(error).__name__}: {error}",
+            f"{remedy} again",
+        ) from error
+
+
+def fetch(what: str, folder: Path, within: str, names: Sequence[str], dataset: str, **arguments: Any) -> None:
+    """Let torchvision's ``dataset`` download into ``folder``, unless ``names`` are in its ``within`` already.
+
+    Raises :class:`UserError` where that fails.
+    """
+    if all((folder / within / name).is_file() for name in names):
+        return
+    import_torchvision()
+    from torchvision import datasets
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        getattr(datasets, dataset)(str(folder), download=True, **arguments)
+    except (URLError, OSError, RuntimeError, EOFError) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it is the answer, too, and holds the connection
+        raise UserError(
+            "data.download",
+            f"{what} can't be fetched into {folder.resolve()}: {' '.join(str(error).split())[:200]}",
+            "check the network and the disk, or put the files there by hand and leave --data-download out",
+        ) from error
+
+
+def download_cifar10(config: DataConfig) -> None:
+    """Fetch and unpack the archive into ``config.dir``, unless its files are there already."""
+    fetch("CIFAR-10", Path(config.dir), _CIFAR10_FOLDER, _CIFAR10_FILES, "CIFAR10")
+
+
+def find_reader(*, verify: bool) -> Any:
+    """torchvision's class for CIFAR-10, which refuses other files than the published ones only if ``verify``."""
+    import_torchvision()
+    from torchvision.datasets import CIFAR10
+
+    class Unverified(CIFAR10):  # type: ignore[misc]
+        """The same without checksums."""
+
+        train_list = [(name, None) for name, _ in CIFAR10.train_list]
+        test_list = [(name, None) for name, _ in CIFAR10.test_list]
+        meta = CIFAR10.meta | {"md5": None}
+
+    return CIFAR10 if verify else Unverified
+
+
+def load_cifar10(config: DataConfig) -> Datasets:
+    """Read CIFAR-10 below ``config.dir`` with torchvision's reader; ``config.verify`` checks its published checksums.
+
+    Raises :class:`UserError` naming the folder and the files expected in it.
+    """
+    folder = Path(config.dir) / _CIFAR10_FOLDER
+    unpack = "unpack cifar-10-python.tar.gz"
+    remedy = f"{unpack} there (it holds {_CIFAR10_FOLDER}/ with {', '.join(_CIFAR10_FILES)})"
+    require_files("CIFAR-10", folder, _CIFAR10_FILES, remedy)
+    reader = find_reader(verify=config.verify)
+    parts = []
+    for train in (True, False):
+        with readable("CIFAR-10", folder, unpack):
+            data = reader(config.dir, train=train, download=False)
+            # The reader gives (N, H, W, C).
+            images = torch.from_numpy(data.data).permute(0, 3, 1, 2).contiguous()
+            parts.append(ImageData(images, torch.tensor(data.targets, dtype=torch.int64)))
+    # Normalised with mean and standard deviation 0.5 of the range, as in the documents.
+    return Datasets(parts[0], parts[1], num_classes=10, mean=(127.5,), std=(127.5,))
+
+
+def download_fashion_mnist(config: DataConfig) -> None:
+    """Fetch and unpack the files into ``config.dir``, unless they are there already."""
+    fetch("Fashion-MNIST", Path(config.dir), _FASHION_FOLDER, _IDX_FILES, "FashionMNIST")
+
+
+def load_fashion_mnist(config: DataConfig) -> Datasets:
+    """Read Fashion-MNIST below ``config.dir`` with torchvision's reader.
+
+    ``config.verify`` checks the checksums of the published archives (``*.gz``) where they lie beside the files, as they
+    do after a download; the reader itself checks none.
+    Raises :class:`UserError` naming the folder and the files expected in it.
+    """
+    folder = Path(config.dir) / _FASHION_FOLDER
+    remedy = f"put the four files of Fashion-MNIST there, unpacked from their .gz ({', '.join(_IDX_FILES)})"
+    require_files("Fashion-MNIST", folder, _IDX_FILES, remedy)
+    import_torchvision()
+    from torchvision.datasets import FashionMNIST
+
+    for url, expected in FashionMNIST.resources if config.verify else ():
+        path = folder / Path(url).name
+        if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() != expected:
+            raise UserError(
+                "data.dir",
+                f"{path.resolve()} is damaged or not the published one",
+                "fetch it again, or read the data as they are with --data-verify false",
+            )
+    parts = []
+    for train in (True, False):
+        with readable("Fashion-MNIST", folder, "fetch the files"):
+            data = FashionMNIST(config.dir, train=train, download=False)
+            parts.append(ImageData(data.data.unsqueeze(1).contiguous(), data.targets.long()))
+    # The document scales to 0...1 and does no more.
+    return Datasets(parts[0], parts[1], num_classes=10, mean=(0.0,), std=(255.0,))
+
+
+class VocReader:
+    """One list of photographs, decoded and fitted into squares; torchvision's dataset says which files they are."""
+
+    def __init__(self, dataset: Any, size: int) -> None:
+        # Paths only: the dataset holds the module that declares torchvision's operators, which can't be pickled.
+        self.images: list[str] = list(dataset.images)
+        self.masks: list[str] = list(dataset.masks)
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Image, uint8 (3, size, size), and mask, uint8 (size, size); raises :class:`UserError` at a damaged file."""
+        from PIL import Image
+
+        with readable("VOC 2012", Path(self.images[index]), "unpack VOCtrainval_11-May-2012.tar"):
+            with Image.open(self.images[index]) as opened:
+                photograph = opened.convert("RGB")
+            with Image.open(self.masks[index]) as mask:
+                if mask.mode != "P" or mask.size != photograph.size:
+                    raise UserError(
+                        "data.dir",
+                        f"{self.masks[index]} has mode {mask.mode} and size {mask.size}, its photograph "
+                        f"{photograph.size}",
+                        "give a palette PNG of the photograph's size",
+                    )
+                mask.load()
+                scale = self.size / max(photograph.size)
+                width, height = (max(1, min(self.size, round(side * scale))) for side in photograph.size)
+                small = mask.resize((width, height), Image.Resampling.NEAREST)
+        image = torch.zeros(3, self.size, self.size, dtype=torch.uint8)
+        pixels = np.array(photograph.resize((width, height), Image.Resampling.BILINEAR))
+        image[:, :height, :width] = torch.from_numpy(pixels).permute(2, 0, 1)
+        classes = torch.full((self.size, self.size), VOID, dtype=torch.uint8)
+        classes[:height, :width] = torch.from_numpy(np.array(small))
+        return image, classes
+
+
+def download_voc2012(config: DataConfig) -> None:
+    """Fetch and unpack the archive into ``config.dir``, unless its lists are there already."""
+    fetch("VOC 2012", Path(config.dir), _VOC_FOLDER, _VOC_LISTS, "VOCSegmentation", year="2012")
+
+
+def load_voc2012(config: DataConfig) -> Datasets:
+    """Open VOC 2012 below ``config.dir`` by torchvision's dataset, which finds the files of the two lists.
+
+    Raises :class:`UserError` naming the folder and the files expected in it.
+    """
+    folder = Path(config.dir) / _VOC_FOLDER
+    remedy = f"unpack VOCtrainval_11-May-2012.tar into {Path(config.dir).resolve()} (it holds {_VOC_FOLDER}/)"
+    require_files("VOC 2012", folder, _VOC_LISTS, remedy)
+    import_torchvision()
+    from torchvision.datasets import VOCSegmentation
+
+    parts = []
+    for split in ("train", "val"):
+        with readable("VOC 2012", folder, remedy):
+            reader = VocReader(VOCSegmentation(config.dir, year="2012", image_set=split), config.image_size)
+        named = [str(Path(path).relative_to(folder)) for path in [*reader.images, *reader.masks]]
+        require_files("VOC 2012", folder, named, remedy)
+        parts.append(FileData(reader, (3, config.image_size, config.image_size), masks=True))
+    # Mean and standard deviation of ImageNet's photographs, the customary choice; in units of pixel values.
+    return Datasets(parts[0], parts[1], num_classes=21, mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
