@@ -73,19 +73,14 @@ def parse_manifest(text: str) -> Manifest:
         kinds = {str(d.get("kind")) for d in documents}
         found = ", ".join(sorted(kinds)) or "nothing"
         problem = "no" if not ours else f"{len(ours)} objects of"
-        remedy = (
-            "convert the PyTorchJob with `ddp convert`"
-            if "PyTorchJob" in kinds and not ours
-            else "it must have exactly one"
-        )
-        raise InvalidManifest(
-            [FieldError("kind", f"the file has {problem} kind {constants.KIND} (found: {found}); {remedy}")]
-        )
+        convertible = "PyTorchJob" in kinds and not ours
+        remedy = "convert the PyTorchJob with `ddp convert`" if convertible else "it must have exactly one"
+        words = f"the file has {problem} kind {constants.KIND} (found: {found}); {remedy}"
+        raise InvalidManifest([FieldError("kind", words)])
     raw = ours[0]
     if raw.get("apiVersion") != constants.API_VERSION:
-        raise InvalidManifest(
-            [FieldError("apiVersion", f"must be {constants.API_VERSION}; change it", raw.get("apiVersion"))]
-        )
+        words = f"must be {constants.API_VERSION}; change it"
+        raise InvalidManifest([FieldError("apiVersion", words, raw.get("apiVersion"))])
     _check_shape(raw)
     job = parse_resource(raw)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
@@ -100,13 +95,9 @@ def parse_manifest(text: str) -> Manifest:
 
 def _check_shape(raw: Mapping[str, Any]) -> None:
     """Check what lies outside spec: the API server's object meta and unknown top-level fields."""
-    errors = [
-        unknown_member(
-            str(name), "", _TOP_LEVEL, belongs=f"it belongs below spec: spec.{name}" if name in _SPEC else ""
-        )
-        for name in raw
-        if name not in _TOP_LEVEL
-    ]
+    below = {name: f"it belongs below spec: spec.{name}" for name in _SPEC}
+    unknown = [str(name) for name in raw if name not in _TOP_LEVEL]
+    errors = [unknown_member(name, "", _TOP_LEVEL, belongs=below.get(name, "")) for name in unknown]
     metadata = raw.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if metadata is not None and not isinstance(metadata, Mapping):
@@ -259,12 +250,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or not isinstance(key, str):
-                line = key_node.start_mark.line + 1
-                raise InvalidManifest([FieldError(f"line {line}", f"the key {key!r} is not a string; quote it")])
+            line = f"line {key_node.start_mark.line + 1}"
+            if not isinstance(key, str):
+                raise InvalidManifest([FieldError(line, f"the key {key!r} is not a string; quote it")])
             if key in seen and key != "<<":
-                line = key_node.start_mark.line + 1
-                raise InvalidManifest([FieldError(f"line {line}", f'key "{key}" is duplicated; remove one')])
+                raise InvalidManifest([FieldError(line, f'key "{key}" is duplicated; remove one')])
             seen.add(key)
         return super().construct_mapping(node, deep)
 

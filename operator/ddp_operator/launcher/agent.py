@@ -57,9 +57,8 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
     try:
         arguments = torchrun.parse_args([*flags, "--no-python", *entry])
     except SystemExit:
-        report(
-            {"result": "error", "type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""}
-        )
+        problem = {"type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""}
+        report({"result": "error", **problem})
         return 2
     try:
         torchrun.run(arguments)

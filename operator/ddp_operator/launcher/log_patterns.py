@@ -163,12 +163,8 @@ class LogProgress:
             if epoch is not None:
                 if self._first_epoch is None:
                     self._first_epoch = min(1.0, epoch)
-                if (
-                    before is not None
-                    and self._epoch is not None
-                    and epoch > self._epoch
-                    and not self._counts_per_epoch
-                ):
+                later = self._epoch is not None and epoch > self._epoch
+                if before is not None and later and not self._counts_per_epoch:
                     self._counts_per_epoch = step < before
                 self._epoch = epoch
             found[METRIC_LAST_STEP] = now

@@ -100,9 +100,5 @@ class Restarts:
         # After a restart the files are of the workers before, until the new ones run; without one they are of these,
         # also where the agent has had no time to say that it has started them.
         failures = read_errors(self._pod) if running or not self.count else []
-        last = (
-            self.repeated
-            or self._spent >= self._budget
-            or any(one["outcome"].exit_code == EXIT_USER_ERROR for one in failures)
-        )
-        return failures if last else []
+        fatal = any(one["outcome"].exit_code == EXIT_USER_ERROR for one in failures)
+        return failures if fatal or self.repeated or self._spent >= self._budget else []

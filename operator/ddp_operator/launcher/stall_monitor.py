@@ -100,7 +100,9 @@ class StallMonitor:
 
     def _check(self, plan: WatchdogConfig, watchdog: Watchdog, pages: dict[int, str], now: float) -> None:
         """Check once: log a stall, and kill the workers when it is time to."""
-        workers = [one for one in list_workers(self._pod) if process_state(one["pid"]) and not self._has_closed(one)]
+        workers = [one for one in list_workers(self._pod) if process_state(one["pid"])]
+        # A rank that has left its last page is done with training.
+        workers = [one for one in workers if not os.path.exists(self._path("metrics", f"{one['localRank']}.prom"))]
         beating = {rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))}
         watchdog.observe({one["localRank"]: one["pid"] for one in workers}, beating, now)
         counts = {rank: count_steps(page) for rank, page in pages.items() if workers and not watchdog.known}
@@ -140,9 +142,8 @@ class StallMonitor:
         if found is not None:
             return found
         # Nobody but metrics.logPatterns promises that steps show in the log.
-        silence = (
-            None if watchdog.known or not self._pod.log_patterns else self._log_steps.silence(plan.stall_seconds, now)
-        )
+        promised = self._pod.log_patterns and not watchdog.known
+        silence = self._log_steps.silence(plan.stall_seconds, now) if promised else None
         # Steps may need less CPU than counts as any, so a pod whose log shows them is not idle.
         quiet = math.inf if watchdog.known else self._log_steps.age(now)
         still = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= max(plan.stall_seconds, 1.0)}
@@ -165,10 +166,8 @@ class StallMonitor:
         ranks = [one for _, one in self._stalled]
         log("\n".join(one.what for one in ranks))
         self.board, self._remote_cause, self._killed = {}, {}, False
-        self._kill_at, self._give_up_at = (
-            math.inf,
-            now + stall_grace_seconds(self._pod.nodes, self._interval, has_cause=False),
-        )
+        self._kill_at = math.inf
+        self._give_up_at = now + stall_grace_seconds(self._pod.nodes, self._interval, has_cause=False)
         report = report_stall(stall, ranks) if self._steps_known else StallReport(False, False, False, None)
         try_write_json(self._path(STALL_REPORT_FILE), report._asdict())
 
@@ -215,10 +214,6 @@ class StallMonitor:
         elif deadlock:
             error["message"] += "; all ranks of the job wait: do they call the same collectives in the same order?"
         return error
-
-    def _has_closed(self, worker: dict[str, Any]) -> bool:
-        """Tell whether a rank has left its last page: it is done with training."""
-        return os.path.exists(self._path("metrics", f"{worker['localRank']}.prom"))
 
     def _examine(
         self, stall: Stall, workers: list[dict[str, Any]], stacks: dict[int, Stack]

@@ -19,6 +19,7 @@ from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
 from ddp_operator.cluster import claim_of
 from ddp_operator.failures.text import describe_detail, describe_end, describe_place
 from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
+from ddp_operator.local.screen import count
 from ddp_operator.progress import format_duration
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
@@ -30,25 +31,18 @@ _TRACEBACK_LINES = 15
 def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float, interrupted: bool) -> str:
     """Return the summary as text."""
     outcome = "Interrupted" if interrupted else status.phase or "Unknown"
-    attempts = f"{status.attempt} attempt{'s' if status.attempt != 1 else ''}"
-    lines = [f"{name}: {outcome} after {format_duration(seconds)} ({attempts}, {_restarts(status)})"]
+    restarts = count(status.restarts.all, "restart") if status.restarts.all else "no restarts"
+    lines = [f"{name}: {outcome} after {format_duration(seconds)} ({count(status.attempt, 'attempt')}, {restarts})"]
     lines += _results(status, folder)
     lines += [f"  warning:    {c.message}" for c in status.conditions if (c.type, c.status) == ("Distributed", "False")]
     if status.phase != "Succeeded":
         lines += _explain(status, folder)
     lines.append(f"  run folder: {_relative(folder.path)}")
-    kept = ["status.yaml", "metrics.csv", "logs", "events.log", "errors.log"]
-    lines.append(
-        "  in it:      " + ", ".join(n + ("/" if n == "logs" else "") for n in kept if (folder.path / n).exists())
-    )
+    kept = ["status.yaml", "metrics.csv", "logs/", "events.log", "errors.log"]
+    lines.append(f"  in it:      {', '.join(name for name in kept if (folder.path / name).exists())}")
     if folder.report.exists():
         lines.append(f"  report:     {_relative(folder.report)} (open it in a browser)")
     return "\n".join(lines)
-
-
-def _restarts(status: Status) -> str:
-    total = status.restarts.all
-    return "no restarts" if not total else f"{total} restart{'s' if total != 1 else ''}"
 
 
 def _results(status: Status, folder: RunFolder) -> list[str]:

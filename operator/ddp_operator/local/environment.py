@@ -25,12 +25,7 @@ class MissingReference(Exception):
 def expand(text: str, variables: Mapping[str, str]) -> str:
     """Expand ``$(NAME)`` and ``$$`` in ``text``."""
 
-    def replace(match: re.Match[str]) -> str:
-        if match[1] is None:
-            return "$"
-        return variables.get(match[1], match[0])
-
-    return _REFERENCE.sub(replace, text)
+    return _REFERENCE.sub(lambda match: "$" if match[1] is None else variables.get(match[1], match[0]), text)
 
 
 def build_environment(pod: Object, container: Object, lookup: Lookup) -> dict[str, str]:
@@ -112,10 +107,7 @@ def _field(pod: Object, name: str, path: str) -> str:
         "metadata.uid": metadata["uid"],
         "spec.nodeName": "local",
         "spec.serviceAccountName": pod["spec"].get("serviceAccountName", "default"),
-        "status.hostIP": "127.0.0.1",
-        "status.hostIPs": "127.0.0.1",
-        "status.podIP": "127.0.0.1",
-        "status.podIPs": "127.0.0.1",
+        **dict.fromkeys(("status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"), "127.0.0.1"),
     }
     if path not in values:
         raise MissingReference(f"variable {name}: unknown field {path}; use one of {', '.join(values)}")

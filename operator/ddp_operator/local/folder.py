@@ -223,9 +223,8 @@ class RunFolder:
             writer = csv.writer(stream)
             if new:
                 writer.writerow(COLUMNS)
-            writer.writerow(
-                [derived[name] if metric is None else page.values.get(metric) for name, metric in COLUMNS.items()]
-            )
+            row = [derived[name] if metric is None else page.values.get(metric) for name, metric in COLUMNS.items()]
+            writer.writerow(row)
 
     def write_summary(self, text: str) -> None:
         """Write summary.txt."""
@@ -283,16 +282,13 @@ def clear_half_written(folder: Path, *patterns: str) -> None:
 
 def read_rows(path: Path) -> list[dict[str, float]]:
     """Return the rows of a metrics.csv; cells that hold no number are left out."""
-    rows = []
+    rows: list[dict[str, float]] = []
     with path.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
-            numbers: dict[str, float] = {}
+            rows.append({})
             for name, text in row.items():
-                try:
-                    numbers[name] = float(text)
-                except (TypeError, ValueError):
-                    continue
-            rows.append(numbers)
+                with suppress(TypeError, ValueError):
+                    rows[-1][name] = float(text)
     return rows
 
 

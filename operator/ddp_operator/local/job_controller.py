@@ -67,8 +67,9 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
     if not suspended and "startTime" not in status:
         status["startTime"] = stamp
     completions = int(spec["completions"])
-    active = [p for p in mine if not _is_finished(p) and not _is_deleting(p)]
-    terminating = [p for p in mine if not _is_finished(p) and _is_deleting(p)]
+    unfinished = [p for p in mine if not _is_finished(p)]
+    active = [p for p in unfinished if p["metadata"].get("deletionTimestamp") is None]
+    terminating = [p for p in unfinished if p["metadata"].get("deletionTimestamp") is not None]
 
     release, newly_failed, succeeded = _count(job, mine, completions)
     status["failed"] = int(status.get("failed", 0)) + newly_failed
@@ -116,7 +117,7 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
         status["failed"] += sum(_has_index_below(p, completions) for p in let_go)
     left = [p for p in active if p not in delete]
     status["active"] = len(left) + len(create)
-    status["ready"] = sum(_is_ready(p) for p in left)
+    status["ready"] = sum(has_condition(p, "Ready") for p in left)
     status["terminating"] = len(terminating) + len(delete)
     if not conditions:
         del status["conditions"]
@@ -182,10 +183,7 @@ def format_indexes(indexes: Iterable[int]) -> str:
             runs[-1][1] = index
         else:
             runs.append([index, index])
-    words = [
-        [first, last] if last - first == 1 else [f"{first}-{last}"] if last > first else [first] for first, last in runs
-    ]
-    return ",".join(str(word) for run in words for word in run)
+    return ",".join(f"{a}" if a == b else f"{a},{b}" if b - a == 1 else f"{a}-{b}" for a, b in runs)
 
 
 def parse_indexes(text: str) -> set[int]:
@@ -270,15 +268,9 @@ def _ends(pods: Sequence[Object], phase: str) -> Iterator[float]:
 
 
 def _fail_job_message(spec: Object, pods: Sequence[Object]) -> str | None:
-    policy = spec.get("podFailurePolicy")
-    if policy is None:
-        return None
-    for pod in pods:
-        if pod["status"].get("phase") == "Failed":
-            action, message = _match_policy(policy, pod)
-            if action == "FailJob":
-                return message
-    return None
+    failed = [pod for pod in pods if pod["status"].get("phase") == "Failed"]
+    found = (_match_policy(spec.get("podFailurePolicy") or {}, pod) for pod in failed)
+    return next((message for action, message in found if action == "FailJob"), None)
 
 
 def _match_policy(policy: Object, pod: Object) -> tuple[str | None, str]:
@@ -308,11 +300,9 @@ def _container_statuses(pod: Object) -> list[Json]:
 
 
 def _finish(status: Json, conditions: list[Json], target: Json | None, stamp: str) -> None:
-    if target is not None:
-        _set(conditions, "Failed", "True", target["reason"], target["message"], stamp)
-    else:
-        (met,) = [c for c in conditions if c["type"] == "SuccessCriteriaMet"]
-        _set(conditions, "Complete", "True", met["reason"], met["message"], stamp)
+    (met,) = [target] if target else [c for c in conditions if c["type"] == "SuccessCriteriaMet"]
+    _set(conditions, "Failed" if target else "Complete", "True", met["reason"], met["message"], stamp)
+    if not target:
         status["completionTime"] = stamp
 
 
@@ -336,7 +326,7 @@ def _set(conditions: list[Json], kind: str, value: str, reason: str, message: st
 def _worth(pod: Object) -> tuple[bool, bool, bool]:
     """Order pods as the controller does when some must go: the least advanced one goes first."""
     phase = pod["status"].get("phase")
-    return bool(pod["spec"].get("nodeName")), phase == "Running", _is_ready(pod)
+    return bool(pod["spec"].get("nodeName")), phase == "Running", has_condition(pod, "Ready")
 
 
 def _has_index_below(pod: Object, completions: int) -> bool:
@@ -350,14 +340,6 @@ def _is_tracked(pod: Object) -> bool:
 
 def _is_finished(pod: Object) -> bool:
     return pod["status"].get("phase") in ("Succeeded", "Failed")
-
-
-def _is_deleting(pod: Object) -> bool:
-    return pod["metadata"].get("deletionTimestamp") is not None
-
-
-def _is_ready(pod: Object) -> bool:
-    return has_condition(pod, "Ready")
 
 
 def _name(pod: Object) -> str:

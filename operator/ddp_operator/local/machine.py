@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +21,12 @@ _SECRET: Final = re.compile(r"KEY|PASS|SECRET|TOKEN")
 
 def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the facts by name. ``folder``: the working directory, whose commit is told."""
+    versions = (f"ddp {__version__}", f"Python {platform.python_version()}", *_versions("torch", "numpy"))
     facts = {
         "host": f"{platform.node()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",
         "directory": str(folder),
         "commit": describe_commit(folder),
-        "versions": ", ".join(
-            (f"ddp {__version__}", f"Python {platform.python_version()}", *_versions("torch", "numpy"))
-        ),
+        "versions": ", ".join(versions),
     }
     containers = resource["spec"]["template"]["spec"]["containers"]
     given = {entry["name"]: str(entry.get("value", "")) for entry in containers[0].get("env") or ()}
@@ -57,10 +57,8 @@ def _git(folder: Path, *words: str) -> str:
 def _versions(*packages: str) -> list[str]:
     found = []
     for name in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -88,9 +86,7 @@ def _ask_driver() -> int | None:
         answer = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if answer.returncode != 0:
-        return None
-    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+    return None if answer.returncode else sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
 
 
 class GpuPool:

@@ -136,16 +136,10 @@ def finished_status(pod: Object, code: int, reason: str, message: str, now: date
     old = pod.get("status") or {}
     done = "PodCompleted" if code == 0 else "PodFailed"
     keep = [c for c in old.get("conditions") or () if c["type"] not in ("Ready", "ContainersReady")]
-    lost = [
-        {"type": kind, "status": "False", "reason": done, "lastTransitionTime": stamp}
-        for kind in ("ContainersReady", "Ready")
-    ]
-    terminated = {
-        "exitCode": code,
-        "reason": reason,
-        "startedAt": old.get("startTime", stamp),
-        "finishedAt": stamp,
-    } | ({"message": message} if message else {})
+    change = {"status": "False", "reason": done, "lastTransitionTime": stamp}
+    lost = [{"type": kind, **change} for kind in ("ContainersReady", "Ready")]
+    times = {"startedAt": old.get("startTime", stamp), "finishedAt": stamp}
+    terminated = {"exitCode": code, "reason": reason, **times} | ({"message": message} if message else {})
     return {
         **old,
         "phase": "Succeeded" if code == 0 else "Failed",

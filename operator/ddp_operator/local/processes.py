@@ -59,16 +59,7 @@ class Lifeline:
 
     def __init__(self) -> None:
         self.read_end, write_end = os.pipe()
-        self._let_go = weakref.finalize(self, _close_all, self.read_end, write_end)
-
-    def close(self) -> None:
-        """Let go of both ends; without this they go with the object."""
-        self._let_go()
-
-
-def _close_all(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+        self.close = weakref.finalize(self, lambda *ends: [*map(os.close, ends)], self.read_end, write_end)
 
 
 def start(

@@ -218,10 +218,8 @@ def parse_ranks(pages: Iterable[str]) -> list[RankTime]:
     ranks: dict[int, dict[str, float]] = {}
     for page in pages:
         for name, rank, value in _SERIES.findall(page):
-            try:
+            with suppress(ValueError):
                 ranks.setdefault(int(rank), {})[name] = float(value)
-            except ValueError:
-                continue
     times = []
     for rank, values in sorted(ranks.items()):
         steps = values.get(_STEP_COUNT, 0.0)
