@@ -77,7 +77,9 @@ def _convert(document: Object) -> Conversion:
     done.resource["metadata"] = _metadata(document.get("metadata") or {})
     new = done.resource["spec"]
     new["nodes"] = sum(int(replica.get("replicas", 1)) for replica in replicas.values())
-    _take_process_count(done, spec)
+    processes = spec.get("nprocPerNode", (spec.get("elasticPolicy") or {}).get("nProcPerNode"))
+    if processes is not None:
+        new["procPerNode"] = int(processes) if str(processes).isdigit() else processes
     for name in sorted(set(spec) - {"pytorchReplicaSpecs", "nprocPerNode", "runPolicy", "elasticPolicy"}):
         done.note(f"spec.{name}", "has no equivalent")
     _take_restart_policies(done, replicas)
@@ -94,13 +96,6 @@ def _metadata(old: Mapping[str, Any]) -> Object:
     return {key: value for key, value in (kept | {"annotations": annotations}).items() if value}
 
 
-def _take_process_count(done: Conversion, spec: Mapping[str, Any]) -> None:
-    elastic = spec.get("elasticPolicy") or {}
-    wanted = spec.get("nprocPerNode", elastic.get("nProcPerNode"))
-    if wanted is not None:
-        done.resource["spec"]["procPerNode"] = int(wanted) if str(wanted).isdigit() else wanted
-
-
 def _take_restart_policies(done: Conversion, replicas: Mapping[str, Any]) -> None:
     policies = {str(replica.get("restartPolicy") or "OnFailure") for replica in replicas.values()}
     path = "spec.pytorchReplicaSpecs.*.restartPolicy"
@@ -109,9 +104,8 @@ def _take_restart_policies(done: Conversion, replicas: Mapping[str, Any]) -> Non
         done.note(path, "Never: the first failure ends the job; evicted pods are still replaced")
     elif "ExitCode" in policies:
         done.resource["spec"]["recovery"] = {"nonRetryableExitCodes": _PERMANENT_CODES}
-        done.note(
-            path, f"ExitCode: of the codes 1 to 127 only {_PERMANENT_CODES} end the job; add others that the script has"
-        )
+        words = f"of the codes 1 to 127 only {_PERMANENT_CODES} end the job; add others that the script has"
+        done.note(path, f"ExitCode: {words}")
     elif "Always" in policies:
         done.note(path, "Always: a pod that ends well is not started again")
     if len(policies) > 1:
@@ -130,9 +124,8 @@ def _take_elastic_policy(done: Conversion, elastic: Mapping[str, Any]) -> None:
     if backend == "c10d" or (backend == "static" and "elastic" not in new):
         rendezvous["backend"] = backend
     elif backend:
-        done.note(
-            f"{at}.rdzvBackend", f"{backend}: c10d is used, whose store pod 0 has; no server of its own is needed"
-        )
+        words = "c10d is used, whose store pod 0 has; no server of its own is needed"
+        done.note(f"{at}.rdzvBackend", f"{backend}: {words}")
     if isinstance(port, int) and port >= 1024:
         rendezvous["port"] = port
     for pair in elastic.get("rdzvConf") or ():
@@ -163,15 +156,12 @@ def _take_run_policy(done: Conversion, policy: Mapping[str, Any]) -> None:
     if scheduling.get("queue"):
         labels = done.resource["metadata"].setdefault("labels", {})
         labels.setdefault(_QUEUE_LABEL, scheduling["queue"])
-        done.note(
-            f"{at}.schedulingPolicy.queue",
-            f"is the label {_QUEUE_LABEL} now, for Kueue; for Volcano write scheduling (gang, queue) instead",
-        )
+        words = f"is the label {_QUEUE_LABEL} now, for Kueue; for Volcano write scheduling (gang, queue) instead"
+        done.note(f"{at}.schedulingPolicy.queue", words)
     for name in ("minAvailable", "minResources", "scheduleTimeoutSeconds"):
         if name in scheduling:
-            done.note(
-                f"{at}.schedulingPolicy.{name}", "has no equivalent: Kueue, or scheduling.gang, admits all pods or none"
-            )
+            words = "has no equivalent: Kueue, or scheduling.gang, admits all pods or none"
+            done.note(f"{at}.schedulingPolicy.{name}", words)
 
 
 def _template(done: Conversion, replicas: Mapping[str, Any]) -> Object:
@@ -182,9 +172,8 @@ def _template(done: Conversion, replicas: Mapping[str, Any]) -> Object:
         for path in _differences(given["Master"], given["Worker"], "template"):
             done.note(f"spec.pytorchReplicaSpecs.Master.{path}", "differs from the workers'; all pods get the workers'")
     if not isinstance(template.get("spec"), dict) or not template["spec"].get("containers"):
-        raise InvalidManifest(
-            [FieldError(f"spec.pytorchReplicaSpecs.{role}.template.spec.containers", "Required value: add a container")]
-        )
+        path = f"spec.pytorchReplicaSpecs.{role}.template.spec.containers"
+        raise InvalidManifest([FieldError(path, "Required value: add a container")])
     pod = template["spec"]
     if pod.pop("restartPolicy", None) not in (None, "Never"):
         done.note("template.spec.restartPolicy", "is left out: the operator sets it")
@@ -194,9 +183,8 @@ def _template(done: Conversion, replicas: Mapping[str, Any]) -> Object:
     for other in [c for c in containers if c is not trainer]:
         containers.remove(other)
         pod.setdefault("initContainers", []).append(other | {"restartPolicy": "Always"})
-        done.note(
-            f"container {other.get('name')}", "is a native sidecar now, so that it does not keep the job from ending"
-        )
+        words = "is a native sidecar now, so that it does not keep the job from ending"
+        done.note(f"container {other.get('name')}", words)
     _clean_container(done, trainer)
     _take_shared_memory(done, pod, trainer)
     if any("persistentVolumeClaim" in volume for volume in pod.get("volumes") or ()):
@@ -218,16 +206,13 @@ def _clean_container(done: Conversion, container: Object) -> None:
             container[key] = kept
     line = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not line:
-        done.note("command", _ENTRYPOINT)
-        return
+        return done.note("command", _ENTRYPOINT)
     if line[0].startswith("-") and not line[0].startswith("-m"):
         done.note("command", f"{_ENTRYPOINT}; the args are only its arguments")
     bare = _unwrap_shell(line)
     if bare is None:
-        done.note(
-            "command", "a shell starts the training: if that runs torchrun, write the script itself as the command"
-        )
-        return
+        words = "a shell starts the training: if that runs torchrun, write the script itself as the command"
+        return done.note("command", words)
     stripped = _strip_torchrun(done, bare)
     if stripped != line:
         container["command"] = stripped

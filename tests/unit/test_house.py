@@ -33,7 +33,6 @@ LONG_FILES = {
 MODULE_LIMIT = 350
 LONG_MODULES = {
     "operator/ddp_operator/kube/cluster.py": "one method for each call of the Cluster protocol",
-    "operator/ddp_operator/local/job_controller.py": "one decision of Kubernetes', which is read beside its source",
     "operator/ddp_operator/local/runner.py": "one run from its first line to its summary, in one event loop",
     "operator/ddp_operator/progress.py": "one page of series, parsed, and turned into progress by one set of rules",
 }

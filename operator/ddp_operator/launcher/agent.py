@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any, Iterable
 
 from .contract import ENV_AGENT_PID
@@ -134,11 +135,9 @@ class AgentProcess:
 
     def send(self, message: bytes) -> None:
         """Send to the agent, unless it has ended meanwhile."""
-        try:
+        with suppress(OSError):
             if self.channel is not None:
                 self.channel.sendall(message)
-        except OSError:
-            pass
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the events that the agent has reported since the last call."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+from contextlib import suppress
 from typing import Mapping
 
 from .contract import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEPS, METRIC_WORLD_SIZE
@@ -151,10 +152,8 @@ class LogProgress:
         """Take in what was found, by the names of LOG_GROUPS; ``now`` is Unix time. Returns whether it has a value."""
         found = {}
         for group, text in groups.items():
-            try:
+            with suppress(ValueError):
                 found[LOG_GROUPS[group]] = float((text or "").replace(",", ""))
-            except ValueError:
-                continue
         step, before = found.get("ddp_step"), self._values.get("ddp_step")
         if step is not None and step != before and math.isfinite(step):
             # A count that starts over, as in each epoch, is a step too.

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Callable, Iterable
 
 from .contract import COMMENT_LAST_FAILURE, METRIC_GLOBAL_STEP, METRIC_STEP_SECONDS, METRIC_STEPS, PAGES, STACK_LIMIT
@@ -189,18 +190,13 @@ class Metrics:
 
     def _collect(self, rank: int, pages: dict[int, str]) -> None:
         path = os.path.join(self._folder, str(rank))
-        try:
+        with suppress(OSError, ValueError, OverflowError):
             pages[rank] = self._ask(rank, "/metrics")
             return
-        except (OSError, ValueError, OverflowError):
-            pass
         for left in PAGES[1:]:
-            try:
-                with open(f"{path}.{left}", encoding="utf-8", errors="replace") as file:
-                    pages[rank] = file.read(_PAGE_LIMIT)
+            with suppress(OSError), open(f"{path}.{left}", encoding="utf-8", errors="replace") as file:
+                pages[rank] = file.read(_PAGE_LIMIT)
                 return
-            except OSError:
-                continue
 
     def _accept(self, server: socket.socket) -> None:
         while True:

@@ -8,6 +8,7 @@ import re
 import select
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Callable
 
 from .files import is_own_file, log, read_json
@@ -142,11 +143,8 @@ def _end_path(pod: Pod, local_rank: int) -> str:
 
 
 def _write_end(pod: Pod, local_rank: int, end: bytes) -> None:
-    try:
-        with open(_end_path(pod, local_rank), "wb") as file:
-            file.write(end)
-    except OSError:
-        pass  # the log has it
+    with suppress(OSError), open(_end_path(pod, local_rank), "wb") as file:  # else the log has it
+        file.write(end)
 
 
 def read_last_lines(pod: Pod, local_rank: int) -> str:
@@ -188,13 +186,11 @@ def _global_rank(pod: Pod, local_rank: int, about: dict[str, Any]) -> int:
 def write_page(pod: Pod, local_rank: int, progress: LogProgress, source: str) -> None:
     """Keep a rank's page for the metrics' endpoint. ``source``: ``log`` or ``post``."""
     path = os.path.join(pod.runtime, "metrics", f"{local_rank}.{source}")
-    try:
+    with suppress(OSError):  # a full disk must not end the log
         with open(f"{path}.tmp", "w", encoding="utf-8") as file:
             about = _about_worker(pod, local_rank)
             file.write(progress.page(_global_rank(pod, local_rank, about), about.get("worldSize")))
         os.replace(f"{path}.tmp", path)
-    except OSError:
-        pass  # a full disk must not end the log
 
 
 class OutputReader:

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Callable
 
 from .clock import AwakeClock
@@ -67,10 +68,8 @@ def query_store(question: Callable[[], Any]) -> list[Any]:
     results: list[Any] = []
 
     def call() -> None:
-        try:
+        with suppress(Exception):  # there is no store any more
             results.append(question())
-        except Exception:
-            pass  # there is no store any more
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -141,12 +140,9 @@ def count_connections(port: int) -> int:
     """Return how many established TCP connections this machine has at a local port (Linux)."""
     count = 0
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(path, encoding="ascii") as file:
-                rows = [line.split() for line in file][1:]
-        except OSError:
-            continue
-        count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
+        with suppress(OSError), open(path, encoding="ascii") as file:
+            rows = [line.split() for line in file][1:]
+            count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
     return count
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Callable
 
 from .clock import AwakeClock
@@ -180,10 +181,8 @@ class StallMonitor:
         """Forget a stall that is over."""
         if self._stall is not None:
             self._stall, self._stalled, self.board, self._remote_cause = None, [], {}, {}
-            try:
+            with suppress(OSError):
                 os.unlink(self._path(STALL_REPORT_FILE))
-            except OSError:
-                pass
 
     def _should_kill(self, stall: Stall, now: float) -> bool:
         """Tell whether this pod's workers are to be ended now, by what all pods have found."""

@@ -68,9 +68,8 @@ class Kubelet:
             if pod["status"].get("conditions") is None:
                 self.store.change(pod, status=pods.pending_status("Unschedulable", words, self.clock()))
             return
-        place = pods.PodPlace(
-            self.folder / "pods" / pod["metadata"]["name"], self.claims, tuple(taken), self._port_for(pod)
-        )
+        folder = self.folder / "pods" / pod["metadata"]["name"]
+        place = pods.PodPlace(folder, self.claims, tuple(taken), self._port_for(pod))
         namespace = pod["metadata"]["namespace"]
         log = self.log_of(pod)
         try:
@@ -80,18 +79,12 @@ class Kubelet:
                     stream.write(f"--- pod {pod['metadata']['name']} ---\n")
             plan = pods.plan_pod(pod, place, lambda kind, name: self.store.get(kind, namespace, name), self.base)
             process = processes.start(
-                plan.command,
-                environment=plan.environment,
-                folder=plan.folder,
-                log=log,
-                mark=uid,
-                lifeline=self._lifeline,
+                plan.command, plan.environment, plan.folder, log=log, mark=uid, lifeline=self._lifeline
             )
         except (MissingReference, OSError, ValueError) as error:
             self._give_back_gpus(pod)
-            status = pods.finished_status(
-                pod, START_ERROR_CODE, "StartError", _explain(error, place.folder), self.clock()
-            )
+            words = _explain(error, place.folder)
+            status = pods.finished_status(pod, START_ERROR_CODE, "StartError", words, self.clock())
             self.store.change(pod, status=status, spec={**pod["spec"], "nodeName": pods.NODE_NAME})
             return
         run = self._runs[uid] = _Run(pod, process, plan, log)

@@ -64,9 +64,9 @@ class Lifeline:
 
 def start(
     command: Sequence[str],
-    *,
     environment: Mapping[str, str],
     folder: str | None,
+    *,
     log: Path,
     mark: str,
     lifeline: Lifeline,

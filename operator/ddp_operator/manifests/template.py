@@ -20,7 +20,6 @@ from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nest
 from ddp_operator.names import is_reserved_variable
 
 _POD = "spec.template.spec"
-_NATIVE_SIDECAR = "move it to initContainers with restartPolicy: Always (a native sidecar)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,8 @@ def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError(f"{_POD}.containers", "must be a list; write '- ' before the first member of each container")
         return
     if not isinstance(containers, list) or not containers:
-        yield FieldError(
-            f"{_POD}.containers",
-            "Required value: needs one container, named trainer, whose command runs the training script; add it",
-        )
+        words = "needs one container, named trainer, whose command runs the training script; add it"
+        yield FieldError(f"{_POD}.containers", f"Required value: {words}")
         return
     for part in ("containers", "initContainers"):
         if not isinstance(pod.get(part), list | None):
@@ -153,16 +150,12 @@ def _find_trainer(containers: list[Mapping[str, Any]]) -> int | FieldError:
     if len(containers) == 1:
         return 0
     if not named:
-        return FieldError(
-            f"{_POD}.containers",
-            f"holds {len(containers)} containers and none is named {constants.TRAINER_CONTAINER}; "
-            "give the one that trains that name",
-        )
-    other = next(i for i, c in enumerate(containers) if i != named[0])
-    return FieldError(
-        f"{_POD}.containers[{other}]",
-        f'container "{containers[other]["name"]}" beside the trainer would keep the job from ending; {_NATIVE_SIDECAR}',
-    )
+        words = f"holds {len(containers)} containers and none is named {constants.TRAINER_CONTAINER}"
+        return FieldError(f"{_POD}.containers", f"{words}; give the one that trains that name")
+    other = 0 if named[0] else 1
+    words = f'container "{containers[other]["name"]}" beside the trainer would keep the job from ending'
+    remedy = "move it to initContainers with restartPolicy: Always (a native sidecar)"
+    return FieldError(f"{_POD}.containers[{other}]", f"{words}; {remedy}")
 
 
 def _check_pod(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
@@ -174,36 +167,28 @@ def _check_pod(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
         if pod.get(name) is not None:
             yield FieldError(f"{_POD}.{name}", remedy, pod[name])
     if pod.get("restartPolicy") not in (None, "Never"):
-        yield FieldError(
-            f"{_POD}.restartPolicy", "must be Never: restarts are spec.recovery's; remove it", pod["restartPolicy"]
-        )
+        words = "must be Never: restarts are spec.recovery's; remove it"
+        yield FieldError(f"{_POD}.restartPolicy", words, pod["restartPolicy"])
     names = [volume["name"] for volume in pod.get("volumes") or []]
     for reserved in (constants.LAUNCHER_VOLUME, constants.SHM_VOLUME, constants.CHECKPOINT_VOLUME):
         if reserved in names:
-            yield FieldError(
-                f"{_POD}.volumes[{names.index(reserved)}].name", "is the operator's; choose another", reserved
-            )
+            where = f"{_POD}.volumes[{names.index(reserved)}].name"
+            yield FieldError(where, "is the operator's; choose another", reserved)
     ours = {spec.rendezvous.port: "spec.rendezvous.port", spec.metrics.port: "spec.metrics.port"}
     for part in ("containers", "initContainers"):
         for i, container in enumerate(pod.get(part) or []):
             for j, port in enumerate(container.get("ports") or []):
                 number = port.get("containerPort")
                 if isinstance(number, int) and number in ours:
-                    yield FieldError(
-                        f"{_POD}.{part}[{i}].ports[{j}].containerPort",
-                        f"is taken by {ours[number]}, which the operator declares itself; remove it or change one",
-                        number,
-                    )
+                    words = f"is taken by {ours[number]}, which the operator declares itself; remove it or change one"
+                    yield FieldError(f"{_POD}.{part}[{i}].ports[{j}].containerPort", words, number)
 
 
 def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterator[FieldError]:
     for index, port in enumerate(trainer.get("ports") or []):
         if port.get("name") in constants.PORT_NAMES:
-            yield FieldError(
-                f"{path}.ports[{index}].name",
-                "is the name of a port that the operator declares; rename it",
-                port["name"],
-            )
+            words = "is the name of a port that the operator declares; rename it"
+            yield FieldError(f"{path}.ports[{index}].name", words, port["name"])
     if not isinstance(trainer.get("image"), str) or not trainer["image"]:
         yield FieldError(f"{path}.image", "Required value: needs an image with Python and torch; add it")
     for index, env in enumerate(trainer.get("env") or []):
@@ -211,23 +196,17 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterato
         if not isinstance(name, str):
             yield FieldError(f"{path}.env[{index}].name", "Required value: every variable needs a name; add it")
         elif is_reserved_variable(name):
-            yield FieldError(
-                f"{path}.env[{index}].name", "is reserved: torchrun and the operator set it; remove it", name
-            )
+            words = "is reserved: torchrun and the operator set it; remove it"
+            yield FieldError(f"{path}.env[{index}].name", words, name)
     for index, mount in enumerate(trainer.get("volumeMounts") or []):
-        where = mount.get("mountPath")
+        here, where = f"{path}.volumeMounts[{index}].mountPath", mount.get("mountPath")
         if not isinstance(where, str):
-            yield FieldError(
-                f"{path}.volumeMounts[{index}].mountPath", "Required value: every mount needs a path; add it"
-            )
+            yield FieldError(here, "Required value: every mount needs a path; add it")
         elif where.rstrip("/") == constants.LAUNCHER_MOUNT_PATH:
-            yield FieldError(f"{path}.volumeMounts[{index}].mountPath", "is the operator's; choose another", where)
+            yield FieldError(here, "is the operator's; choose another", where)
         elif spec.checkpoint and spec.checkpoint.claim_name and where.rstrip("/") == spec.checkpoint.path.rstrip("/"):
-            yield FieldError(
-                f"{path}.volumeMounts[{index}].mountPath",
-                "spec.checkpoint.claimName is mounted there; remove this mount or the claimName",
-                where,
-            )
+            words = "spec.checkpoint.claimName is mounted there; remove this mount or the claimName"
+            yield FieldError(here, words, where)
 
 
 def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -237,9 +216,8 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         (spec.scheduling.priority_class_name, "priorityClassName"),
     ):
         if ours is not None and pod.get(theirs):
-            yield FieldError(
-                f"spec.scheduling.{theirs}", f"is also set in {_POD}.{theirs}; remove one of the two", ours
-            )
+            words = f"is also set in {_POD}.{theirs}; remove one of the two"
+            yield FieldError(f"spec.scheduling.{theirs}", words, ours)
     if spec.scheduling.gang == "Volcano" and constants.KUEUE_QUEUE_LABEL in job.labels:
         label = constants.KUEUE_QUEUE_LABEL
         words = f"must be None or Coscheduling where Kueue queues the job; change it or remove the label {label}"
@@ -289,29 +267,18 @@ def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[Fie
 
 def _resolve_nproc(trainer: Mapping[str, Any], path: str, spec: Spec) -> int | FieldError:
     """Return the worker processes of one pod, from procPerNode and the container's limits."""
-    resources = trainer.get("resources") or {}
+    resources, here = trainer.get("resources") or {}, f"{path}.resources"
     gpus, cpus, asked = count_gpus(resources), cpu_limit(resources), spec.proc_per_node
-    if asked == "auto":
-        return gpus or 1
-    if asked == "gpu":
-        return gpus or FieldError(
-            "spec.procPerNode", f"needs a GPU in {path}.resources.limits; add nvidia.com/gpu or use auto", asked
-        )
-    if asked == "cpu":
-        if gpus:
-            return FieldError(
-                "spec.procPerNode", f"{gpus} GPUs in {path}.resources would idle; use gpu or remove them", asked
-            )
-        if cpus is None or cpus < 1:
-            return FieldError(
-                "spec.procPerNode", f"needs at least one CPU in {path}.resources.limits; add cpu or use a number", asked
-            )
-        return int(cpus)
-    assert isinstance(asked, int)
-    if gpus and asked > gpus:
-        return FieldError(
-            "spec.procPerNode",
-            f"is more than the {gpus} GPUs in {path}.resources; ask for {asked} there or use gpu",
-            asked,
-        )
-    return asked
+    if asked == "gpu" and not gpus:
+        problem = f"needs a GPU in {here}.limits; add nvidia.com/gpu or use auto"
+    elif asked == "cpu" and gpus:
+        problem = f"{gpus} GPUs in {here} would idle; use gpu or remove them"
+    elif asked == "cpu" and (cpus is None or cpus < 1):
+        problem = f"needs at least one CPU in {here}.limits; add cpu or use a number"
+    elif isinstance(asked, int) and gpus and asked > gpus:
+        problem = f"is more than the {gpus} GPUs in {here}; ask for {asked} there or use gpu"
+    elif asked == "cpu":
+        return int(cpus or 0)
+    else:
+        return asked if isinstance(asked, int) else gpus or 1
+    return FieldError("spec.procPerNode", problem, asked)

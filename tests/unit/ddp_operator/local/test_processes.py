@@ -39,7 +39,7 @@ def begin(tmp_path: Path, mark: str, lifeline: Lifeline) -> Begin:
     def begin(code: str, folder: str | None = None, program: str = sys.executable) -> PodProcess:
         log = tmp_path / "log"
         command = [program, "-S", "-c", code]
-        return start(command, environment=os.environ, folder=folder, log=log, mark=mark, lifeline=lifeline)
+        return start(command, os.environ, folder, log=log, mark=mark, lifeline=lifeline)
 
     return begin
 
