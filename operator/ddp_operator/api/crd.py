@@ -14,7 +14,7 @@ import yaml
 from msgspec import inspect as mi
 
 from ddp_operator import constants
-from ddp_operator.api.rules import RULES, Rule
+from ddp_operator.api.rules import RULES
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -183,16 +183,12 @@ def build_resource_schema() -> dict[str, Any]:
         node = schema
         for name in rule.at.split(".") if rule.at else ():
             node = node["properties"][name]
-        node.setdefault("x-kubernetes-validations", []).append(_entry(rule))
+        entry = {"rule": rule.cel, "message": rule.message}
+        entry |= {"messageExpression": rule.explanation} if rule.explanation else {}
+        entry |= {"fieldPath": rule.field} if rule.field and rule.field != ".metadata.name" else {}
+        node.setdefault("x-kubernetes-validations", []).append(entry)
     _bound_lists(schema["properties"]["spec"])
     return schema
-
-
-def _entry(rule: Rule) -> dict[str, str]:
-    entry = {"rule": rule.cel, "message": rule.message}
-    if rule.explanation:
-        entry["messageExpression"] = rule.explanation
-    return entry | ({"fieldPath": rule.field} if rule.field and rule.field != ".metadata.name" else {})
 
 
 def _bound_lists(spec: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from ddp_operator.cli.local_runs import add_local_arguments, is_local, open_run,
 from ddp_operator.kubeobjects.containers import find_trainer
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.local.folder import RunFolder
-from ddp_operator.local.tail import LogFile, Tail, find_logs, split_rank
+from ddp_operator.local.screen import LogFile, Tail, find_logs, split_rank
 from ddp_operator.manifests.template import resolve_template
 
 _POLL_SECONDS: Final = 1.0

@@ -15,8 +15,6 @@ _SUFFIX = {
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGT]|[KMGT]i)?(?:[eE]([+-]?[0-9]{1,2}))?")
 # Device plugins that hand out GPUs; one worker process a device.
 _GPU_RESOURCES = re.compile(r"(nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe))")
-
-
 # What an API server takes, which is more than is read here.
 _ANY_QUANTITY = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 

@@ -31,27 +31,22 @@ class Lines:
     """One rank's output as whole lines, each with the rank in front: a pod with several ranks has one log."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.rest = b""  # which has no end yet
         self._since = 0.0
 
     def feed(self, chunk: bytes, rank: int, now: float) -> bytes:
         """Take in output; return what to write. A line that has no end yet waits for it, at most a second."""
-        if chunk and not self._rest:
+        if chunk and not self.rest:
             self._since = now
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        if self._rest and (len(self._rest) > _LONGEST_LINE or now - self._since > _LINE_SECONDS):
-            whole.append(self._rest)
-            self._rest = b""
+        *whole, self.rest = (self.rest + chunk).split(b"\n")
+        if self.rest and (len(self.rest) > _LONGEST_LINE or now - self._since > _LINE_SECONDS):
+            whole.append(self.rest)
+            self.rest = b""
         elif whole:
             self._since = now
         front = b"[rank%d]: " % rank
         # torch marks the lines of an uncaught exception itself.
         return b"".join((line if line.startswith(front) else front + line) + b"\n" for line in whole)
-
-    @property
-    def waits(self) -> bool:
-        """Whether a line has no end yet."""
-        return bool(self._rest)
 
 
 def read_output(
@@ -111,7 +106,7 @@ def read_output(
                 changed.add(descriptor)
         over = ending and not received
         for descriptor, some in lines.items():
-            if some.waits:
+            if some.rest:
                 local_rank = ranks[descriptor][0]
                 rank = _global_rank(pod, local_rank, _about_worker(pod, local_rank))
                 _write_all(1, some.feed(b"\n" if over else b"", rank, time.monotonic()))

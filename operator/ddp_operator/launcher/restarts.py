@@ -86,11 +86,6 @@ class Restarts:
         self.count += 1
         return True
 
-    def begin_anew(self, reason: str) -> None:
-        """Note why the agent was started again."""
-        self.reason = reason
-        self.forget()
-
     def forget(self) -> None:
         """Forget the failures that the last restart has answered."""
         self.failures, self.repeated, self.failed_step = [], False, None

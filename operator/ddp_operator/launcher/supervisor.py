@@ -129,7 +129,8 @@ class Supervisor:
         # Forking beside threads is safe here: ours hold no lock that the agent needs.
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
         reason = examine_agent(self.pod, self._result, self._agent.status or 0)[1]
-        self._restarts.begin_anew(reason)
+        self._restarts.reason = reason
+        self._restarts.forget()
         log(f"starting torchrun's agent again, restart {self._restarts.count}: {reason}")
         self._end_processes(keep={self._store, self._reader.pid})
         self._result = {}

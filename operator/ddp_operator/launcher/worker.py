@@ -64,16 +64,14 @@ class GroupRecorder:
         def update_and_record(group: Any) -> Any:
             result = update(group)
             try:
-                self._record(int(group.size()))
+                size = int(group.size())
+                if size > read_json(self._path).get("size", 0):
+                    write_json(self._path, {"size": size})
             except (AttributeError, TypeError, ValueError, OSError):
                 pass  # no group any more, or none of this rank's
             return result
 
         module._update_default_pg = update_and_record
-
-    def _record(self, size: int) -> None:
-        if size > read_json(self._path).get("size", 0):
-            write_json(self._path, {"size": size})
 
     def close(self) -> None:
         """Record that there was no group, where that is certain: of a program that has ended well by itself."""

@@ -122,7 +122,7 @@ def close_record(folder: RunFolder) -> bool:
     status = msgspec.convert(closed["status"], Status)
     began = status.start_time or ended
     name, seconds = closed["metadata"]["name"], (ended - began).total_seconds()
-    folder.write_summary(describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
+    folder.write(folder.summary, describe_run(name, status, folder, seconds=seconds, interrupted=True) + "\n")
     return True
 
 

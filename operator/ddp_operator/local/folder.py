@@ -170,7 +170,7 @@ class RunFolder:
 
     def write_facts(self, facts: Mapping[str, str]) -> None:
         """Write environment.json."""
-        self._write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        self.write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     def clear(self) -> None:
         """Remove temporary files that a killed run has left: its own, and those of its pods' launchers."""
@@ -191,7 +191,7 @@ class RunFolder:
         kept = {key: resource[key] for key in ("apiVersion", "kind", "metadata", "spec", "status") if key in resource}
         ended = (resource.get("status") or {}).get("phase") in ENDED_PHASES
         head = "" if ended else _WRITER.format(pid=os.getpid(), host=socket.gethostname(), since=self._since)
-        return self._write(self.status, head + _dump_all([kept]))
+        return self.write(self.status, head + _dump_all([kept]))
 
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""
@@ -204,10 +204,6 @@ class RunFolder:
         with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8") as stream:
             stream.write(f"{_local_time(moment)} {where}\n")
             stream.write("".join(traceback.format_exception(error)) + "\n")
-
-    def write_page(self, pod: str, page: str) -> None:
-        """Keep the last metrics page of a pod."""
-        self._write(self.pages / f"{pod}.prom", page)
 
     def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
         """Append a row to metrics.csv; unknown values are left empty."""
@@ -226,16 +222,8 @@ class RunFolder:
             row = [derived[name] if metric is None else page.values.get(metric) for name, metric in COLUMNS.items()]
             writer.writerow(row)
 
-    def write_summary(self, text: str) -> None:
-        """Write summary.txt."""
-        self._write(self.summary, text)
-
-    def write_report(self, page: str) -> None:
-        """Write report.html."""
-        self._write(self.report, page)
-
-    def _write(self, path: Path, text: str) -> bool:
-        """Replace a file, or leave it as it was."""
+    def write(self, path: Path, text: str) -> bool:
+        """Replace a file, or leave it as it was. Returns whether it was written."""
         with self._tolerantly(path):
             replace_file(path, text)
         return path not in self._failing

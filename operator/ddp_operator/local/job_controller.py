@@ -259,12 +259,10 @@ def _backoff_left(pods: Sequence[Object], backoff: float, now: datetime) -> floa
 
 def _ends(pods: Sequence[Object], phase: str) -> Iterator[float]:
     """Yield when the containers of pods in this phase ended (Unix time)."""
-    for pod in pods:
-        if pod["status"].get("phase") == phase:
-            for container in _container_statuses(pod):
-                terminated = (container.get("state") or {}).get("terminated") or {}
-                if terminated.get("finishedAt"):
-                    yield datetime.fromisoformat(terminated["finishedAt"]).timestamp()
+    for container in (one for pod in pods if pod["status"].get("phase") == phase for one in _container_statuses(pod)):
+        terminated = (container.get("state") or {}).get("terminated") or {}
+        if terminated.get("finishedAt"):
+            yield datetime.fromisoformat(terminated["finishedAt"]).timestamp()
 
 
 def _fail_job_message(spec: Object, pods: Sequence[Object]) -> str | None:

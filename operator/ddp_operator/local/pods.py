@@ -72,7 +72,9 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
     else:
         line[:1] = [here(word) for word in line[:1]]
     line[1:] = [here(word) for word in line[1:]]
-    machine = {VISIBLE_DEVICES: ",".join(place.gpus)} | _network_defaults()
+    # Traffic between pods stays on the loopback; a host name that resolves elsewhere would lead gloo astray.
+    loopback = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
+    machine = {VISIBLE_DEVICES: ",".join(place.gpus), **loopback}
     fixed = {
         constants.ENV_METRICS_PORT: str(place.metrics_port),
         constants.ENV_PORT_FILE: str(port_file),
@@ -98,12 +100,6 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     # So that `torchrun` and other programs are those beside the interpreter.
     inherited["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), environ.get("PATH", os.defpath)))
     return inherited
-
-
-def _network_defaults() -> dict[str, str]:
-    """Traffic between pods stays on the loopback; a host name that resolves elsewhere would lead gloo astray."""
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
 
 
 def pending_status(reason: str, message: str, now: datetime) -> Json:

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -95,23 +95,12 @@ def start(
 def find_marked(mark: str) -> list[int]:
     """Return the processes of this user that inherited a pod's mark. Linux only; elsewhere there are none."""
     wanted = f"{ENV_LOCAL_POD}={mark}".encode()
-    return [pid for pid, environment in _environments() if wanted in environment.split(b"\0")]
-
-
-def _environments() -> Iterator[tuple[int, bytes]]:
-    user = os.getuid()
-    try:
-        entries = list(os.scandir("/proc"))
-    except OSError:
-        return
-    for entry in entries:
-        if not entry.name.isdigit():
-            continue
-        try:
-            if entry.stat().st_uid == user:
-                yield int(entry.name), Path(entry.path, "environ").read_bytes()
-        except OSError:
-            continue
+    user, found = os.getuid(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if entry.stat().st_uid == user and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
 
 
 async def _exited(pid: int) -> None:

@@ -59,7 +59,7 @@ class Recorder:
             # Ranks that have ended take their series along: how they were at last is worth more.
             stepped = f"{constants.METRIC_GLOBAL_STEP}{{" in text
             if stepped or name_file(pod) not in self._stepped:
-                self._folder.write_page(name_file(pod), text)
+                self._folder.write(self._folder.pages / f"{name_file(pod)}.prom", text)
             self._stepped |= {name_file(pod)} if stepped else set()
             if index == 0:
                 self.port = self._cluster.kubelet.port_of(pod)

@@ -26,9 +26,8 @@ from ddp_operator.local.ending import close_record, describe_run, interrupt
 from ddp_operator.local.folder import RunFolder, is_out_of_space
 from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
-from ddp_operator.local.screen import NO_STEPS, count, describe_wait, format_line, is_silent
+from ddp_operator.local.screen import NO_STEPS, LogFile, Tail, count, describe_wait, find_logs, format_line, is_silent
 from ddp_operator.local.store import grace_of
-from ddp_operator.local.tail import LogFile, Tail, find_logs
 from ddp_operator.local.volumes import ClaimInUse, ClaimLock
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
@@ -271,13 +270,13 @@ class Run:
             seconds=seconds,
             interrupted=self._broken is None and bool(self._signals),
         )
-        self._folder.write_summary(summary + "\n")
+        self._folder.write(self._folder.summary, summary + "\n")
         self._output.write(summary + "\n")
         self._output.flush()
         return Outcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
 
     async def _write_report(self) -> None:
-        self._folder.write_report(self._plan.build_report(self._folder.path))
+        self._folder.write(self._folder.report, self._plan.build_report(self._folder.path))
 
     async def _write_facts(self) -> None:
         self._folder.write_facts(describe_environment(self._plan.resource, Path.cwd(), os.environ))

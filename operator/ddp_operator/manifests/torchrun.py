@@ -62,21 +62,11 @@ OWNED_FLAGS: Final = {
 }
 OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # those of them that take no value
 # Flags that are the user's own, and whether each takes a value.
-_PASSED: Final = {
-    "monitor-interval": True,
-    "start-method": True,
-    "event-log-handler": True,
-    "role": True,
-    "log-dir": True,
-    "redirects": True,
-    "tee": True,
-    "local-ranks-filter": True,
-    "duplicate-stdout-filters": True,
-    "duplicate-stderr-filters": True,
-    "logs-specs": True,
-    "numa-binding": True,
-    "virtual-local-rank": False,
-}
+_WITH_VALUES: Final = (
+    *("monitor-interval", "start-method", "event-log-handler", "role", "log-dir", "redirects", "tee", "logs-specs"),
+    *("local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "numa-binding"),
+)
+_PASSED: Final = dict.fromkeys(_WITH_VALUES, True) | {"virtual-local-rank": False}
 _FORM: Final = {"module": False, "use-env": False, "help": False}
 _SHORT: Final = {"r": "redirects", "t": "tee", "m": "module", "h": "help"}
 

@@ -33,7 +33,7 @@ def make_run(second: int, phase: str = "Succeeded", *, summary: str = "how it we
         text = f"[rank{2 * pod}]: begins\n[rank{2 * pod + 1}]: begins\ntorchrun ends\n"
         (folder.logs / f"attempt-1-pod-{pod}.log").write_text(text)
     if summary:
-        folder.write_summary(f"{summary}\n")
+        folder.write(folder.summary, f"{summary}\n")
     os.utime(folder.status, (second, second))
     return folder
 

@@ -262,10 +262,10 @@ def test_a_catastrophic_pattern_is_given_up_and_the_others_go_on(capsys: pytest.
 def test_lines_of_several_ranks_say_whose_they_are() -> None:
     lines = Lines()
     assert lines.feed(b"step 1\nste", 3, 0.0) == b"[rank3]: step 1\n"
-    assert lines.waits
+    assert lines.rest
     assert lines.feed(b"p 2\n\n", 3, 0.5) == b"[rank3]: step 2\n[rank3]: \n"
     assert lines.feed(b"[rank3]: Traceback\n", 3, 0.6) == b"[rank3]: Traceback\n"  # torch's own mark
-    assert not lines.waits
+    assert not lines.rest
 
 
 def test_a_line_without_an_end_is_shown_after_a_second_or_when_it_is_long() -> None:

@@ -68,8 +68,8 @@ def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is
     found = restarts(tmp_path)
     assert [found.observe([failure()], free=False) for _ in range(2)] == [False, True]
     assert found.repeated
-    found.begin_anew("why")
-    assert (found.reason, found.failures, found.repeated, found.failed_step) == ("why", [], False, None)
+    found.forget()
+    assert (found.failures, found.repeated, found.failed_step) == ([], False, None)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import yaml
 
 from ddp_operator.local.folder import COLUMNS, RunFolder, choose_rate, read_rows
 from ddp_operator.local.recorder import Recorder
+from ddp_operator.local.screen import Tail, find_logs
 from ddp_operator.local.store import Store
-from ddp_operator.local.tail import Tail, find_logs
 from ddp_operator.progress import Page, Rates
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
@@ -151,8 +151,8 @@ def test_what_cannot_be_written_is_said_once_and_tried_again(folder: RunFolder) 
         assert not folder.write_status({"kind": "K", "metadata": {}})
         folder.write_event(NOW, "Warning", "Failed", "x")
         folder.write_row(NOW, 1, Page())
-        folder.write_page("p", "x")
-        folder.write_summary("x")
+        folder.write(folder.pages / "p.prom", "x")
+        folder.write(folder.summary, "x")
     assert len(said) == 1
     assert said[0].startswith(f"{folder.status} cannot be written (Is a directory)")
     folder.status.rmdir()
@@ -270,7 +270,7 @@ def test_a_bar_that_redraws_itself_is_a_line_now_and_then(folder: RunFolder, mon
     (folder.logs / "attempt-1-pod-0.log").write_text("  0%|   |\r 10%|#  |")
     tail.read()
     assert heard == []
-    monkeypatch.setattr("ddp_operator.local.tail._BAR_SECONDS", 0.0)
+    monkeypatch.setattr("ddp_operator.local.screen._BAR_SECONDS", 0.0)
     tail.read()
     assert heard == ["  0%|   |\r 10%|#  |"]
 

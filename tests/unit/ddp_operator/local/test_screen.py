@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.api.status import Condition, Progress, Status
-from ddp_operator.local.screen import describe_wait, format_line, is_silent
-from ddp_operator.local.tail import LogFile
+from ddp_operator.local.screen import LogFile, describe_wait, format_line, is_silent
 from ddp_operator.progress import Page
 from tests.support.builders import NOW
 

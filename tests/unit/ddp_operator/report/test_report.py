@@ -72,8 +72,8 @@ def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **st
     run.write_status(resource() | {"status": state})
     run.write_event(datetime.fromtimestamp(1010.6, UTC), "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
     run.write_facts({"commit": "abc1234 Fix <it>", "versions": "torch 2.9.0"})
-    run.write_page("attempt-2-pod-0", PAGE)
-    run.write_page("attempt-1-pod-0", PAGE.replace("10\n", "99\n"))
+    run.write(run.pages / "attempt-2-pod-0.prom", PAGE)
+    run.write(run.pages / "attempt-1-pod-0.prom", PAGE.replace("10\n", "99\n"))
     if figures:
         for row in rows():
             values = {str(metric): row[name] for name, metric in COLUMNS.items() if metric and name in row}
