@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ddp_operator.cli import COMMANDS, build_parser
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 
 MEANINGS: Final = {
     ExitCode.OK: "success; where the command waited for a job, the job succeeded",

@@ -6,6 +6,7 @@ that hold jobs.
 
 from collections import Counter as Count
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final, get_args
 
 import msgspec
@@ -129,62 +130,45 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(Fleet(bodies))
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self.leads = Gauge(
             "ddp_operator_leader", "1 where this operator works, 0 where it stands by.", registry=registry
         )
-        self.reconcile_seconds = Histogram(
-            "ddp_operator_reconcile_seconds",
-            "Duration of one reconcile of one resource.",
-            buckets=SHORT,
-            registry=registry,
+        self.reconcile_seconds = histogram(
+            "ddp_operator_reconcile_seconds", "Duration of one reconcile of one resource.", buckets=SHORT
         )
-        self.reconcile_errors = Counter(
+        self.reconcile_errors = counter(
             "ddp_operator_reconcile_errors_total",
             "Reconciles that failed and will be repeated, by cause: Conflict, Cluster (the API server) or Bug.",
             ["cause"],
-            registry=registry,
         )
         depth = Gauge("ddp_operator_queue_depth", "Resources that wait for a worker.", registry=registry)
         depth.set_function(queue_depth)
-        self.api_requests = Counter(
+        self.api_requests = counter(
             "ddp_operator_api_requests_total",
             "Calls to the API server, watches not counted.",
             ["verb", "resource", "code"],
-            registry=registry,
         )
-        self.create_to_job = Histogram(
+        self.create_to_job = histogram(
             "ddp_operator_create_to_job_seconds",
             "From the news of a new resource to its first Job; jobs that were there at the operator's start left out.",
             buckets=SHORT,
-            registry=registry,
         )
-        self.start_to = Histogram(
+        self.start_to = histogram(
             "ddp_operator_start_to_stage_seconds",
             "From the start (or resumption) of a first attempt until all ranks have joined, and to its first step.",
             ["stage"],
             buckets=LONG,
-            registry=registry,
         )
-        self.restarts = Counter(
+        self.restarts = counter(
             "ddp_operator_restarts_total",
             "Restarts by level (process: in place, pod: replaced, group: a new attempt) and category of the failure; "
             "None: no failure, a change of size.",
             ["level", "category"],
-            registry=registry,
         )
-        self.failures = Counter(
-            "ddp_operator_failures_total",
-            "Failures by category, whatever followed.",
-            ["category"],
-            registry=registry,
-        )
-        self.finished = Counter(
-            "ddp_operator_finished_jobs_total", "Jobs that have ended, by result.", ["result"], registry=registry
-        )
-        self._begin_at_zero()
-
-    def _begin_at_zero(self) -> None:
-        """Make every series that is known beforehand, so that its first increase can be seen by ``increase()``."""
+        self.failures = counter("ddp_operator_failures_total", "Failures by category, whatever followed.", ["category"])
+        self.finished = counter("ddp_operator_finished_jobs_total", "Jobs that have ended, by result.", ["result"])
+        # Every series that is known beforehand is made, so that its first increase can be seen by ``increase()``.
         for cause in CAUSES:
             self.reconcile_errors.labels(cause)
         for stage in STAGES:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.cli import main
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 from ddp_operator.constants import KIND
 from tests.support.control_plane import ControlPlane
 from tests.support.running_operator import in_thread

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ddp_operator.cli import main
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 from ddp_operator.constants import EXIT_USER_ERROR, KIND
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start, in_thread

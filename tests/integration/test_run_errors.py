@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ddp_operator import cli
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 from ddp_operator.cluster import Key
 from ddp_operator.local import runner
 from ddp_operator.local.recorder import Recorder

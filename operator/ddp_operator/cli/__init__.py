@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Final
 
 from ddp_operator import __version__
-from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import CommandError, ExitCode
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
@@ -50,12 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return _report(asked, _explain_missing(error), ExitCode.BAD_INPUT)
     command_line = shlex.join(["ddp", *words])
-    words, extra = _split(words)
+    cut = words.index("--") if "--" in words else len(words)
+    words, extra = words[:cut], words[cut + 1 :]  # what follows goes to the training script
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        hint = (
-            "" if asked not in ("run", "init") else f"; arguments of the script go after --: -- {shlex.join(unknown)}"
-        )
+        hint = f"; arguments of the script go after --: -- {shlex.join(unknown)}" if asked in ("run", "init") else ""
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
     if arguments.command is None:
         parser.print_help()
@@ -114,11 +113,3 @@ def _explain_missing(error: ModuleNotFoundError) -> str:
     if error.name is None or error.name.partition(".")[0] == "ddp_operator":
         raise error
     return f"the Python package {error.name.partition('.')[0]} is not installed; pip install 'ddp-operator[cli]'"
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split at ``--``: what follows goes to the training script."""
-    if "--" not in words:
-        return list(words), []
-    place = list(words).index("--")
-    return list(words[:place]), list(words[place + 1 :])

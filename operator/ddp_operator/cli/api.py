@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from ddp_operator import constants
-from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.names import is_job_name
 from ddp_operator.status.scheduling import event_time
 

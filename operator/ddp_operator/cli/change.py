@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from ddp_operator.cli.api import (
     MERGE_PATCH,
-    Api,
     add_cluster_arguments,
     add_output_argument,
     call_job,
@@ -15,8 +14,7 @@ from ddp_operator.cli.api import (
     get_job,
     list_pods,
 )
-from ddp_operator.cli.errors import CommandError, ExitCode
-from ddp_operator.cli.io import integer
+from ddp_operator.cli.io import CommandError, ExitCode, integer
 
 _POLL_SECONDS: Final = 0.5
 
@@ -40,7 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Change or delete the job."""
     api = connect(arguments)
     if arguments.command == "delete":
-        return _delete(api, arguments.name, wait=arguments.wait)
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        call_job(api, "DELETE", arguments.name, options)
+        print(f"{arguments.name}: deleted", flush=True)
+        while arguments.wait and list_pods(api, arguments.name):
+            time.sleep(_POLL_SECONDS)
+        return ExitCode.OK
     job = get_job(api, arguments.name)
     phase = job.get("status", {}).get("phase")
     if phase in ("Succeeded", "Failed"):
@@ -60,13 +63,4 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         job = call_job(api, "PATCH", arguments.name, {"spec": change}, MERGE_PATCH)
     print(json.dumps(job, indent=2) if arguments.output == "json" else f"{arguments.name}: {done}")
-    return ExitCode.OK
-
-
-def _delete(api: Api, name: str, *, wait: bool) -> int:
-    options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-    call_job(api, "DELETE", name, options)
-    print(f"{name}: deleted", flush=True)
-    while wait and list_pods(api, name):
-        time.sleep(_POLL_SECONDS)
     return ExitCode.OK

@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _BASH: Final = """\

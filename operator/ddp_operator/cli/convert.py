@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,24 +9,36 @@ import argparse
 import itertools
 import json
 import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+import yaml
 
 from ddp_operator import constants
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import load_documents, parse_manifest
+from ddp_operator.cli import probe
 from ddp_operator.cli.api import Api, add_cluster_arguments, add_output_argument, connect, get_job, list_pods
-from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import CommandError, ExitCode, read_file
 from ddp_operator.cli.logs import LogPod, log_pod
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
 
-if TYPE_CHECKING:
-    from ddp_operator.cli.drill_local import LocalRun
-
 _POLL_SECONDS: Final = 0.2
 _START_SECONDS: Final = 180.0
+_LOCAL_POLL_SECONDS: Final = 0.1
+_RUN: Final = "import sys; from ddp_operator.cli import main; sys.exit(main())"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kill < 0:
         raise CommandError("--kill: must be at least 0")
     if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json")):
-        from ddp_operator.cli.drill_local import LocalRun
-
         with LocalRun(arguments.job, arguments.extra) as local:
             who, found = drill(local, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     else:
@@ -166,26 +176,19 @@ class PodTarget:
         try:
             while True:
                 for pod in [pod for pod in self._running() if pod.node == 0][-1:]:
-                    port = str(self._port())
-                    for line in self._execute(self._api, pod, probe_command("watch", port, str(_POLL_SECONDS))):
+                    metrics = get_job(self._api, self._name)["spec"].get("metrics") or {}
+                    port = metrics.get("port", constants.DEFAULT_METRICS_PORT)
+                    for line in self._execute(self._api, pod, probe_command("watch", str(port), str(_POLL_SECONDS))):
                         found.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
                 found.put(Sample(time.monotonic()))
                 time.sleep(_POLL_SECONDS)
         except CommandError as error:
             found.put(error)
 
-    def _port(self) -> int:
-        spec = get_job(self._api, self._name)["spec"]
-        return int((spec.get("metrics") or {}).get("port", constants.DEFAULT_METRICS_PORT))
-
     def _running(self) -> list[LogPod]:
-        pods = [pod for pod in list_pods(self._api, self._name) if _runs(pod)]
-        return sorted(map(log_pod, pods), key=lambda pod: (pod.attempt, pod.node))
-
-
-def _runs(pod: Mapping[str, Any]) -> bool:
-    alive = "deletionTimestamp" not in pod["metadata"]
-    return alive and (pod.get("status") or {}).get("phase") == "Running"
+        alive = [pod for pod in list_pods(self._api, self._name) if "deletionTimestamp" not in pod["metadata"]]
+        pods = [log_pod(pod) for pod in alive if (pod.get("status") or {}).get("phase") == "Running"]
+        return sorted(pods, key=lambda pod: (pod.attempt, pod.node))
 
 
 def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
@@ -198,14 +201,8 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
     core = client.CoreV1Api(client.ApiClient(api.client.configuration))
     options = {"container": pod.container, "stdin": False, "stdout": True, "stderr": True, "tty": False}
     try:
-        socket = stream(
-            core.connect_get_namespaced_pod_exec,
-            pod.name,
-            api.namespace,
-            command=command,
-            _preload_content=False,
-            **options,
-        )
+        execute = core.connect_get_namespaced_pod_exec
+        socket = stream(execute, pod.name, api.namespace, command=command, _preload_content=False, **options)
     except client.ApiException as error:
         if error.status in (403, 401):
             raise CommandError(
@@ -221,3 +218,91 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
         return
     finally:
         socket.close()
+
+
+def _with_recovery(text: str) -> str:
+    """Return the file with a cluster's default restarts; `ddp run` restarts only what the file asks for."""
+    try:
+        job = parse_manifest(text).job
+    except InvalidManifest:
+        return text  # `ddp run` reports the errors
+    documents = load_documents(text)
+    for spec in (one["spec"] for one in documents if one.get("kind") == constants.KIND):
+        limits = {"inPlaceRestarts": job.in_place_restarts, "maxRestarts": job.spec.recovery.max_restarts}
+        spec["recovery"] = limits | (spec.get("recovery") or {})
+    return yaml.safe_dump_all(documents)
+
+
+class LocalRun:
+    """A run of a job's YAML on this machine. Its output goes to stderr, up to its stop on exit."""
+
+    def __init__(self, file: str, extra: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
+        self._file, self._job = file, Path(self._folder.name) / "job.yaml"
+        options = ["run", str(self._job), "--plain", "--name", "drill", "--runs-dir", self._folder.name]
+        options += ["--", *extra] if extra else []
+        self._command = [sys.executable, "-P", "-c", _RUN, *options]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+
+    def __enter__(self) -> LocalRun:
+        self._job.write_text(_with_recovery(read_file(self._file)))
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        self._reader = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        return self
+
+    def _pass_on(self, output: IO[bytes]) -> None:
+        with output:
+            for line in output:
+                if not self._stopping:  # the drill's own words come last, not those of a run that was interrupted
+                    sys.stderr.write(line.decode("utf-8", "replace"))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        assert process is not None
+        self._stopping = process.poll() is None
+        for _ in range(2):  # the second signal kills the pods at once
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                time.sleep(_LOCAL_POLL_SECONDS)
+        process.wait()
+        self._reader.join()
+        self._folder.cleanup()
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield pod 0's page. Raises: CommandError, once the run has ended."""
+        assert self._process is not None
+        while True:
+            port = self._metrics_port()
+            page = probe.read_page(port) if port is not None else {}
+            yield parse_sample(page, time.monotonic(), self._attempt())
+            if self._process.poll() is not None:
+                raise CommandError("the run ended before the drill was over; its summary is above", ExitCode.FAILED)
+            time.sleep(_LOCAL_POLL_SECONDS)
+
+    def kill(self, rank: int) -> str:
+        """Kill a rank's process among the descendants of the run."""
+        assert self._process is not None
+        pid = probe.kill(rank, self._process.pid)
+        if not pid:
+            raise CommandError(f"--kill: there is no rank {rank} in this run")
+        return f"rank {rank} (process {pid})"
+
+    def _metrics_port(self) -> int | None:
+        """Return the metrics port of the newest pod 0; None before it listens."""
+        files = Path(self._folder.name).glob("drill-*/pods/*/metrics-port")
+        own = [file for file in files if re.search(r"-0-[a-z0-9]{5}$", file.parent.name)]
+        with suppress(OSError, ValueError):
+            return int(max(own, key=lambda file: file.stat().st_mtime_ns, default=Path()).read_text(encoding="utf-8"))
+        return None
+
+    def _attempt(self) -> int:
+        for path in Path(self._folder.name).glob("drill-*/status.yaml"):
+            status = yaml.safe_load(path.read_text(encoding="utf-8")).get("status") or {}
+            return int(status.get("attempt", 1))
+        return 1

@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ddp_operator.cli.errors import CommandError, ExitCode
-from ddp_operator.cli.io import integer, read_file
+from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
 from ddp_operator.scaffold import IMAGE, Script, read_module, read_script, write_manifest
 
 

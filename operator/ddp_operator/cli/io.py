@@ -1,11 +1,30 @@
-"""What commands are given: files, numbers."""
+"""What commands are given (files, numbers), and how they end: exit codes, and the one error that ends a command."""
 
 import argparse
 import sys
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 
-from ddp_operator.cli.errors import CommandError
+
+class ExitCode(IntEnum):
+    """What scripts may rely on; docs/cli.md says what each means."""
+
+    OK = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    NOT_FOUND = 3
+    CLUSTER = 4
+    BROKEN = 70
+    INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """Ends a command. The text is one sentence that says what is wrong and what to do."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.BAD_INPUT) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def read_file(name: str, what: str = "a job's YAML") -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.local.ending import close_record
 from ddp_operator.local.folder import RunFolder
 
@@ -34,10 +34,11 @@ def add_runs_argument(parser: argparse._ActionsContainer) -> None:
 def is_local(arguments: argparse.Namespace) -> bool:
     """Tell whether this machine's runs are meant; say so where that is not asked for. Raises: CommandError."""
     name = getattr(arguments, "name", None)
-    if arguments.local or (name is not None and _is_run(Path(name))):
+    if arguments.local or (name is not None and Path(name, "status.yaml").is_file()):
         return True
-    login = (arguments.kubeconfig, arguments.context, arguments.namespace, os.environ.get("KUBECONFIG"))
-    if not any(login) and not Path("~/.kube/config").expanduser().exists() and not _in_cluster():
+    given = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & {name for name, value in os.environ.items() if value}
+    login = given or arguments.kubeconfig or arguments.context or arguments.namespace
+    if not login and not Path("~/.kube/config").expanduser().exists():
         print(
             f"no cluster is configured: looking at the runs on this machine, in {arguments.runs_dir}", file=sys.stderr
         )
@@ -89,13 +90,5 @@ def _closed(path: Path) -> RunFolder:
     return folder
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "status.yaml").is_file()
-
-
 def _list_runs(runs: Path) -> list[Path]:
     return [status.parent for status in sorted(runs.glob("*/status.yaml"), key=lambda path: path.stat().st_mtime)]
-
-
-def _in_cluster() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ

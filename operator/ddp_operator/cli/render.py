@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import CommandError, ExitCode
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ddp_operator.cli.errors import CommandError, ExitCode
+from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.cli.local_runs import add_runs_argument, open_run
 
 

@@ -19,8 +19,7 @@ from ddp_operator.cli.api import (
     connect,
     list_jobs,
 )
-from ddp_operator.cli.errors import CommandError, ExitCode
-from ddp_operator.cli.io import read_file
+from ddp_operator.cli.io import CommandError, ExitCode, read_file
 
 _APPLY: Final = "application/apply-patch+yaml"
 

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from ddp_operator.cli.api import ApiError, add_cluster_arguments, add_output_argument, connect, get_job, list_events
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 from ddp_operator.cli.local_runs import add_local_arguments, is_local, open_run, read_job
 from ddp_operator.kubeobjects.timestamps import utc_now
 from ddp_operator.why import explain_why
@@ -24,11 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
         folder = open_run(arguments.name, arguments.runs_dir)
         why = explain_why(read_job(folder), (), utc_now())
         # The remedies are for a cluster; the summary has those for this machine.
-        words = (
-            folder.summary.read_text(encoding="utf-8").rstrip()
-            if folder.summary.exists()
-            else f"{folder.path}: {why.what}"
-        )
+        summary = folder.summary
+        words = summary.read_text(encoding="utf-8").rstrip() if summary.exists() else f"{folder.path}: {why.what}"
     else:
         api = connect(arguments)
         job = get_job(api, arguments.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_operator import cli
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 from ddp_operator.local.folder import RunFolder
 from tests.support.builders import resource
 

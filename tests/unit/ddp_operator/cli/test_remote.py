@@ -18,13 +18,11 @@ import pytest
 from ddp_operator.cli import COMMANDS, main, probe
 from ddp_operator.cli.api import _is_about
 from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
-from ddp_operator.cli.drill import drill
-from ddp_operator.cli.drill_local import LocalRun
-from ddp_operator.cli.errors import CommandError
-from ddp_operator.cli.following import follow_jobs
+from ddp_operator.cli.drill import LocalRun, drill
+from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
-from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, rows_of
+from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, follow_jobs, rows_of
 from ddp_operator.display import build_table
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.recovery import Sample

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ddp_operator import cli
-from ddp_operator.cli.errors import ExitCode
+from ddp_operator.cli.io import ExitCode
 from ddp_operator.local import adapt
 from ddp_operator.local.runner import Outcome, Run
 from ddp_operator.local.volumes import ClaimInUse, ClaimLock
