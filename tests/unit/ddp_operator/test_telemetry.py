@@ -157,7 +157,7 @@ class TestFleet:
 
     def test_every_reason_of_scheduled_is_known(self) -> None:
         text = Path(c.__file__).read_text(encoding="utf-8")
-        block = text[text.index("# Scheduled\n") : text.index("SCHEDULED_REASONS")]
+        block = text[text.index("# Scheduled\n") : text.index("BLOCKING: Final")]
         named = {line.split(":")[0] for line in block.splitlines() if ": Final" in line}
         assert {getattr(c, name) for name in named} == set(c.SCHEDULED_REASONS)
 
