@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.api.status import Condition, LastFailure, Status
+from ddp_operator.api.status import Condition, LastFailure, Progress, Status
 from ddp_operator.failures.text import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects.timestamps import parse_time
 from ddp_operator.progress import format_duration
@@ -95,27 +95,15 @@ REMEDIES: Final = {
     "traceback.",
 }
 # What others say, as far as it is known: these remedies are better than those of the reason.
-_BETTER: Final = (
-    (
-        re.compile(r"violates PodSecurity"),
-        "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image must then run as a "
-        "user other than root.",
-    ),
-    (
-        re.compile(r"image will run as root"),
-        "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
-    ),
-    (
-        re.compile(r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found'),
-        "It is the operator's own, which makes it anew. One that an older operator has made needs a new Job, while no "
-        "pod trains: ddp suspend {name}, then ddp resume {name}.",
-    ),
-    (
-        re.compile(r'\b(secret|configmap) "[^"]+" not found', re.IGNORECASE),
-        "Create it in the job's namespace, and the pods start by themselves within two minutes; or correct its name "
-        "in a new job.",
-    ),
-)
+_BETTER: Final = {
+    r"violates PodSecurity": "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image "
+    "must then run as a user other than root.",
+    r"image will run as root": "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
+    r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found': "It is the operator's own, which makes it anew. One that an "
+    "older operator has made needs a new Job, while no pod trains: ddp suspend {name}, then ddp resume {name}.",
+    r'(?i)\b(secret|configmap) "[^"]+" not found': "Create it in the job's namespace, and the pods start by themselves "
+    "within two minutes; or correct its name in a new job.",
+}
 # The suggested commands that look into a namespace.
 _COMMANDS: Final = (
     r"\b(?:ddp \w+ {name}|kubectl describe ddp {name}|job-name={name})(?![\w-])"
@@ -177,16 +165,12 @@ def _explain(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], n
     condition = find_obstacle(status)
     if condition is not None:
         return _explain_condition(name, phase, condition, status, events, now)
-    return Why(name, phase, "", _describe_training(name, status), _advise_on_restarts(status))
+    hint = _describe_hint(status.last_failure) if status.last_failure and status.restarts.all else ""
+    return Why(name, phase, "", _describe_training(name, status), hint)
 
 
 def _explain_condition(
-    name: str,
-    phase: str,
-    condition: Condition,
-    status: Status,
-    events: Sequence[Mapping[str, Any]],
-    now: datetime,
+    name: str, phase: str, condition: Condition, status: Status, events: Sequence[Mapping[str, Any]], now: datetime
 ) -> Why:
     since = condition.last_transition_time
     lasting = f" for {format_duration((now - since).total_seconds())}" if since and since <= now else ""
@@ -211,7 +195,7 @@ def _explain_condition(
 
 
 def _remedy(condition: Condition, name: str, status: Status) -> str:
-    better = next((text for words, text in _BETTER if words.search(condition.message)), None)
+    better = next((text for words, text in _BETTER.items() if re.search(words, condition.message)), None)
     saved = status.checkpoint
     onward = f"from the checkpoint of step {saved.step}" if saved else "from the beginning: no checkpoint was reported"
     return (better or REMEDIES.get(condition.reason, _DESCRIBE)).format(name=name, onward=onward)
@@ -255,16 +239,9 @@ def _explain_unseen(name: str, metadata: Mapping[str, Any], events: Sequence[Map
 def _describe_success(name: str, status: Status) -> str:
     began, ended = status.start_time, status.completion_time
     took = f" in {format_duration((ended - began).total_seconds())}" if began and ended else ""
-    p = status.progress
-    figures = [
-        text
-        for known, text in (
-            (p and p.step, f"step {p.step}" if p else ""),
-            (p and p.loss, f"loss {p.loss}" if p else ""),
-            (p and p.val_accuracy, f"validation accuracy {p.val_accuracy}" if p else ""),
-        )
-        if known
-    ]
+    p = status.progress or Progress()
+    named = {"step": p.step, "loss": p.loss, "validation accuracy": p.val_accuracy}
+    figures = [f"{what} {figure}" for what, figure in named.items() if figure]
     restarts = status.restarts.all
     figures += [f"{restarts} restart{'s' if restarts != 1 else ''}"] if restarts else []
     return f"{name} has succeeded{took}" + (f": {', '.join(figures)}." if figures else ".")
@@ -282,12 +259,6 @@ def _describe_training(name: str, status: Status) -> str:
     parts += [f"{p.percent} done"] if p.percent else []
     parts += [f"{p.eta} left"] if p.eta else []
     return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + f"; nothing is blocking it.{again}"
-
-
-def _advise_on_restarts(status: Status) -> str:
-    """Return the hint of a failure that training has survived so far."""
-    survived = status.restarts.all
-    return _describe_hint(status.last_failure) if status.last_failure and survived else ""
 
 
 def _describe_hint(failure: LastFailure) -> str:

@@ -57,6 +57,9 @@ class Observer:
         problems = await self._read_events(key, job, snapshot, children, memory)
         shared, complete, launcher_lost = _find_shared(job, snapshot, children, problems)
         ranks, slow, stalled = await self._compare_ranks(job, children, page, memory)
+        # Pods that the garbage collector has to delete and does not.
+        left = any(pod.alive and not pod.deleting for pod in children.orphans)
+        memory.orphaned_since = (memory.orphaned_since or self._clock()) if left else None
         return Observation(
             children.jobs,
             children.pods,
@@ -73,7 +76,7 @@ class Observer:
             stragglers=slow,
             stalled=stalled,
             failures_in_place=await self._read_failures(job, children, page),
-            orphaned_since=self._time_orphans(children, memory),
+            orphaned_since=memory.orphaned_since,
             recheck_after=_NEWS_DELAY if unseen else None,
         )
 
@@ -189,12 +192,6 @@ class Observer:
         pods = children.pods_of(job.status.attempt)
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
         return read_failures(pages + await self._read_pages(job, stragglers.sample_pods(pods, MOST_FAILURES)))
-
-    def _time_orphans(self, children: Children, memory: Memory) -> datetime | None:
-        """Return since when the garbage collector has had pods to delete and does not."""
-        left = any(pod.alive and not pod.deleting for pod in children.orphans)
-        memory.orphaned_since = (memory.orphaned_since or self._clock()) if left else None
-        return memory.orphaned_since
 
 
 def _find_shared(

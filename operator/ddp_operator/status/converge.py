@@ -22,7 +22,6 @@ from ddp_operator.status.decision import (
     SuspendJob,
 )
 from ddp_operator.status.describe import describe
-from ddp_operator.status.diagnosis import will_fail_job
 from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.scheduling import event_poll_delay
 from ddp_operator.status.views import JobView
@@ -207,7 +206,7 @@ def is_about_to_fail(view: JobView, job: DDPTrainingJob, observation: Observatio
     failure = job.status.last_failure
     seen = failure.time if failure and failure.attempt == view.attempt else None
     patient = seen is not None and now - seen < _FAIL_JOB_PATIENCE
-    return patient and will_fail_job(observation.pods_of(view.attempt))
+    return patient and any(pod.fails_job for pod in observation.pods_of(view.attempt))
 
 
 def _clean(

@@ -108,11 +108,6 @@ def find_in_place(attempt: int, found: tuple[tuple[PodView, Termination], ...]) 
     return _last_failure(attempt, *min(same, key=_order)) if same else None
 
 
-def will_fail_job(pods: tuple[PodView, ...]) -> bool:
-    """Tell whether a pod has ended in a way that the Job's podFailurePolicy answers by failing the Job."""
-    return any(pod.fails_job for pod in pods)
-
-
 def blame_node(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
     """Return the failure of a pod whose node is lost."""
     return _blame(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)

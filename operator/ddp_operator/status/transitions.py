@@ -64,17 +64,18 @@ def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transitio
 
 
 def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition]:
-    failed = new.last_failure is not None and new.last_failure != old.last_failure
-    category = _known(new.last_failure.category) if failed and new.last_failure is not None else NO_FAILURE
-    if failed:
+    category = NO_FAILURE
+    if new.last_failure is not None and new.last_failure != old.last_failure:
+        category = new.last_failure.category if new.last_failure.category in CATEGORIES else UNKNOWN.name
         yield Failed(category)
+    cause = UNKNOWN.name if category == NO_FAILURE else category
     again = new.restarts.in_place - old.restarts.in_place
     if again > 0:
-        yield Restarted("process", category if failed else UNKNOWN.name, again)
+        yield Restarted("process", cause, again)
     if new.attempt > max(1, old.attempt):
         yield Restarted("group", category, new.attempt - max(1, old.attempt))
     elif new.restarts.replaced > old.restarts.replaced:
-        yield Restarted("pod", category if failed else UNKNOWN.name)
+        yield Restarted("pod", cause)
     if new.attempt == 1:
         yield from _reached(old, new, now)
     for result in (c.SUCCEEDED, c.FAILED):
@@ -94,10 +95,6 @@ def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
         yield Reached("rendezvous", seconds)
     if old.progress is None and new.progress is not None and new.progress.step:
         yield Reached("first_step", seconds)
-
-
-def _known(category: str) -> str:
-    return category if category in CATEGORIES else UNKNOWN.name
 
 
 def is_minor_change(old: Status, new: Status) -> bool:
@@ -146,7 +143,6 @@ def _events(old: Status, new: Status, in_place_limit: int | None) -> Iterator[Ev
         elif restarting is not None:
             yield Event("Normal", restarting.reason, restarting.message)
     yield from _stalls(old, new)
-    yield from _silences(old, new)
     for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.DISTRIBUTED, c.SUCCEEDED, c.FAILED):
         now, then = new.condition(kind), old.condition(kind)
         if now is None or (then is not None and (then.status, then.reason) == (now.status, now.reason)):
@@ -162,15 +158,8 @@ def _events(old: Status, new: Status, in_place_limit: int | None) -> Iterator[Ev
             yield Event("Normal", "Resumed", "spec.suspend is false")
 
 
-def _silences(old: Status, new: Status) -> Iterator[Event]:
-    """Return the warning that a pod does not report any more, whose node may be lost."""
-    then, now = old.condition(c.PROGRESSING), new.condition(c.PROGRESSING)
-    for reason in (c.NODE_NOT_READY, c.WAITING_FOR_PEERS):
-        if now is not None and now.reason == reason and (then is None or then.reason != reason):
-            yield Event("Warning" if reason == c.NODE_NOT_READY else "Normal", reason, now.message)
-
-
 def _stalls(old: Status, new: Status) -> Iterator[Event]:
+    """Return what is to be said of steps that stop or go on, and of a pod that does not report any more."""
     then, now = old.condition(c.PROGRESSING), new.condition(c.PROGRESSING)
     if now is None:
         return
@@ -179,3 +168,5 @@ def _stalls(old: Status, new: Status) -> Iterator[Event]:
         yield Event("Warning", c.STALLED, now.message)
     elif said is not None and now.status == "True":
         yield Event("Normal", c.TRAINING, "training is making progress again")
+    if now.reason in (c.NODE_NOT_READY, c.WAITING_FOR_PEERS) and (then is None or then.reason != now.reason):
+        yield Event("Warning" if now.reason == c.NODE_NOT_READY else "Normal", now.reason, now.message)

@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cluster import ClusterError, Object, owner_uids
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
-from ddp_operator.reconcile.launchers import WAIT_FOR_COLLECTOR, Launchers
+from ddp_operator.reconcile.executor import WAIT_FOR_COLLECTOR, Launchers
 from ddp_operator.status.decision import Refusal
 from tests.support.builders import job, resource
 from tests.support.fake_cluster import Clock, FakeCluster

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator import constants, names
 from ddp_operator.cluster import Key, Snapshot
 from ddp_operator.manifests import children
-from ddp_operator.reconcile import launchers, observer
+from ddp_operator.reconcile import executor, observer
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -56,7 +56,7 @@ class TestOtherVersion:
             harness.edit(suspend=True)
             await harness.settle()
         newer = children.Launcher({"bootstrap.py": "# newer"}, "f" * 64)
-        for module in (children, launchers, observer):
+        for module in (children, executor, observer):
             monkeypatch.setattr(module, "load_launcher", lambda: newer)
         [_, config_map] = harness.cluster.store.list("ConfigMap")
         [before] = harness.cluster.store.list("Job")
