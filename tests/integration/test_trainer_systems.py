@@ -155,7 +155,7 @@ FETCH = """
 import collections, functools, http.server, pathlib, threading
 from ddp_trainer.assembly import fetch_datasets
 from ddp_trainer.data import DataConfig
-from ddp_trainer.torchvision_compat import import_torchvision
+from ddp_trainer.imports import import_torchvision
 import_torchvision()
 from torchvision.datasets import CIFAR10
 

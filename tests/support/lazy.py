@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ddp_trainer.torchvision_compat import import_torchvision
+from ddp_trainer.imports import import_torchvision
 
 
 class Lazy:

@@ -44,18 +44,6 @@ class PrecisionConfig(Settings, group="precision"):
     )
 
 
-def make_deterministic(cuda: bool) -> None:
-    """Let torch choose kernels that give the same result every time; where it has none for an operation it warns."""
-    import torch
-
-    if cuda:
-        # cuBLAS looks for it when it is first used.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # It is about reading memory that was never written, which no step does, and costs a pass over each new tensor.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
 _GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
@@ -113,7 +101,12 @@ class Precision:
         self.memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.name)
         if config.deterministic:
-            make_deterministic(cuda)
+            if cuda:
+                # cuBLAS looks for it when it is first used.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            # It is about reading memory that was never written, which no step does, and costs a pass over each tensor.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if cuda:
             torch.backends.cuda.matmul.allow_tf32 = self.name not in ("fp32", "torch")
             torch.backends.cudnn.allow_tf32 = self.name != "fp32"

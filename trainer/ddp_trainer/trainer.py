@@ -18,8 +18,7 @@ from ddp_trainer.exporter import Exporter
 from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.observability.reporter import Reporter
-from ddp_trainer.optim import lr_scale
-from ddp_trainer.optim.schedule import Schedule
+from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position
 
 
@@ -70,13 +69,8 @@ class Trainer:
             first=Position(**vars(self.position)),
         )
         self.total_steps = self.plan.total_steps
-        self.schedule = Schedule(
-            config.schedule,
-            config.optim.lr,
-            lr_scale(config.optim, world.size),
-            self.plan.length,
-            world.env.local_world_size,
-        )
+        scale, length = lr_scale(config.optim, world.size), self.plan.length
+        self.schedule = Schedule(config.schedule, config.optim.lr, scale, length, world.env.local_world_size)
         self.epochs = EpochRecord(config, world, self.position)
         self.agreement = StopAgreement(world, self.stop)
 

@@ -126,19 +126,12 @@ class KubeCluster:
         meta = item["metadata"]
         body = {"metadata": {"uid": meta["uid"], "ownerReferences": references}}
         options: dict[str, Any] = {"params": _WRITE, "body": body, "content_type": STRATEGIC}
+        options["accept"] = ONE_METADATA_ONLY
+        where = "ConfigMap", meta["namespace"], meta["name"]
         try:
-            found: Object = await call(
-                self._client,
-                "PATCH",
-                "ConfigMap",
-                meta["namespace"],
-                meta["name"],
-                refusable=True,
-                accept=ONE_METADATA_ONLY,
-                **options,
-            )
+            found: Object = await call(self._client, "PATCH", *where, refusable=True, **options)
         except NotFound:
-            self._forget("ConfigMap", meta["namespace"], meta["name"])
+            self._forget(*where)
             return None
         except Refused as error:
             if "metadata.uid" in error.message:  # deleted and made again meanwhile

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Event, Object
 from ddp_operator.constants import MANAGED_BY
-from ddp_operator.kube.client import ApiClient, ApiError, call, trim
-from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.client import ApiClient, call, trim
 from ddp_operator.kubeobjects.timestamps import format_time, utc_now
 
 logger = logging.getLogger(__name__)
@@ -135,14 +134,9 @@ class EventWriter:
             while self._is_busy(since):  # noqa: ASYNC110 - the busiest place is not to send messages for this
                 await asyncio.sleep(PAUSE)
             try:
-                await self._client.request(
-                    "POST",
-                    path("Event", event["metadata"]["namespace"]),
-                    params={"fieldManager": MANAGED_BY},
-                    body=event,
-                    kind=plural("Event"),
-                )
-            except (ApiError, ClusterError) as exc:
+                params = {"fieldManager": MANAGED_BY}
+                await call(self._client, "POST", "Event", event["metadata"]["namespace"], params=params, body=event)
+            except ClusterError as exc:
                 logger.debug("lost an event: %s", exc)
             finally:
                 self._queue.task_done()

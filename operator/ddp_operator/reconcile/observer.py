@@ -168,7 +168,9 @@ class Observer:
         places: dict[int, StalledRank] = memory.stalled | {one.rank: one for one in page.stalled} if stalled else {}
         memory.stalled = places
         compared, attempt, before = memory.ranks_compared or (None, 0, {})
-        known = stragglers.stall_is_reported(job.status) and (not places or stragglers.is_explained(places.values()))
+        said = job.status.condition(c.PROGRESSING)
+        known = said is not None and said.reason == c.STALLED
+        known = known and (not places or stragglers.is_explained(places.values()))
         if seconds_since(compared, now) < stragglers.WINDOW and (known or not stalled):
             return {}, None, tuple(sorted(places.values()))
         ranks = dict(page.ranks)

@@ -7,7 +7,7 @@ from statistics import median_low
 
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Status, Straggler
+from ddp_operator.api.status import Straggler
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.progress import Page, RankSample, StalledRank, build_progress
 from ddp_operator.status import conditions as c
@@ -93,12 +93,6 @@ def _goes_on(job: DDPTrainingJob, page: Page | None) -> bool:
     found, before = build_progress(page.values), job.status.progress
     stepped = found is not None and before is not None and found.step != before.step
     return not page.training or stepped or constants.METRIC_HEARTBEAT_AGE in page.values
-
-
-def stall_is_reported(status: Status) -> bool:
-    """Tell whether a status already says that the job is stalled."""
-    found = status.condition(c.PROGRESSING)
-    return found is not None and found.reason == c.STALLED
 
 
 def is_explained(places: Iterable[StalledRank]) -> bool:

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.published import find_reader
 from ddp_trainer.distributed.world import World
+from ddp_trainer.imports import import_torchvision
 from ddp_trainer.machine import available_cpus
 from ddp_trainer.models import build_model
 from ddp_trainer.models.sync_batchnorm import convert
-from ddp_trainer.torchvision_compat import import_torchvision
 
 _CLASSES = {"cifar10": (3, 10), "fashion-mnist": (1, 10), "voc2012": (3, 21)}
 _WORKERS = {"cifar10-resnet50": 10}

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from ddp_trainer.errors import UserError
-from ddp_trainer.optim import OptimConfig, lr_scale
-from ddp_trainer.optim.schedule import Schedule, ScheduleConfig
+from ddp_trainer.optim import OptimConfig, Schedule, ScheduleConfig, lr_scale
 from ddp_trainer.plan import Plan, Position
 
 

@@ -13,8 +13,7 @@ from ddp_trainer.data import DataConfig
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.optim import OptimConfig
-from ddp_trainer.optim.schedule import ScheduleConfig
+from ddp_trainer.optim import OptimConfig, ScheduleConfig
 from ddp_trainer.plan import EarlyStopConfig
 from ddp_trainer.precision import PrecisionConfig
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import VOID, Datasets, FileData, ImageData
 from ddp_trainer.errors import UserError
-from ddp_trainer.torchvision_compat import import_torchvision
+from ddp_trainer.imports import import_torchvision
 
 _CIFAR10_FOLDER = "cifar-10-batches-py"
 _CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")

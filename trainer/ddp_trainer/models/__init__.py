@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import UserError, require
-from ddp_trainer.plugins import check_name, load_callable
+from ddp_trainer.imports import check_name, load_callable
 
 if TYPE_CHECKING:
     import torch

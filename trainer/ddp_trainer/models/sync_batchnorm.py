@@ -36,9 +36,7 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def __init__(self, old: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__(old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats)
-        for name in ("weight", "bias"):
-            setattr(self, name, getattr(old, name))
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
             setattr(self, name, getattr(old, name))
         self.training = old.training
 

@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from ddp_trainer.errors import require
+from ddp_trainer.imports import import_torchvision
 from ddp_trainer.models import ModelConfig
 from ddp_trainer.models.cpu_convolutions import use_matrix_products
-from ddp_trainer.torchvision_compat import import_torchvision
 
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:

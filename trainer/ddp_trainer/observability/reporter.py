@@ -1,11 +1,10 @@
 """What a run reports: rank 0's lines on standard output, and the gauges of every rank."""
 
-import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -122,18 +121,8 @@ class Reporter:
             norms = [] if grad_norm is None else [grad_norm]
             eta = (time.perf_counter() - self.started) / done * (self._total - position.step)
             lap = self._watch.lap()  # before the numbers: when they are there, its end is known
-            self._lines.append(
-                _Line(
-                    dataclasses.replace(position),
-                    self._seen,
-                    self._take(*norms),
-                    bool(norms),
-                    lr,
-                    self._samples,
-                    lap,
-                    eta,
-                )
-            )
+            numbers = self._take(*norms)
+            self._lines.append(_Line(replace(position), self._seen, numbers, bool(norms), lr, self._samples, lap, eta))
             self._seen, self._samples = [], 0
         while self._lines and self._lines[0].numbers.ready():
             self._log(self._lines.popleft())

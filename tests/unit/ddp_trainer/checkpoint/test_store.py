@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.checkpoint.snapshot import HashingFile
-from ddp_trainer.checkpoint.store import Checkpointer, load_newest
+from ddp_trainer.checkpoint.store import Checkpointer, HashingFile, load_newest
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError

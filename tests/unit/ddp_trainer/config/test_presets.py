@@ -8,7 +8,7 @@ import pytest
 
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import RunConfig, resolve
-from ddp_trainer.optim.schedule import Schedule
+from ddp_trainer.optim import Schedule
 from tests.support import ROOT
 
 DOCUMENT = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")

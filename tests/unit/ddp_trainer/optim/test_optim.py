@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ddp_trainer.errors import UserError
-from ddp_trainer.optim import OptimConfig, build_optimizer, load_optimizer
+from ddp_trainer.optim import OptimConfig, Schedule, ScheduleConfig, build_optimizer, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
-from ddp_trainer.optim.schedule import Schedule, ScheduleConfig
 from tests.support.lazy import Lazy
 
 timm = Lazy("timm.optim")
