@@ -9,7 +9,7 @@ from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
 from ddp_operator.kubeobjects.timestamps import format_time
 from ddp_operator.launcher.failure_table import CATEGORIES
-from ddp_operator.status.diagnosis import Diagnosis, blame_node, diagnose, find_in_place, is_guess, will_fail_job
+from ddp_operator.status.diagnosis import Diagnosis, blame_node, diagnose, find_in_place, is_guess
 from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words
 
@@ -95,7 +95,7 @@ class TestCause:
     def test_pod_killed_for_memory_is_the_root_cause(self) -> None:
         pod = child_pod(1, "Failed", code=137, reason="OOMKilled")
         assert blamed(diagnosis(pod, child_pod(0))) == (1, "OOM")
-        assert not will_fail_job((view_pod(pod),)), "the Job controller would replace it"
+        assert not view_pod(pod).fails_job, "the Job controller would replace it"
 
     @pytest.mark.parametrize("said", [True, False], ids=["launcher spoke", "nobody spoke"])
     def test_pod_that_has_filled_its_disk_is_evicted_and_says_so(self, said: bool) -> None:
@@ -125,7 +125,7 @@ class TestCause:
         assert found.cause is not None
         assert (found.cause.container, found.cause.message) == ("fetch", "the container ended with exit code 3")
         assert found.cause.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
-        assert not will_fail_job((view_pod(pod),)), "the Job's policy looks at the training container only"
+        assert not view_pod(pod).fails_job, "the Job's policy looks at the training container only"
 
     def test_only_container_is_the_trainer_whatever_its_name(self) -> None:
         pod = ended(0, 82)
@@ -210,14 +210,14 @@ class TestJobWithoutReport:
 class TestPolicy:
     @pytest.mark.parametrize("code", [1, 81, 82, 83, 84, 86, 128, 139])
     def test_code_that_fails_the_job(self, code: int) -> None:
-        assert will_fail_job((view_pod(ended(0, code)),))
+        assert view_pod(ended(0, code)).fails_job
 
     @pytest.mark.parametrize("code", constants.REPLACED_EXIT_CODES)
     def test_code_that_is_replaced(self, code: int) -> None:
-        assert not will_fail_job((view_pod(ended(0, code)),))
+        assert not view_pod(ended(0, code)).fails_job
 
     def test_disruption_is_ignored_first(self) -> None:
-        assert not will_fail_job((view_pod(ended(0, 82, disrupted=True)),))
+        assert not view_pod(ended(0, 82, disrupted=True)).fails_job
 
 
 def test_a_lost_node_is_blamed_with_its_remedy() -> None:
