@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ import textwrap
 import threading
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +108,7 @@ def test_a_step_sets_counters_progress_and_times(exporter: Exporter) -> None:
     exporter.step(samples=4, step=5, epoch=1, learning_rate=0.5, seconds=0.25, data_wait=0.125, compute=0.0625)
     page = values(exporter.page())
     assert page["ddp_progress_ratio"] == 0.5
-    assert page["ddp_step"] == 5
+    assert (page["ddp_step"], page["ddp_total_steps"]) == (5, 10)
     assert page["ddp_epoch"] == 1
     assert page["ddp_learning_rate"] == 0.5
     assert page["ddp_step_seconds_sum"] == 0.25
@@ -119,6 +121,35 @@ def test_a_loss_that_is_not_finite_is_counted(exporter: Exporter) -> None:
     for loss in (1.0, float("nan"), float("inf")):
         exporter.step(samples=1, loss=loss)
     assert values(exporter.page())["ddp_nonfinite_loss_total"] == 2
+
+
+def test_a_rank_says_that_it_lives_and_that_it_saves(exporter: Exporter) -> None:
+    exporter.heartbeat()
+    exporter.heartbeat()
+    with exporter.saving():
+        meanwhile = values(exporter.page())
+    assert (meanwhile["ddp_heartbeats_total"], meanwhile["ddp_saving"]) == (2, 1)
+    assert values(exporter.page())["ddp_saving"] == 0
+
+
+def test_a_client_that_says_nothing_does_not_hold_up_the_end(exporter: Exporter) -> None:
+    with socket.create_connection(("127.0.0.1", exporter.port or 0)):
+        get(exporter.port)  # so that of the one before, too, was taken notice
+        closing = threading.Thread(target=exporter.close, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
+
+
+def test_a_closed_exporter_is_not_kept_until_the_program_ends() -> None:
+    exporter = Exporter.start(port=0, env=RankEnv())
+    kept = weakref.ref(exporter)
+    exporter.close()
+    del exporter
+    while any(thread.name == "ddp-metrics" for thread in threading.enumerate()):
+        threading.Event().wait(0.01)
+    gc.collect()
+    assert kept() is None
 
 
 def test_the_documents_example_runs_and_shows_where_a_steps_time_went(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ class Fence:
     def _claims(self) -> list[Claim]:
         """All claims by their number; one whose writer died over it is left out."""
         try:
-            paths = sorted(path for path in self._home.iterdir() if path.name[:1].isdigit())
+            paths = sorted(path for path in self._home.iterdir() if path.stem.isdecimal())
         except FileNotFoundError:
             return []
         claims = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import threading
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.metrics import Metrics
+from ddp_operator.launcher.metrics import Metrics, fetch_page, merge_pages, read_progress
 
 
 def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
@@ -70,3 +72,108 @@ def test_how_far_the_run_was_is_what_the_rank_reports_or_else_another(
         lines = (f"# TYPE {line.split()[0]} gauge\n{line}\n" for line in text.splitlines())
         (tmp_path / "metrics" / f"{number}.prom").write_text("".join(lines))
     assert Metrics(str(tmp_path), lambda: "").step(rank) == step
+
+
+@pytest.mark.parametrize(
+    ("pages", "merged"),
+    [
+        (["# HELP a one\n# TYPE a gauge\na 1\n", "# HELP a two\na 2\n"], "# HELP a one\n# TYPE a gauge\na 1\n"),
+        (['a{rank="0"} 1\n', 'b 3\na{rank="1"} 2 1700000000\n'], 'a{rank="0"} 1\na{rank="1"} 2 1700000000\nb 3\n'),
+        (["# TYPE s histogram\ns_sum 1\n", "s_count 2\n"], "# TYPE s histogram\ns_sum 1\ns_count 2\n"),
+        (
+            ["# TYPE s histogram\n# TYPE s_sum gauge\ns_sum 1\ns_count 2\n"],
+            "# TYPE s_sum gauge\ns_sum 1\n# TYPE s histogram\ns_count 2\n",
+        ),
+        (["ddp_launcher_up 1\n", "ddp_launcher_up2 1\n# a word\na one\nno sample\n"], "ddp_launcher_up 1\n"),
+        (["b_total 1\n# EOF\nc NaN\n"], "b_total 1\nc NaN\n"),
+    ],
+)
+def test_pages_become_one_that_prometheus_reads(pages: list[str], merged: str) -> None:
+    assert merge_pages(pages) == merged
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("ddp_step 5", {"ddp_step": 5}),
+        ('ddp_step{rank="3"} 5', {"ddp_step": 5}),
+        ('ddp_step{rank="3",} 5', {"ddp_step": 5}),
+        ('ddp_step{rank="3",device="0"} 5', {}),
+        ("ddp_steps_total 5", {"ddp_steps_total": 5}),
+        ("ddp_step_seconds_sum 2.5", {"ddp_step_seconds_sum": 2.5}),
+        ("ddp_wait_seconds_sum 2.5", {}),
+        ("ddp_step NaN", {}),
+        ("ddp_step +Inf", {}),
+        ("ddp_step five", {}),
+        ("ddp_untyped 5", {}),
+        ("other_step 5", {}),
+        ("ddp_" + 59 * "x" + " 5", {"ddp_" + 59 * "x": 5}),
+        ("ddp_" + 60 * "x" + " 5", {}),
+    ],
+)
+def test_of_a_page_its_plain_finite_gauges_and_counters_are_read(line: str, found: dict[str, float]) -> None:
+    kinds = {"ddp_step_seconds": "histogram", "ddp_wait_seconds": "histogram", "ddp_steps": "counter"}
+    kinds |= dict.fromkeys(("ddp_step", "other_step", "ddp_" + 59 * "x", "ddp_" + 60 * "x"), "gauge")
+    page = "".join(f"# HELP {name} x\n# TYPE {name} {kind}\n" for name, kind in kinds.items())
+    assert read_progress(f"{page}{line}\n") == found
+
+
+def test_of_a_page_with_many_series_the_first_thirty_are_read() -> None:
+    page = "".join(f"# TYPE ddp_x{number} gauge\nddp_x{number} {number}\n" for number in range(40))
+    assert read_progress(page) == {f"ddp_x{number}": number for number in range(30)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "page"),
+    [
+        (b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\na 1\xff\n", "a 1\ufffd\n"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * ((1 << 20) - 19), "x" * ((1 << 20) - 19)),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * ((1 << 20) - 18), None),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n 200 ", None),
+        (b"", None),
+    ],
+)
+def test_a_page_is_fetched_whole_or_not_at_all(answer: bytes, page: str | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                assert connection.recv(4096).startswith(b"GET /threads HTTP/1.0\r\n")
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with nullcontext() if page is not None else pytest.raises(ValueError, match="no usable page"):
+            assert fetch_page(server.getsockname()[1], "/threads", timeout=60) == page
+        thread.join()
+
+
+def test_what_a_rank_posts_is_received_whole(tmp_path: Path) -> None:
+    received: list[tuple[bytes, bytes, bytes]] = []
+
+    def receive(path: bytes, head: bytes, body: bytes) -> str:
+        received.append((path, head.splitlines()[0], body))
+        return "204 No Content"
+
+    port = Metrics(str(tmp_path), lambda: "", receive).serve(0)
+    request = b"POST /status HTTP/1.1\r\nContent-Length: 10\r\n\r\n"
+    assert ask(port, request, b"01234", b"56789")[0].startswith(b"HTTP/1.1 204 No Content\r\n")
+    ask(port, b"POST /status HTTP/1.1\r\n\r\n")
+    first = b"POST /status HTTP/1.1"
+    assert received == [(b"/status", first, b"0123456789"), (b"/status", first, b"")]
+
+
+def test_ranks_are_those_with_a_page_and_one_that_left_its_page_is_read_from_it(tmp_path: Path) -> None:
+    metrics = Metrics(str(tmp_path), lambda: "")
+    assert (metrics.collect(), metrics.progress(), metrics.reads_log, metrics.threads(0)) == ({}, {}, False, "")
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    page = "# TYPE ddp_step gauge\nddp_step %d\n"
+    files = {"10.prom": page % 10, "2.prom": page % 2, "2.log": page % 1, "x.prom": "", "3.tmp": "", "1.port": "no"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert metrics.collect() == {2: page % 2, 10: page % 10}
+    assert list(metrics.collect()) == [2, 10]
+    assert metrics.progress() == {"ddp_step": 2}
+    assert metrics.reads_log
