@@ -214,8 +214,8 @@ class LoopProgress(LogProgress):
 
     def take(self, groups: Mapping[str, str | None], now: float) -> bool:
         """Take in a line, unless its step is one of another bar, such as that of a validation."""
-        if groups.get("step") and groups.get("totalSteps"):
-            step, total = float(groups["step"] or 0), float(groups["totalSteps"] or 0)
+        if (done := groups.get("step")) and (of := groups.get("totalSteps")):
+            step, total = float(done), float(of)
             known, current = self._values.get("ddp_total_steps"), self._values.get("ddp_step", 0.0)
             other_bar = known is not None and total != known and (current < known or total < known)
             if step > total or (other_bar and not self._loop.per_epoch):

@@ -156,6 +156,27 @@ def test_a_validation_shows_its_loss_but_no_steps_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("bar", "expected"),
+    [
+        ("8/8", (9, 24)),
+        ("1/30", (9, 24)),
+        ("10/24", (10, 24)),
+        ("24/24\r1/30", (1, 30)),  # another run of the same script
+        ("24/24\r1/8", (24, 24)),
+        ("25/24", (9, 24)),
+    ],
+)
+def test_of_several_bars_the_runs_own_is_read(bar: str, expected: tuple[int, int]) -> None:
+    seen = read(HUGGING_FACE)
+    for one in bar.split("\r"):
+        taken = seen.feed(f"\r 38%|███▊      | {one} [00:00<00:00, 86.00it/s]\r".encode(), NOW)
+    status = build_progress(parse_page(seen.page(0)).values)
+    assert status is not None
+    assert (status.step, status.total_steps) == expected
+    assert taken == (bar.rpartition("\r")[2] == f"{expected[0]}/{expected[1]}")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "Downloading: 100%|██████████| 3/3 [00:01<00:00,  2.9it/s]\nMap:  50%|█████     | 32/64 [00:00<00:00, 9it/s]\n",

@@ -190,6 +190,13 @@ def test_the_number_of_epochs_may_be_given_where_the_log_does_not_name_it() -> N
         ("epoch 5/20 step 280/1200", (280, 1200, "23.3%")),
         ("epoch 5/20 step 3/60", (243, 1200, "20.2%")),  # a run that is at a fifth is not at 5 %
         ("epoch 1/1 step 60/60", (60, 60, "100.0%")),
+        # A step and a half past its epoch's bounds it may be: they are rounded. One not seen to begin may count from 0.
+        ("epoch 1/20 step 61/1200", (61, 1200, "5.1%")),
+        ("epoch 1/20 step 62/1200", (62, 24000, "0.3%")),
+        ("epoch 5/20 step 239/1200", (239, 1200, "19.9%")),
+        ("epoch 5/20 step 238/1200", (5038, 24000, "21.0%")),
+        ("epoch 5/20 step 361/1200", (361, 1200, "30.1%")),
+        ("epoch 5/20 step 362/1200", (5162, 24000, "21.5%")),
     ],
 )
 def test_a_first_line_shows_whether_its_step_is_one_of_the_run_where_the_epochs_are_known(
@@ -203,6 +210,23 @@ def test_a_process_that_begins_in_a_later_epoch_of_an_unknown_number_has_no_step
     seen.feed(b"epoch 5 step 3/60\n", NOW)
     assert not {"ddp_step", "ddp_total_steps"} & values(seen).keys()
     assert shown(seen, "epoch 6 step 1/60") == (301, None, None)
+
+
+def test_a_process_that_takes_anothers_place_in_a_later_epoch_has_no_step_while_it_may_be_of_an_epoch() -> None:
+    seen = progress(EPOCH_LINE)
+    assert shown(seen, "epoch 0 step 3/60") == (3, None, None)
+    again = seen.restarted()
+    again.feed(b"epoch 1 step 4/60\n", NOW)
+    assert "ddp_step" not in values(again)
+
+
+def test_samples_are_added_up_over_counts_that_begin_anew() -> None:
+    seen = progress(r"seen (?P<samples>\d+)")
+    sums = []
+    for count in (10, 25, 25, 5, 8):
+        seen.feed(f"seen {count}\n".encode(), NOW)
+        sums.append(values(seen)["ddp_samples_total"])
+    assert sums == [10, 25, 25, 30, 33]
 
 
 def test_a_step_that_goes_on_through_the_epochs_is_one_of_the_run() -> None:
@@ -435,6 +459,10 @@ def test_the_page_tells_the_kind_of_each_series_and_the_share_that_is_done() -> 
 def test_a_pattern_that_was_given_up_costs_no_more_time() -> None:
     seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
     line = b"a" * 64 + b"!\n"
-    for _ in range(9):
+    left = []
+    for _ in range(4):
         seen.feed(line, NOW)
+        left.append(len(seen._patterns))
+    assert left == [2, 2, 1, 1]
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
     assert [pattern.pattern for pattern in seen._patterns] == [r"step (?P<step>\d+)"]
