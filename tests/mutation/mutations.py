@@ -50,6 +50,7 @@ def _below(node: ast.AST, statement: range) -> Iterator[Mutation]:
                 isinstance(child, ast.Assert)
                 or (isinstance(child, ast.keyword) and child.arg in NO_EFFECT)
                 or _is_log(child)
+                or _is_pause(child)
                 or (isinstance(child, ast.If) and _is_about_types(child))
             ):
                 continue
@@ -72,7 +73,7 @@ def _of(node: ast.AST) -> Iterator[Mutation]:
         return Mutation(getattr(node, "lineno", 0), what, lambda: setattr(target, name, value))
 
     match node:
-        case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS:
+        case ast.Compare(ops=[operator]) if type(operator) in COMPARISONS and not _reads_clock(node):
             other = COMPARISONS[type(operator)]()
             yield change(f"{type(operator).__name__} → {type(other).__name__}", node, "ops", [other])
         case ast.BoolOp(op=ast.And()):
@@ -128,3 +129,14 @@ def _is_about_types(node: ast.AST) -> bool:
 def _is_log(node: ast.AST) -> bool:
     call = node.value if isinstance(node, ast.Expr) else None
     return isinstance(call, ast.Call) and ast.unparse(call.func).startswith(("logger.", "logging.", "log."))
+
+
+def _is_pause(node: ast.AST) -> bool:
+    """Tell whether a statement only waits a while: how long that takes no test may say."""
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("time.sleep(", "await asyncio.sleep("))
+
+
+def _reads_clock(node: ast.Compare) -> bool:
+    """Tell whether a time is compared that never is the bound itself, so that ``<`` is as good as ``<=``."""
+    bounds = isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+    return bounds and any(f"time.{clock}()" in ast.unparse(node) for clock in ("monotonic", "time", "perf_counter"))

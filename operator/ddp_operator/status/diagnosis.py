@@ -103,9 +103,10 @@ def read_failures(pages: Iterable[tuple[PodView, Page]]) -> tuple[tuple[PodView,
 def find_in_place(attempt: int, found: tuple[tuple[PodView, Termination], ...]) -> LastFailure | None:
     """Return the root cause of the latest restart in place, or None where only secondary ones are reported."""
     roots = [(pod, end) for pod, end in found if not end.secondary]
-    latest = max((end.restarts for _, end in roots), default=0)
-    same = [(pod, end) for pod, end in roots if end.restarts == latest]
-    return _last_failure(attempt, *min(same, key=_order)) if same else None
+    if not roots:
+        return None
+    latest = max(end.restarts for _, end in roots)
+    return _last_failure(attempt, *min((one for one in roots if one[1].restarts == latest), key=_order))
 
 
 def blame_node(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:

@@ -214,6 +214,12 @@ class TestRates:
         assert meter.measure(process, counters(steps), 20.0) is None
         assert meter.measure(process, counters(steps + 10), 30.0) == Rates(steps=1.0)
 
+    @pytest.mark.parametrize(("steps", "known"), [(0, False), (9e14, True), (1e15, False), (1.5e15, False)])
+    def test_are_those_that_can_be(self, steps: float, known: bool) -> None:
+        meter = RateMeter()
+        meter.measure("a", counters(0), 0.0)
+        assert (meter.measure("a", counters(steps), 1.0) is not None) == known
+
     def test_wait_for_the_first_counters(self) -> None:
         meter = RateMeter()
         assert meter.measure("a", {}, 0.0) is None
@@ -357,6 +363,28 @@ def test_what_is_left_follows_from_the_steps_and_their_rate(
     progress = build_progress(values, rates=Rates(steps=1.0))
     assert progress is not None
     assert (progress.percent, progress.eta_seconds) == (percent, eta)
+
+
+def test_a_rate_of_zero_that_status_has_kept_makes_no_time_left() -> None:
+    progress = build_progress({"ddp_step": 5, "ddp_total_steps": 10}, Progress(steps_per_second="0"), Rates())
+    assert progress is not None
+    assert (progress.eta_seconds, progress.eta) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "known"), [(-1, False), (0, False), (1, True), (3.9e9, True), (4e9, False), (5e9, False)]
+)
+def test_the_last_step_was_at_a_time_that_can_be(seconds: float, known: bool) -> None:
+    progress = build_progress({"ddp_step": 5, "ddp_last_step_timestamp_seconds": seconds})
+    assert progress is not None
+    assert (progress.last_step_time is not None) == known
+
+
+@pytest.mark.parametrize("epoch", [1e15, -1e15, 1.5e15])
+def test_whole_numbers_are_those_that_every_reader_keeps(epoch: float) -> None:
+    progress = build_progress({"ddp_step": 5, "ddp_epoch": epoch})
+    assert progress is not None
+    assert progress.epoch == (int(epoch) if abs(epoch) <= 1e15 else None)
 
 
 def test_of_a_page_of_very_many_ranks_those_that_come_first_are_followed() -> None:

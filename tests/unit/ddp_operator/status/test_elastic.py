@@ -85,6 +85,22 @@ class TestSize:
             f"resized from {then} to {now} nodes; the other pods keep running" for then, now in ((2, 4), (4, 3))
         ]
 
+    @pytest.mark.parametrize("change", [{"nodes": 4}, {"suspend": True}], ids=str)
+    async def test_is_that_of_the_job_as_it_was_seen(self, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+        harness = await ReconcilerHarness(nodes=2, elastic=ELASTIC).train(TRAINING)
+        versions: list[tuple[str, str]] = []
+
+        async def note(namespace: str, name: str, patch: Any, *, seen: Any = None) -> None:
+            there = harness.cluster.store.get("Job", namespace, name)
+            assert there is not None
+            versions.append((seen["metadata"]["resourceVersion"], there["metadata"]["resourceVersion"]))
+
+        monkeypatch.setattr(harness.cluster, "patch_job", note)
+        harness.edit(**change)
+        await harness.settle()
+        assert versions
+        assert all(seen == there for seen, there in versions)
+
 
 class TestLoss:
     def test_of_a_pod_keeps_the_job_while_there_are_enough(self) -> None:

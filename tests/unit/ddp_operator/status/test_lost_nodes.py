@@ -9,7 +9,14 @@ import pytest
 
 from ddp_operator.api.status import Status
 from ddp_operator.kubeobjects.timestamps import format_time
-from ddp_operator.status.lost_nodes import MAX_NODES, describe_lost_contact, lost_pods, next_check, remember
+from ddp_operator.status.lost_nodes import (
+    MAX_NODES,
+    describe_lost_contact,
+    lost_pods,
+    next_check,
+    nodes_to_inspect,
+    remember,
+)
 from ddp_operator.status.views import NodeView
 from tests.support.builders import NOW, child_job, child_pod, job, observe
 
@@ -49,6 +56,13 @@ def test_lost_pods_are_declared_failed_in_the_order_of_their_index() -> None:
     gone = [child_pod(index, deleting=True, grace=0, node=f"n{index}") for index in (2, 0, 1)]
     typed, seen = see(*gone)
     assert [pod.index for pod, _ in lost_pods(typed, seen, at(3600))] == [0, 1, 2]
+
+
+def test_of_many_nodes_those_are_inspected_first_whose_pods_have_lost_contact() -> None:
+    gone = [child_pod(i, deleting=True, grace=0, node=f"a{i:02d}") for i in range(MAX_NODES)]
+    typed, seen = see(*gone, child_pod(50, unready=NOW, node="z"))
+    nodes = ("z", *(f"a{i:02d}" for i in range(MAX_NODES - 1)))
+    assert nodes_to_inspect(typed, seen, at(3600)) == nodes
 
 
 def test_it_is_looked_again_when_the_first_pod_is_due() -> None:

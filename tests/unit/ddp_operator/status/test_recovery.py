@@ -356,6 +356,7 @@ class TestLostNode:
         early = run(peer, stuck, jobs=[FAILED], seconds=45, **once)
         assert (early.status.last_failure, early.status.attempt) == (None, 1)
         assert state(early, "Progressing") == ("False", "WaitingForPeers")
+        assert early.requeue_after == 5
         silent = child_pod(1, deleting=True, grace=30, node="node-b", unready=NOW + timedelta(seconds=50))
         found = run(peer, silent, jobs=[FAILED], seconds=51, status=early.status, nodes=nodes, **once)
         assert (failure(found).category, failure(found).node_name) == ("NodeLost", "node-b")

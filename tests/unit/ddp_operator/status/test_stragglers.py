@@ -75,6 +75,7 @@ class TestStall:
         [
             ({}, "the ranks report no steps of their own"),
             ({n: RankSample(step=57) for n in range(4)}, "all 4 ranks whose metrics pages answer are at step 57"),
+            ({n: RankSample(steps=n) for n in range(11)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 are behind step 10"),
             ({n: RankSample(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
         ],
     )
@@ -313,6 +314,7 @@ class TestCostOfARestart:
         for text, known in (
             (page(phase="Running", ddp_step=50, ddp_steps_total=0), None),
             (page(phase="Running", ddp_step=51, ddp_steps_total=1), 20),
+            (page(phase="Running", ddp_step=51), 20),
         ):
             pods = [child_pod(n, attempt=2) for n in (0, 1)]
             seen = observe(typed, [child_job(2)], pods, parse_page(text))

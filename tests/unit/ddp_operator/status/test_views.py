@@ -160,6 +160,7 @@ class TestPod:
             ),
             ({"spec": {"schedulerName": "volcano"}}, {"scheduler": "volcano"}),
             ({"spec": {"schedulingGroup": {"podGroupName": "g"}}}, {"ganged": True}),
+            ({"phase": "Pending", "status": {"startTime": format_time(NOW)}}, {"started": NOW, "has_run": False}),
             ({"phase": "Succeeded"}, {"alive": False, "running": False, "has_run": True, "fails_job": False}),
             ({"phase": "Failed", "code": 1}, {"alive": False, "trained": True, "fails_job": True}),
             ({"phase": "Failed", "code": 1, "disrupted": True}, {"disrupted": True, "fails_job": False}),

@@ -111,7 +111,18 @@ def test_a_claim_whose_writer_died_over_it_holds_nobody_up(tmp_path: Path, monke
     monkeypatch.setattr("ddp_trainer.checkpoint.fence._SECONDS_TO_WRITE", 0.0)
     fence(tmp_path, 1).claim()
     (tmp_path / "fence" / "000000002.json").write_text("")
+    with pytest.raises(Superseded, match=r"attempt 0 \(run \?\) has taken over"):
+        fence(tmp_path, 1).check()
     fence(tmp_path, 2).claim()
+    fence(tmp_path, 2).check()
+
+
+def test_a_claims_content_that_follows_its_name_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence(tmp_path, 2).claim()
+    (claim,) = (tmp_path / "fence").iterdir()
+    content = claim.read_text()
+    claim.write_text("")
+    monkeypatch.setattr("time.sleep", lambda seconds: claim.write_text(content))
     fence(tmp_path, 2).check()
 
 
