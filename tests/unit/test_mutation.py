@@ -54,6 +54,9 @@ def test_a_line_can_be_changed(source: str, mutated: str) -> None:
 )
 def test_what_no_test_has_to_notice_is_left_alone(source: str) -> None:
     assert [one.what for one in mutations(ast.parse(source)) if not one.what.startswith("dropped: ")] == []
+
+
+def test_a_pause_is_left_alone() -> None:
     assert list(mutations(ast.parse("time.sleep(1)\nasync def f():\n    await asyncio.sleep(2)"))) == []
 
 

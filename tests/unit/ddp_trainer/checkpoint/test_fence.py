@@ -172,6 +172,8 @@ def test_the_fence_is_looked_at_again_right_before_the_rename(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", overtaken)
     save(old, 1)
     assert old.superseded is not None
+    with pytest.raises(Superseded):
+        old.check_fence()
     assert files(tmp_path) == []
 
 

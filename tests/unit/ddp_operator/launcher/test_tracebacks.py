@@ -1,0 +1,121 @@
+"""The error file that a rank leaves: what it says of an exception, and when none is written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.launcher.tracebacks import explain_permission, find_exceptions, record_exception
+
+ABOUT = {"rank": 5, "localRank": 1, "restart": 2}
+
+
+def record(error: BaseException, folder: Path) -> dict[str, Any] | None:
+    path = folder / "error.json"
+    record_exception(error, str(path), ABOUT)
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return found
+
+
+def raised(work: Callable[[], object]) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  a SystemExit is none of Exception's
+        work()
+    return caught.value
+
+
+def exit_after(cause: Exception, code: object) -> None:
+    try:
+        raise cause
+    except Exception:
+        raise SystemExit(code)  # noqa: B904  as wrappers do
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "message", "code"),
+    [
+        (lambda: int("x"), "ValueError", "invalid literal for int() with base 10: 'x'", 1),
+        (lambda: json.loads("{"), "json.decoder.JSONDecodeError", "Expecting property name", 1),
+        (lambda: exit_after(ValueError("bad"), 3), "SystemExit", "ValueError: bad", 3),
+        (lambda: exit_after(ValueError(), 3), "SystemExit", "ValueError", 3),
+        (lambda: exit_after(ValueError("bad"), "in words"), "SystemExit", "in words", 1),
+        (lambda: exit_after(ValueError("bad"), 511), "SystemExit", "ValueError: bad", 255),
+        (lambda: exit_after(ValueError("bad"), -1), "SystemExit", "ValueError: bad", 255),
+        (lambda: argparse.ArgumentParser(prog="x").parse_args(["--y"]), "SystemExit", "x: error: unrecognized", 2),
+    ],
+)
+def test_an_exception_is_recorded_with_its_type_and_why_it_ended_the_rank(
+    work: Callable[[], object], kind: str, message: str, code: int, tmp_path: Path
+) -> None:
+    found = record(raised(work), tmp_path)
+    assert found is not None
+    assert {name: found[name] for name in ABOUT} == ABOUT
+    assert (found["type"], found["exitCode"]) == (kind, code)
+    assert found["message"].startswith(message)
+    assert found["message"] == found["message"].strip()
+    assert "Traceback" in found["traceback"]
+    assert found["time"] > 1_600_000_000
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_a_script_that_ends_well_leaves_no_error(code: int | None, tmp_path: Path) -> None:
+    assert record(SystemExit(code), tmp_path) is None
+
+
+def test_what_the_script_has_written_itself_stays_and_a_full_disk_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "error.json").write_text("{}")
+    assert record(ValueError("x"), tmp_path) == {}
+    assert record(ValueError("x"), tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("a" * 4096 + "b" * 4096), "a" * 4096 + "b" * 4096),
+        (ValueError("a" * 4096 + "c" + "b" * 4096), "a" * 4096 + "\n...\n" + "b" * 4096),
+        (Unspeakable(), "<the exception cannot be shown>"),
+    ],
+    ids=["long", "longer", "unspeakable"],
+)
+def test_of_a_long_message_both_ends_are_kept(error: Exception, message: str, tmp_path: Path) -> None:
+    found = record(error, tmp_path)
+    assert found is not None
+    assert found["message"] == message
+
+
+def test_who_was_denied_what_is_said(tmp_path: Path) -> None:
+    tmp_path.chmod(0o751)
+    owner = tmp_path.stat()
+    words = f"; {tmp_path} is owned by uid {owner.st_uid}, group {owner.st_gid}, mode 0751)"
+    for name in (str(tmp_path), str(tmp_path / "new" / "file")):
+        assert explain_permission(PermissionError(13, "Permission denied", name)).endswith(words)
+    assert explain_permission(PermissionError(1, "Operation not permitted")).count(";") == 0
+    found = record(PermissionError(13, "Permission denied", str(tmp_path)), tmp_path)
+    assert found is not None
+    assert found["message"].endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ('  File "t.py", line 3\n    x = 1\nValueError: bad', [("ValueError", "bad")]),
+        ('  File "t.py", line 3\nKeyboardInterrupt', [("KeyboardInterrupt", "")]),
+        ("ValueError: bad", []),
+        ('  File "t.py", line 3\n    x = 1', []),
+        (
+            '[rank1]:   File "t.py", line 3\n[rank0]:   File "t.py", line 3\n[rank1]: A: 1\n[rank0]: B: 2',
+            [("A", "1"), ("B", "2")],
+        ),
+    ],
+)
+def test_exceptions_are_found_of_each_rank(lines: str, found: list[tuple[str, str]]) -> None:
+    assert find_exceptions(lines) == found
