@@ -94,6 +94,18 @@ def test_of_many_that_claim_at_once_one_holds_the_folder_and_it_is_the_last_atte
         assert claims == sorted(claims) == sorted(entered)
 
 
+def test_a_claim_has_its_content_as_soon_as_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, named = os.link, list[int]()
+
+    def note(source: Path, target: Path) -> None:
+        named.append(json.loads(source.read_bytes())["attempt"])
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", note)
+    fence(tmp_path, 3).claim()
+    assert named == [3]
+
+
 def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise PermissionError(1, "Operation not permitted")
