@@ -168,3 +168,20 @@ def test_pods_of_another_attempt_are_not_of_this_one() -> None:
     typed = job(status=STARTED, nodes=2)
     seen = observe(typed, [child_job()], [child_pod(0), child_pod(0, attempt=2)])
     assert [pod.attempt for pod in seen.pods_of(1)] == [1]
+
+
+def test_the_figures_of_the_network_check_are_kept_with_the_attempt() -> None:
+    text = 'ddp_launcher_preflight_seconds{check="allreduce"} 0.4\nddp_launcher_preflight_passed{check="allreduce"} 1\n'
+    found = parse_page(text).preflight
+    assert found is not None
+    first = run(*RUNNING, text=TRAINING + text).status
+    assert first.preflight == found
+    assert run(*RUNNING, status=first, text=TRAINING).status.preflight == found
+
+
+def test_pods_of_a_former_attempt_are_waited_for_too_when_a_job_is_suspended() -> None:
+    status = replace(STARTED, attempt=2, job_name="train-2")
+    decision = run(child_pod(0), child_pod(0, attempt=2), status=status, jobs=[child_job(), child_job(2)], suspend=True)
+    found = decision.status.condition(c.SUSPENDED)
+    assert found is not None
+    assert found.message == "2 pods are saving and stopping"
