@@ -54,7 +54,7 @@ def test_a_mistake_that_only_one_rank_can_see_ends_all_and_names_it(tmp_path: Pa
     # The dataset's function fails on rank 1 alone, as when a folder is missing on one node.
     (tmp_path / "picky_data.py").write_text(
         "import os\n"
-        "from ddp_trainer.data.digits import load as digits\n"
+        "from ddp_trainer.data.published import load_digits as digits\n"
         "from ddp_trainer.errors import UserError\n"
         "def load(config):\n"
         "    if os.environ['RANK'] == '1':\n"

@@ -23,7 +23,7 @@ from ddp_operator.manifests.children import (
     build_launcher_users,
     load_launcher,
 )
-from ddp_operator.reconcile.memory import Memory, seconds_since
+from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.decision import (

@@ -6,8 +6,9 @@ Nodes, Events, queues and metrics pages are asked only where it matters, and not
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import inf
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
@@ -15,8 +16,7 @@ from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.failures.termination import Termination
 from ddp_operator.manifests.children import load_launcher
-from ddp_operator.progress import Page, StalledRank, parse_page
-from ddp_operator.reconcile.memory import Memory, seconds_since
+from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes, scheduling, stragglers
 from ddp_operator.status.converge import scrape_interval
@@ -31,6 +31,34 @@ from ddp_operator.status.views import NodeView, PodView, view_node
 _NEWS_DELAY, _RESTORE_INTERVAL = 2.0, 10.0
 # A timer that fires a little early shall not find that nothing is due yet.
 _EARLY = 0.9
+
+
+@dataclass(slots=True)
+class Memory:
+    """The times of what is not done in every pass, and the answers of then; nothing depends on it after a restart."""
+
+    page_read: datetime | None = None
+    meter: RateMeter = field(default_factory=RateMeter)
+    ranks_compared: tuple[datetime, int, Ranks] | None = None
+    """When, in which attempt, and what the ranks had done by then."""
+    stalled: dict[int, StalledRank] = field(default_factory=dict)
+    events_read: tuple[datetime, Mapping[str, Problem]] | None = None
+    checked: tuple[str, int] | None = None
+    """UID and generation of the spec of which it is known that children can be built from it."""
+    unseen_since: datetime | None = None
+    """Since when children of the current attempt may be there that no watch shows."""
+    labels_restored: datetime | None = None
+    """When those were last looked for."""
+    orphaned_since: datetime | None = None
+    """Since when there have been pods whose Job is gone and that nobody deletes."""
+    failing_since: datetime | None = None
+    """Since when the API server has failed to create a child."""
+    status_written: datetime | None = None
+
+
+def seconds_since(last: datetime | None, now: datetime) -> float:
+    """Return how long ago it was; without a sign, for a clock that was set back must not put off what is due."""
+    return inf if last is None else abs((now - last).total_seconds())
 
 
 class Observer:

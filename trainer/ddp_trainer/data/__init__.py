@@ -17,7 +17,7 @@ AUGMENTATIONS = ("scale", "crop", "flip", "rotate", "affine", "jitter")
 
 # name -> module:load(config) -> Datasets; beside it, where there is something to fetch, download(config).
 DATASETS = {
-    "digits": "ddp_trainer.data.digits:load",
+    "digits": "ddp_trainer.data.published:load_digits",
     "cifar10": "ddp_trainer.data.published:load_cifar10",
     "fashion-mnist": "ddp_trainer.data.published:load_fashion_mnist",
     "voc2012": "ddp_trainer.data.published:load_voc2012",

@@ -1,4 +1,4 @@
-"""The published datasets in torchvision's on-disk formats, and what their readers have in common.
+"""The published datasets in torchvision's on-disk formats, what their readers share, and scikit-learn's digits.
 
 CIFAR-10 are 60,000 colour images of 32x32 pixels in pickled batches, Fashion-MNIST 70,000 grey ones of 28x28 in IDX
 files. PASCAL VOC 2012's segmentation are 2,913 photographs with a class number for every pixel, 21 classes and void.
@@ -8,6 +8,7 @@ corner of a black square, its mask likewise into a square of void; so they can b
 
 import contextlib
 import hashlib
+import importlib.util
 import pickle
 import struct
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from ddp_trainer.data.arrays import VOID, Datasets, FileData, ImageData
 from ddp_trainer.errors import UserError
 from ddp_trainer.imports import import_torchvision
 
+_DIGITS_FILE = Path("datasets/data/digits.csv.gz")
 _CIFAR10_FOLDER = "cifar-10-batches-py"
 _CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
 _FASHION_FOLDER = "FashionMNIST/raw"
@@ -231,3 +233,42 @@ def load_voc2012(config: DataConfig) -> Datasets:
         parts.append(FileData(reader, (3, config.image_size, config.image_size), masks=True))
     # Mean and standard deviation of ImageNet's photographs, the customary choice; in units of pixel values.
     return Datasets(parts[0], parts[1], num_classes=21, mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
+
+
+def read_digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """scikit-learn's digits: images, uint8 (1797, 1, 8, 8) of 0 to 16, and labels, int64 (1797,), in the file's order.
+
+    Read without importing scikit-learn, which takes longer than training on the digits for an epoch.
+
+    Raises :class:`UserError` where scikit-learn or its file is missing.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
+        raise UserError(
+            "data.name",
+            "digits come with scikit-learn, which is not installed",
+            "pip install scikit-learn, or choose another preset",
+        )
+    path = Path(spec.origin).parent / _DIGITS_FILE
+    try:
+        table = np.loadtxt(path, delimiter=",")
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError("data.name", f"digits: {path} can't be read: {error}", "reinstall scikit-learn") from error
+    images = torch.from_numpy(table[:, :64].astype(np.uint8)).reshape(-1, 1, 8, 8)
+    return images, torch.from_numpy(table[:, 64].astype(np.int64))
+
+
+def load_digits(config: DataConfig) -> Datasets:
+    """The digits, split once and for all by ``config.split_seed``."""
+    images, labels = read_digits()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(config.split_seed))
+    held_out = max(1, round(len(labels) * config.validation_fraction))
+    validation, train = order[:held_out], order[held_out:]
+    return Datasets(
+        train=ImageData(images[train], labels[train]),
+        validation=ImageData(images[validation], labels[validation]),
+        num_classes=10,
+        # Mean and standard deviation of all pixels of the file.
+        mean=(4.884,),
+        std=(6.017,),
+    )

@@ -14,8 +14,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Restarts, Status
 from ddp_operator.cluster import Cluster, Key, Refused, Snapshot
 from ddp_operator.manifests.children import load_launcher
-from ddp_operator.reconcile.memory import Memory
-from ddp_operator.reconcile.observer import Observer
+from ddp_operator.reconcile.observer import Memory, Observer
 from tests.support.builders import NOW, UID, Json, child_job, child_pod, job, last_words, page
 
 STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)

@@ -10,8 +10,8 @@ from torch.utils.data import DistributedSampler
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.augment import Augmentation, _gather_indexed, _slice_numpy
-from ddp_trainer.data.digits import load_arrays
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
+from ddp_trainer.data.published import read_digits
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.errors import UserError
 
@@ -35,7 +35,7 @@ def loader(count: int, batch: int, *, rank: int = 0, world: int = 1, drop_last: 
 
 
 def test_digits_are_those_of_scikit_learn() -> None:
-    images, labels = load_arrays()
+    images, labels = read_digits()
     from sklearn.datasets import load_digits  # slow to import
 
     expected = load_digits()
@@ -53,7 +53,7 @@ def test_digits_split_is_fixed_by_its_own_seed_and_loses_nothing() -> None:
 
 
 def test_the_digits_mean_and_deviation_are_those_of_the_data() -> None:
-    pixels = load_arrays()[0].double()
+    pixels = read_digits()[0].double()
     datasets = load_datasets(DataConfig())
     assert datasets.mean[0] == pytest.approx(float(pixels.mean()), abs=1e-3)
     assert datasets.std[0] == pytest.approx(float(pixels.std()), abs=1e-3)
@@ -62,7 +62,7 @@ def test_the_digits_mean_and_deviation_are_those_of_the_data() -> None:
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
-        load_arrays()
+        read_digits()
 
 
 def test_missing_cifar_names_the_folder_and_the_files(tmp_path: object) -> None:
@@ -99,13 +99,13 @@ def test_labels_outside_the_classes_are_refused() -> None:
 
 
 def test_data_from_a_users_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_trainer.data.digits.load", lambda config: "nothing")
+    monkeypatch.setattr("ddp_trainer.data.published.load_digits", lambda config: "nothing")
     with pytest.raises(UserError, match=r"returned str; return ddp_trainer.data.arrays.Datasets"):
-        load_datasets(DataConfig(name="ddp_trainer.data.digits:load"))
+        load_datasets(DataConfig(name="ddp_trainer.data.published:load_digits"))
     with pytest.raises(UserError, match="module 'no_such_module' of"):
         load_datasets(DataConfig(name="no_such_module:load"))
     with pytest.raises(UserError, match="has no function 'lod'"):
-        load_datasets(DataConfig(name="ddp_trainer.data.digits:lod"))
+        load_datasets(DataConfig(name="ddp_trainer.data.published:lod"))
 
 
 # Order
