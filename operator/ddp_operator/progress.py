@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress
-from ddp_operator.failures.text import quote
-from ddp_operator.kubeobjects.timestamps import truncate
+from ddp_operator.failures import quote
+from ddp_operator.kubeobjects import truncate
 
 _WANTED = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,

@@ -4,11 +4,9 @@ Every variable begins with ``DDP_OPERATOR_``. Unknown ones are not refused, beca
 that form into the pod when a Service is named ``ddp-operator`` (service links).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -58,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """$KUBECONFIG; None: the service account of the pod, else ~/.kube/config."""
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Settings:
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
         """Read the settings from the environment. Raises: SettingsError."""
         env = os.environ if env is None else env
         values: dict[str, object] = {"kubeconfig": env.get("KUBECONFIG") or None}

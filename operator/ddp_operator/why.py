@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api.status import Condition, LastFailure, Progress, Status
-from ddp_operator.failures.text import describe_end, describe_failure, sentence
-from ddp_operator.kubeobjects.timestamps import parse_time
+from ddp_operator.failures import describe_end, describe_failure, sentence
+from ddp_operator.kubeobjects import parse_time
 from ddp_operator.progress import format_duration
 from ddp_operator.status.conditions import find_blocker, find_obstacle
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ddp_operator.constants import EXIT_RETRYABLE, KIND
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from tests.drills.core import NotHere, Outcome, Perished, check_blamed, drill
 from tests.drills.scene import PATIENCE, Scene
 from tests.support import ROOT

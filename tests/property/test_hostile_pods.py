@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator import constants
-from ddp_operator.failures.termination import parse_termination
+from ddp_operator.failures import parse_termination
 from ddp_operator.progress import parse_page
 from tests.support.builders import last_words, resource
 from tests.support.fuzzing import examples, tally

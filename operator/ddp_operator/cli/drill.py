@@ -3,8 +3,6 @@
 In a cluster the probe runs in the job's own containers, through pods/exec; on this machine beside `ddp run`.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json
@@ -22,7 +20,7 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import IO, Final, Self
 
 import yaml
 
@@ -79,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def drill(
-    target: LocalRun | PodTarget,
+    target: "LocalRun | PodTarget",
     rank: int,
     *,
     after: int,
@@ -245,7 +243,7 @@ class LocalRun:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
-    def __enter__(self) -> LocalRun:
+    def __enter__(self) -> Self:
         self._job.write_text(_with_recovery(read_file(self._file)))
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True

@@ -10,7 +10,7 @@ from typing import Any
 from ddp_operator.cli.api import add_cluster_arguments, connect, list_jobs
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.cli.local_runs import add_local_arguments, is_local, list_runs
-from ddp_operator.kubeobjects.timestamps import parse_time, utc_now
+from ddp_operator.kubeobjects import parse_time, utc_now
 from ddp_operator.progress import format_duration
 
 

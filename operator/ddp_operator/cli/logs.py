@@ -17,7 +17,7 @@ from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli.api import Api, ApiError, add_cluster_arguments, api_path, connect, get_job, list_pods
 from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.cli.local_runs import add_local_arguments, is_local, open_run, read_job
-from ddp_operator.kubeobjects.containers import find_trainer
+from ddp_operator.kubeobjects import find_trainer
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.screen import LogFile, Tail, find_logs, split_rank

@@ -86,7 +86,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.api.cel import check_rules
     from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.parse import parse_resource
-    from ddp_operator.kubeobjects.containers import count_pod_gpus
+    from ddp_operator.kubeobjects import count_pod_gpus
     from ddp_operator.local import adapt
     from ddp_operator.local.machine import find_gpus
     from ddp_operator.local.runner import RunPlan

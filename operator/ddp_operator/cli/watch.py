@@ -15,7 +15,7 @@ from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.cli.api import Api, Object, add_cluster_arguments, connect, get_job, job_path, list_jobs
 from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.display import LiveRegion, PlainDisplay, View, build_table, can_redraw
-from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.kubeobjects import utc_now
 from ddp_operator.why import explain_why
 
 Jobs = dict[tuple[str, str], Object]

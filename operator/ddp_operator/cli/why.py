@@ -6,7 +6,7 @@ import json
 from ddp_operator.cli.api import ApiError, add_cluster_arguments, add_output_argument, connect, get_job, list_events
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.cli.local_runs import add_local_arguments, is_local, open_run, read_job
-from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.kubeobjects import utc_now
 from ddp_operator.why import explain_why
 
 

@@ -24,7 +24,7 @@ from ddp_operator.kube.client import INVALID, ApiClient, ApiError, NotFound, cal
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper
-from ddp_operator.kubeobjects.timestamps import format_time, utc_now
+from ddp_operator.kubeobjects import format_time, utc_now
 
 _WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"

@@ -18,7 +18,7 @@ from typing import Any, Final
 from ddp_operator.cluster import ClusterError, Event, Object
 from ddp_operator.constants import MANAGED_BY
 from ddp_operator.kube.client import ApiClient, call, trim
-from ddp_operator.kubeobjects.timestamps import format_time, utc_now
+from ddp_operator.kubeobjects import format_time, utc_now
 
 logger = logging.getLogger(__name__)
 

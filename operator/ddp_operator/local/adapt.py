@@ -8,15 +8,14 @@ import copy
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator import constants
-from ddp_operator.kubeobjects.containers import count_pod_gpus, find_trainer, is_gpu
+from ddp_operator.cluster import Object
+from ddp_operator.kubeobjects import count_pod_gpus, find_trainer, is_gpu
 from ddp_operator.launcher.processes import read_cpu_quota
-
-Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator import constants
 from ddp_operator.cluster import (
@@ -15,22 +15,20 @@ from ddp_operator.cluster import (
     Conflict,
     Event,
     Key,
+    Object,
     Refused,
     Snapshot,
     claim_of,
     controller_of,
     owner_uids,
 )
-from ddp_operator.kubeobjects.containers import find_trainer
-from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.kubeobjects import find_trainer, utc_now
 from ddp_operator.launcher.metrics import fetch_page
 from ddp_operator.local import adapt, machine, pods
 from ddp_operator.local.environment import MissingReference, build_environment
 from ddp_operator.local.job_controller import JobDecision, build_pod, decide_job, is_controlled_by
 from ddp_operator.local.kubelet import Kubelet
 from ddp_operator.local.store import Store, grace_of, place_of
-
-Object = Mapping[str, Any]
 
 _SCRAPE_SECONDS: Final = 2.0
 # Kubernetes' own alphabet for generated names: no vowels and no look-alikes.

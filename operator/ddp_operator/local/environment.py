@@ -8,9 +8,9 @@ import base64
 import binascii
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
-Object = Mapping[str, Any]
+from ddp_operator.cluster import Object
+
 Lookup = Callable[[str, str], Object | None]
 """Find a ConfigMap or Secret of the pod's namespace by kind and name."""
 

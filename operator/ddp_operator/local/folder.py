@@ -1,7 +1,5 @@
 """The run folder: everything that one `ddp run` leaves behind, and the only module that knows its layout."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import fcntl
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import yaml
 
@@ -79,7 +77,7 @@ class RunFolder:
         self.logs = path / "logs"
 
     @classmethod
-    def create(cls, runs: Path, name: str, now: datetime) -> RunFolder:
+    def create(cls, runs: Path, name: str, now: datetime) -> Self:
         """Make a new folder ``<name>-<date>-<time>``; a second run in the same second gets a number behind it.
 
         Temporary files of killed runs beside it are removed. Raises: OSError.

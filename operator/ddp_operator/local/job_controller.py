@@ -9,21 +9,21 @@ Left out on purpose: the growth of the back-off between failures, ``backoffLimit
 ``activeDeadlineSeconds``, ``ttlSecondsAfterFinished`` and non-Indexed Jobs. The operator uses none.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from ddp_operator.cluster import Object
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 
 LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
 LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX: Final = ANNOTATION_COMPLETION_INDEX
 
 Json = dict[str, Any]
-Object = Mapping[str, Any]
 
 SUCCESS_POLICY: Final = ("SuccessPolicy", "Matched rules at index 0")
 COMPLETIONS_REACHED: Final = ("CompletionsReached", "Reached expected number of succeeded pods")

@@ -6,18 +6,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator import constants
-from ddp_operator.kubeobjects.containers import count_pod_gpus
+from ddp_operator.cluster import Object
+from ddp_operator.kubeobjects import count_pod_gpus
 from ddp_operator.local import pods, processes
 from ddp_operator.local.environment import MissingReference
 from ddp_operator.local.folder import clear_half_written, is_out_of_space
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.machine import GpuPool
 from ddp_operator.local.store import Store, grace_of
-
-Object = Mapping[str, Any]
 
 # What container runtimes say when a process could not be started at all.
 START_ERROR_CODE: Final = 128

@@ -7,19 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator import constants
-from ddp_operator.kubeobjects.containers import find_trainer
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.cluster import Object
+from ddp_operator.kubeobjects import find_trainer, format_time
 from ddp_operator.launcher.pod import loopback_address
 from ddp_operator.local.environment import Lookup, build_environment, expand
 from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
 from ddp_operator.local.machine import VISIBLE_DEVICES
 from ddp_operator.local.volumes import prepare_volumes, rewrite_paths
 from ddp_operator.names import is_reserved_variable
-
-Object = Mapping[str, Any]
 
 NODE_NAME: Final = "local"
 POD_IP: Final = "127.0.0.1"

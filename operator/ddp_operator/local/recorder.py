@@ -4,17 +4,16 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from ddp_operator import constants
-from ddp_operator.failures.termination import parse_termination
+from ddp_operator.cluster import Object
+from ddp_operator.failures import parse_termination
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.folder import RunFolder
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.kubelet import name_file
 from ddp_operator.progress import Page, RateMeter, parse_page
-
-Object = Mapping[str, Any]
 
 _EVERY_SECONDS: Final = 1.0
 # Until the page is there it is asked for more often: it costs nothing yet, and a reader waits for it.

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,9 +17,9 @@ import msgspec
 
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key
+from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, Object
 from ddp_operator.display import FaultTolerantStream, View, choose_display
-from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.kubeobjects import utc_now
 from ddp_operator.local.adapt import Finding
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.ending import close_record, describe_run, interrupt
@@ -37,8 +37,6 @@ from ddp_operator.status.describe import take_values
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.ownership import exclusive_claim
 from ddp_operator.workqueue import backoff
-
-Object = Mapping[str, Any]
 
 _RETRY_SECONDS: Final = 1.0
 _PENDING_SECONDS: Final = 2.0  # here pods start at once, unless they wait for GPUs

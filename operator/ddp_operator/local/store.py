@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddp_operator.cluster import AlreadyExists
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.cluster import AlreadyExists, Object
+from ddp_operator.kubeobjects import format_time
 
 Json = dict[str, Any]
-Object = Mapping[str, Any]
 Place = tuple[str, str, str]
 """Kind, namespace, name."""
 

@@ -11,11 +11,9 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from ddp_operator.cluster import Object
 from ddp_operator.local.environment import Lookup, MissingReference, read_reference
-
-Object = Mapping[str, Any]
 
 SHARED_MEMORY = "/dev/shm"
 # What may stand before and after a path in a longer word: `--dir=/ckpt/x`, `a:/ckpt`, but not `/ckpt2` or `my/ckpt`.

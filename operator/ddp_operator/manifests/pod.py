@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.kubeobjects.containers import cpu_limit
+from ddp_operator.kubeobjects import cpu_limit
 from ddp_operator.launcher.pod import LauncherConfig, PreflightConfig, WatchdogConfig, encode_config
 from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.scheduling import add_scheduling

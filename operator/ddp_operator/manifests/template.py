@@ -14,7 +14,7 @@ from ddp_operator import constants
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Peer, Spec
-from ddp_operator.kubeobjects.containers import count_gpus, cpu_limit, is_quantity
+from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
 from ddp_operator.launcher.log_patterns import compile_log_pattern
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nested_launcher, split_user_command
 from ddp_operator.names import is_reserved_variable

@@ -14,7 +14,7 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
-from ddp_operator.failures.termination import Termination
+from ddp_operator.failures import Termination
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
 from ddp_operator.status import conditions as c

@@ -15,7 +15,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Cluster, ClusterError, Conflict, Key, Object
-from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.status.decide import decide, is_finished, report_unreadable

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddp_operator.kubeobjects.timestamps import utc_now
+from ddp_operator.kubeobjects import utc_now
 from ddp_operator.report.page import build_page
 from ddp_operator.report.run import Run, read_run
 

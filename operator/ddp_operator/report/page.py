@@ -8,7 +8,7 @@ from typing import Final
 
 from ddp_operator import __version__
 from ddp_operator.api.status import LastFailure
-from ddp_operator.failures.text import describe_detail, describe_place
+from ddp_operator.failures import describe_detail, describe_place
 from ddp_operator.local.ending import explain_interruption
 from ddp_operator.local.folder import choose_rate
 from ddp_operator.progress import format_duration

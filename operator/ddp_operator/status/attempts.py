@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from ddp_operator import names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
-from ddp_operator.failures.text import describe_failure, describe_restart
-from ddp_operator.kubeobjects.timestamps import truncate
+from ddp_operator.failures import describe_failure, describe_restart
+from ddp_operator.kubeobjects import truncate
 from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes

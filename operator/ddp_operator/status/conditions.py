@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Condition, ConditionStatus, Status
-from ddp_operator.kubeobjects.timestamps import truncate
+from ddp_operator.kubeobjects import truncate
 from ddp_operator.status.observation import Observation, Pods
 
 ACCEPTED: Final = "Accepted"

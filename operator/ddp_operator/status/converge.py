@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
-from ddp_operator.kubeobjects.timestamps import truncate
+from ddp_operator.kubeobjects import truncate
 from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import (

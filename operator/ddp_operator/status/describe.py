@@ -18,7 +18,7 @@ from ddp_operator.api.status import (
     Restarts,
     Status,
 )
-from ddp_operator.kubeobjects.timestamps import EPOCH, parse_time, truncate
+from ddp_operator.kubeobjects import EPOCH, parse_time, truncate
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact, take_facts

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.decision import FailPod
 from ddp_operator.status.observation import Children, Observation
 from ddp_operator.status.views import NodeView, PodView

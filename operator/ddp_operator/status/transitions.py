@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ddp_operator.api.crd import print_columns
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Event
-from ddp_operator.failures.text import describe_failure, describe_restart
+from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
 from ddp_operator.status import conditions as c
 

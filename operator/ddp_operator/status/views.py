@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from ddp_operator import constants
-from ddp_operator.failures.termination import Termination, parse_termination
-from ddp_operator.kubeobjects.containers import find_trainer
-from ddp_operator.kubeobjects.timestamps import EPOCH, parse_time
+from ddp_operator.failures import Termination, parse_termination
+from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time
 from ddp_operator.launcher.failure_table import UNKNOWN
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")

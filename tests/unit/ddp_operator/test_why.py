@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.why import REMEDIES, Why, explain_why
 from tests.support.builders import NOW

@@ -10,14 +10,13 @@ A check and the rename after it are two operations. What slips between them does
 carry its number: it can neither replace nor remove those of a later one (see :mod:`ddp_trainer.checkpoint.store`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ddp_trainer import contract
 from ddp_trainer.errors import Superseded, UserError
@@ -45,7 +44,7 @@ class Fence:
     run_id: str
 
     @classmethod
-    def from_environ(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Fence | None:
+    def from_environ(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Self | None:
         """The fence for this process; None where nobody counts attempts.
 
         Raises :class:`UserError` where DDP_ATTEMPT is not a number.

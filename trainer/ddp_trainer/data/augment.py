@@ -3,11 +3,10 @@
 The functions take uniform numbers instead of drawing them, see :mod:`ddp_trainer.data.sampling`.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ class Augmentation:
     crop: bool = False
 
     @classmethod
-    def from_config(cls, config: DataConfig, *, channels: int, masks: bool) -> Augmentation:
+    def from_config(cls, config: DataConfig, *, channels: int, masks: bool) -> Self:
         """The changes that ``config.augment`` names; raises :class:`UserError` for what such data can't have."""
         chosen = set(config.augment)
         zoom = masks or "scale" in chosen

@@ -3,11 +3,10 @@
 This module alone reads torchrun's environment.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import UserError
@@ -62,7 +61,7 @@ class RankEnv:
     restart: int = 0
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> RankEnv:
+    def from_environ(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """Read torchrun's variables; without them this is one process of its own.
 
         Raises :class:`UserError` where only a part of them is set or one is not a number.

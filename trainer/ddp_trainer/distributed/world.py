@@ -1,12 +1,10 @@
 """The process group: joining it, and the collectives that a run needs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -47,7 +45,7 @@ class World:
         return self.env.world_size > 1
 
     @classmethod
-    def start(cls, config: DistributedConfig, env: RankEnv) -> World:
+    def start(cls, config: DistributedConfig, env: RankEnv) -> Self:
         """Choose the device and join the process group.
 
         Raises :class:`UserError` where the node has too few GPUs.

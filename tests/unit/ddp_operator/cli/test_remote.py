@@ -24,7 +24,7 @@ from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, follow_jobs, rows_of
 from ddp_operator.display import build_table
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.recovery import Sample
 from tests.support.builders import NOW, child_pod
 from tests.support.launcher_config import encoded_config

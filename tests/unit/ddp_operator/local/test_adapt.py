@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.kubeobjects.containers import count_pod_gpus
+from ddp_operator.kubeobjects import count_pod_gpus
 from ddp_operator.local.adapt import Changes, Unsuitable, adapt_resource, check_suitable, share_cpus
 from ddp_operator.local.machine import GpuPool, find_gpus
 from ddp_operator.local.pods import rewrite_hosts

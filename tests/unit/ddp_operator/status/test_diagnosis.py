@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status.diagnosis import Diagnosis, blame_node, diagnose, find_in_place, is_guess
 from ddp_operator.status.views import view_job, view_pod

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import Status
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.manifests.children import build_children
 from ddp_operator.progress import parse_page
 from ddp_operator.status.decide import decide

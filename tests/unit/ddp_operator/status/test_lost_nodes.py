@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import Status
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.lost_nodes import (
     MAX_NODES,
     describe_lost_contact,

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.progress import parse_page
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import decide

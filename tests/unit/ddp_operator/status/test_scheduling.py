@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.cluster import Refused
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.observation import Observation, Problem
 from ddp_operator.status.scheduling import (
     describe_scheduling,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.progress import RankSample, StalledRank, compute_goodput, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure, Nodes, Progress, Status
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.status import conditions as c
 from ddp_operator.status.transitions import is_minor_change
 from tests.support.builders import NOW

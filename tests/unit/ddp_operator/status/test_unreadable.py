@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.status import Status
-from ddp_operator.kubeobjects.timestamps import format_time
+from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.decide import report_unreadable
 from tests.support.builders import NOW, Json
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator import constants
-from ddp_operator.kubeobjects.timestamps import EPOCH, format_time
+from ddp_operator.kubeobjects import EPOCH, format_time
 from ddp_operator.status.views import NodeView, view_job, view_node, view_pod
 from tests.support.builders import NOW, Json, child_pod
 
