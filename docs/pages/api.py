@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api.crd import build_crd, build_resource_schema
-from ddp_operator.api.limits import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS
+from ddp_operator.api.job import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS
 from ddp_operator.api.rules import RULES
 from ddp_operator.api.spec import Recovery
 from ddp_operator.constants import EXIT_USER_ERROR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ddp_operator.api.limits import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS, SILENT_POD_SECONDS, SILENT_START_SECONDS
+from ddp_operator.api.job import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS, SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.launcher.rendezvous import FREE_RESTARTS

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube import ApiClient, ApiError, StartupError
+from ddp_operator.kube.client import ApiClient, ApiError, StartupError
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.settings import PREFIX
 

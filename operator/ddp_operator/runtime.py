@@ -13,9 +13,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ddp_operator.cluster import Key
 from ddp_operator.constants import KIND
-from ddp_operator.kube import ApiClient, KubeCluster, login
 from ddp_operator.kube.cache import ObjectCache, key_of
-from ddp_operator.kube.client import StartupError
+from ddp_operator.kube.client import ApiClient, StartupError
+from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.kube.credentials import login
 from ddp_operator.kube.resync import Resync
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.leader import FENCE_SHARE, Leader, new_identity

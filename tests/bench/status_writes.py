@@ -22,7 +22,7 @@ import yaml
 
 from ddp_operator.api.crd import build_crd
 from ddp_operator.constants import KIND, PLURAL, VERSION
-from ddp_operator.kube import ApiError
+from ddp_operator.kube.client import ApiError
 from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane
 from tests.support.standin import ClusterActors

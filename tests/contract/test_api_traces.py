@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from ddp_operator.cluster import Event
 from ddp_operator.constants import KIND
-from ddp_operator.kube import login
+from ddp_operator.kube.credentials import login
 from ddp_operator.kube.events import build_event
 from ddp_operator.kube.resources import path
 from tests.support.cluster_drivers.base import build_resource

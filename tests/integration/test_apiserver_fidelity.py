@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from ddp_operator.constants import KIND, LABEL_JOB_NAME
-from ddp_operator.kube import ApiError
+from ddp_operator.kube.client import ApiError
 from ddp_operator.kube.cluster import METADATA_ONLY, STRATEGIC
 from ddp_operator.kube.resources import path
 from tests.support.builders import job_manifest

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cluster import Refused
-from ddp_operator.kube import KubeCluster
+from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.manifests.children import build_children
 from tests.support import ROOT
 from tests.support.builders import job_manifest

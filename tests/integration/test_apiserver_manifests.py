@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.constants import KIND
-from ddp_operator.kube import ApiError
+from ddp_operator.kube.client import ApiError
 from ddp_operator.kube.resources import path
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
 from tests.property.test_manifests import taken

@@ -12,8 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube import ApiClient, ApiError, StartupError
-from ddp_operator.kube.client import LONGEST_PAUSE, RateLimiter
+from ddp_operator.kube.client import LONGEST_PAUSE, ApiClient, ApiError, RateLimiter, StartupError
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Answer], Awaitable[str]]

@@ -15,8 +15,9 @@ from aiohttp import web
 
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, ServerError, Snapshot
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
-from ddp_operator.kube import KubeCluster, resync, scrape
+from ddp_operator.kube import resync, scrape
 from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
 from ddp_operator.kube.resync import Resync
 from tests.support.builders import job_manifest

@@ -19,7 +19,7 @@ import kopf
 from aiohttp import web
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube import ApiClient
+from ddp_operator.kube.client import ApiClient
 
 PATIENCE: Final = 120.0
 CALL: Final = 0.5

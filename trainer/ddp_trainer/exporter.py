@@ -14,8 +14,6 @@ merges the ranks of its pod. Without one it is ``http://127.0.0.1:<port + local 
 docs/pod-contract.md.
 """
 
-from __future__ import annotations
-
 import atexit
 import bisect
 import contextlib
@@ -117,7 +115,7 @@ class Exporter:
         env: RankEnv | None = None,
         runtime_dir: str | None = None,
         model: Any = None,
-    ) -> Exporter:
+    ) -> "Exporter":
         """Begin to answer ``GET /metrics`` on 127.0.0.1 from a background thread.
 
         ``port`` is local rank 0's (default: DDP_METRICS_PORT or 9400; 0: any free one) and each local rank adds its

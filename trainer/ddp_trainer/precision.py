@@ -1,7 +1,5 @@
 """Number formats: autocast, the gradient scaler, and memory layout, and which combinations make sense."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from dataclasses import dataclass
@@ -47,7 +45,7 @@ class PrecisionConfig(Settings, group="precision"):
 _GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
-def graph_warning(config: PrecisionConfig, model: torch.nn.Module, ranks: int, device: torch.device) -> str:
+def graph_warning(config: PrecisionConfig, model: "torch.nn.Module", ranks: int, device: "torch.device") -> str:
     """What to say where torch leaves out the CUDA graphs that were asked for; empty where it does not."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -61,7 +59,7 @@ def graph_warning(config: PrecisionConfig, model: torch.nn.Module, ranks: int, d
     )
 
 
-def check_graphs(config: PrecisionConfig, accumulate: int, device: torch.device) -> None:
+def check_graphs(config: PrecisionConfig, accumulate: int, device: "torch.device") -> None:
     """Raise :class:`UserError` where CUDA graphs would spoil gradients of several batches that are added up.
 
     Each replay writes its gradients to where those of the one before are. torch says so, or does not notice.
@@ -81,7 +79,7 @@ class Precision:
     Raises :class:`UserError` for what the device cannot do. ``name`` is the format in use, also where auto was given.
     """
 
-    def __init__(self, config: PrecisionConfig, device: torch.device) -> None:
+    def __init__(self, config: PrecisionConfig, device: "torch.device") -> None:
         import torch
 
         cuda = device.type == "cuda"
@@ -122,15 +120,15 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: "torch.Tensor") -> None:
         """Add the gradients of ``loss`` to the parameters', scaled where the format needs it."""
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(
-        self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], clip_norm: float | None
-    ) -> torch.Tensor | None:
+        self, optimizer: "torch.optim.Optimizer", parameters: "list[torch.Tensor]", clip_norm: float | None
+    ) -> "torch.Tensor | None":
         """Unscale, clip to ``clip_norm`` where given, and step; returns the norm before clipping, if clipped.
 
         With a scaler a step with non-finite gradients is left out, as its next scale is smaller.

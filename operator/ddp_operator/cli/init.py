@@ -1,10 +1,17 @@
-"""`ddp init`: the YAML that would run a script in a cluster, with comments; asks nothing."""
+"""`ddp init`: the YAML that would run a script in a cluster, with comments. `ddp run train.py` runs the same YAML."""
 
 import argparse
-from pathlib import Path
+import ast
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
-from ddp_operator.scaffold import IMAGE, Script, read_module, read_script, write_manifest
+
+IMAGE = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
+_LONGEST_NAME = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +56,7 @@ def add_script(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run MODULE as python -m does, in place of a file")
 
 
-def find_script(file: str | None, module: str | None) -> Script | None:
+def find_script(file: str | None, module: str | None) -> "Script | None":
     """Return the script or module that the arguments name, or None for another file. Raises: CommandError."""
     if module is not None and file is not None:
         raise CommandError(f"both a file ({file}) and -m {module}; arguments of the script go after --")
@@ -58,3 +65,110 @@ def find_script(file: str | None, module: str | None) -> Script | None:
     if file is None:
         raise CommandError("nothing to run; name a job's YAML or a script (train.py), or a module with -m")
     return read_script(file, read_file(file, "a training script")) if file.endswith(".py") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option that a script takes, as far as its source shows it."""
+
+    flag: str
+    default: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What is run: the words after ``python``, what the job is called after, and the options that are known."""
+
+    words: Sequence[str]
+    name: str
+    options: Sequence[Option] = ()
+
+
+def read_script(path: str, source: str) -> Script:
+    """Return a script file with the options that it declares. Source that does not parse has none."""
+    return Script((path,), _job_name(PurePath(path).stem), find_options(source))
+
+
+def read_module(name: str) -> Script:
+    """Return what ``python -m name`` runs."""
+    parts = [part for part in name.split(".") if part != "__main__"]
+    return Script(("-m", name), _job_name(parts[-1] if parts else name))
+
+
+def find_options(source: str) -> tuple[Option, ...]:
+    """Return the options that a source declares by ``add_argument`` (argparse) or ``option`` (click, typer)."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ()
+    found = {}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda call: call.lineno):
+        if _called(call) not in ("add_argument", "option", "Option"):
+            continue
+        flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        flag = next((flag for flag in flags if flag.startswith("--")), "")
+        if flag:
+            given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+            default, text = given.get("default"), given.get("help")
+            found[flag] = Option(
+                flag, "" if default is None or default is False else str(default), " ".join(str(text or "").split())
+            )
+    return tuple(found.values())
+
+
+def write_manifest(
+    script: Script, args: Sequence[str] = (), *, nodes: int = 1, gpus: int = 1, image: str = IMAGE
+) -> str:
+    """Return the YAML of a job that runs a script, with comments for a first-time reader. ``gpus``: of each pod."""
+    command = ", ".join(json.dumps(word) if _needs_quotes(word) else word for word in ("python", *script.words))
+    limits = f'resources: {{limits: {{nvidia.com/gpu: "{gpus}"}}}}'
+    lines = [
+        "apiVersion: ddp-operator.dev/v1alpha1",
+        "kind: DDPTrainingJob",
+        "metadata:",
+        f"  name: {script.name}",
+        "spec:",
+        f"  nodes: {nodes}  # pods, each one torchrun node",
+        "  procPerNode: auto  # ranks in each pod: one for each GPU of its limits, or a number; without GPUs one",
+        "  template:  # an ordinary pod template",
+        "    spec:",
+        "      containers:",
+        "        - name: trainer",
+        f"          # An image with Python, PyTorch and {script.words[-1]} in its working directory.",
+        f"          image: {image}",
+        f"          command: [{command}]",
+        f"          args: {json.dumps(list(args))}",
+        *_list_options(script.options),
+        f"          {limits}" if gpus else f"          # {limits}  # without it ranks train on CPUs",
+        "  # recovery: {maxRestarts: 3}  # how often all pods are restarted after a failure that a restart may help",
+        "  # checkpoint:  # a volume that outlives the pods, for a script that saves and resumes",
+        "  #   claimName: my-claim  # the script finds its path in DDP_CHECKPOINT_DIR",
+        "  # metrics:  # progress from the log's lines, for a script that does not export it (docs/metrics.md)",
+        "  #   logPatterns: ['^step (?P<step>\\d+)/(?P<totalSteps>\\d+) loss (?P<loss>\\S+)']",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _list_options(options: Sequence[Option]) -> list[str]:
+    if not options:
+        return []
+    rows = [(" ".join(filter(None, (option.flag, option.default))), option.help) for option in options]
+    width = min(30, max(len(row) for row, _ in rows))
+    head = "          # What the script takes, with its defaults:"
+    return [head, *(f"          #   {row.ljust(width)}  {text}".rstrip()[:118] for row, text in rows)]
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _job_name(stem: str) -> str:
+    """Return a name as Kubernetes takes it: of small letters, digits and dashes, beginning with a letter."""
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+    return name if name[:1].isalpha() else f"job-{name}".rstrip("-")
+
+
+def _needs_quotes(word: str) -> bool:
+    return not re.fullmatch(r"[A-Za-z0-9_./-]+", word) or not re.search(r"[A-Za-z]", word)

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.cli.init import add_script, find_script
+from ddp_operator.cli.init import add_script, find_script, write_manifest
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
-from ddp_operator.scaffold import write_manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,5 @@
 """`ddp watch`: live progress, as bars on a terminal and as lines everywhere else."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -49,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     return _show(follow_jobs(api, None if everywhere else api.namespace), screen)
 
 
-def watch_one(api: Api, name: str, screen: Screen | None = None) -> int:
+def watch_one(api: Api, name: str, screen: "Screen | None" = None) -> int:
     """Show one job until it ends; return 0 if it succeeded."""
     get_job(api, name)
     states = follow_jobs(api, api.namespace, name)
@@ -67,7 +65,7 @@ class Screen:
         """Leave the terminal as it was."""
 
 
-def _show(states: Iterable[Jobs], screen: Screen, key: tuple[str, str] | None = None, option: str = "") -> int:
+def _show(states: Iterable[Jobs], screen: "Screen", key: tuple[str, str] | None = None, option: str = "") -> int:
     try:
         for jobs in states:
             screen.show(jobs)

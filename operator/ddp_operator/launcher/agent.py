@@ -1,7 +1,5 @@
 """torchrun's agent: a forked child of the launcher, the only one that imports torch, and the channel of its reports."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -10,7 +8,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from typing import Any, Iterable
+from typing import Any, Iterable, Optional
 
 from .contract import ENV_AGENT_PID
 from .files import log
@@ -25,7 +23,7 @@ REPEATED, NEW = b"r", b"n"  # the launcher's reply to the agent's report of fail
 _SECONDS_FOR_REPLY = 10.0
 
 
-def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.socket, store_guard: int | None) -> int:
+def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.socket, store_guard: Optional[int]) -> int:
     """Run torchrun in this process and report to the launcher over ``channel``. Returns the exit code."""
 
     def report(event: dict[str, Any]) -> None:
@@ -87,11 +85,11 @@ class AgentProcess:
         self._pod = pod
         self._entry = entry
         self.pid = 0
-        self.status: int | None = None
-        self.channel: socket.socket | None = None  # None once the agent has closed its end
+        self.status: Optional[int] = None
+        self.channel: Optional[socket.socket] = None  # None once the agent has closed its end
         self._unread = b""
 
-    def start(self, flags: list[str], store_guard: int | None, launchers: Iterable[int | None]) -> None:
+    def start(self, flags: list[str], store_guard: Optional[int], launchers: Iterable[Optional[int]]) -> None:
         """Fork the agent. It closes ``launchers``, which are descriptors of the launcher's own."""
         if self.channel is not None:
             self.channel.close()

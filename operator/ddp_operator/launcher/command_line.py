@@ -1,10 +1,8 @@
 """The user's command line: what follows ``python``, and whether it is there."""
 
-from __future__ import annotations
-
 import os
 import sys
-from typing import NamedTuple, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 
 class PythonLine(NamedTuple):
@@ -50,7 +48,7 @@ def split_python_line(words: Sequence[str]) -> PythonLine:
     raise ValueError("names no script")
 
 
-def find_missing_program(line: PythonLine | None, program: Sequence[str]) -> str | None:
+def find_missing_program(line: Optional[PythonLine], program: Sequence[str]) -> Optional[str]:
     """Return the complaint when what the user wants to run is not there, before torch is even imported."""
     if line is None:
         import shutil  # only here: the common case should not pay for it

@@ -1,7 +1,5 @@
 """Why a worker failed: its category, the launcher's exit code for it, and which failure explains the others."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """The one table of failures: what the launcher, the operator and docs/api.md know of a category and of an exit code."""
 
-from __future__ import annotations
-
 from typing import Any, Final, Iterable, NamedTuple
 
 from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR

@@ -1,7 +1,5 @@
 """The launcher's log, and the JSON files through which the processes of a pod exchange records."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What to do about a failure."""
 
-from __future__ import annotations
-
 import re
 import signal
 from typing import Any

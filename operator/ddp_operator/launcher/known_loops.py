@@ -1,9 +1,7 @@
 """The lines by which the loops of common projects show their progress; docs/your-script.md lists them."""
 
-from __future__ import annotations
-
 import re
-from typing import Sequence
+from typing import Optional, Sequence
 
 _N = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf)"
 
@@ -97,7 +95,7 @@ _EPOCHS = re.compile(r"--?(?:\w+\.)*(?:num[-_])?(?:train[-_])?(?:max[-_])?epochs
 _STEPS = re.compile(r"--?(?:\w+\.)*(?:max|total|train)[-_]?(?:train[-_])?(?:steps|iters|updates?)", re.IGNORECASE)
 
 
-def find_total(command: Sequence[str], *, epochs: bool) -> int | None:
+def find_total(command: Sequence[str], *, epochs: bool) -> Optional[int]:
     """Return the epochs, or the steps, of the run where an option of the script's command says how many."""
     pattern = _EPOCHS if epochs else _STEPS
     total = None

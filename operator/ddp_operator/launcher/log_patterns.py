@@ -1,12 +1,10 @@
 """Progress from a script's log, by the patterns of spec.metrics.logPatterns."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal
 from contextlib import suppress
-from typing import Mapping
+from typing import Mapping, Optional
 
 from .contract import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEPS, METRIC_WORLD_SIZE
 from .files import log
@@ -57,9 +55,9 @@ class LogProgress:
     def __init__(
         self,
         patterns: list[re.Pattern[str]],
-        epochs: int | None = None,
-        steps: int | None = None,
-        per_epoch: bool | None = None,
+        epochs: Optional[int] = None,
+        steps: Optional[int] = None,
+        per_epoch: Optional[bool] = None,
     ) -> None:
         self._patterns = patterns
         self._epochs, self._total = epochs, steps  # of the run, where no line names them
@@ -67,11 +65,11 @@ class LogProgress:
         self._rest = b""
         self._values: dict[str, float] = {}
         self._steps = self._last_samples = 0.0
-        self._epoch: float | None = None  # of the last step
-        self._first_epoch: float | None = None  # their numbers begin with 0 or 1
+        self._epoch: Optional[float] = None  # of the last step
+        self._first_epoch: Optional[float] = None  # their numbers begin with 0 or 1
         self._counts_per_epoch = per_epoch  # the step counts from the begin of its epoch; None: not known yet
 
-    def restarted(self) -> LogProgress:
+    def restarted(self) -> "LogProgress":
         """Return the progress of the process that takes this one's place."""
         other = LogProgress(self._patterns, self._epochs, self._total)
         other._counts_per_epoch, other._first_epoch = self._counts_per_epoch, self._first_epoch
@@ -93,7 +91,7 @@ class LogProgress:
         found = [self.take(match.groupdict(), now) for match in matches if match]
         return True in found
 
-    def page(self, rank: int, world_size: int | None = None) -> str:
+    def page(self, rank: int, world_size: Optional[int] = None) -> str:
         """Return the values as a Prometheus page."""
         values = self._count_on()
         step, total = values.get("ddp_step"), values.get("ddp_total_steps")
@@ -131,7 +129,7 @@ class LogProgress:
                 values.pop("ddp_step", None)  # of a process that has not logged yet in which epoch it is
         return values
 
-    def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    def _search(self, pattern: re.Pattern[str], text: str) -> Optional[re.Match[str]]:
         """Search within a bounded CPU time; a pattern that is too slow three times is not used any more."""
         if not text:
             return None
@@ -148,7 +146,7 @@ class LogProgress:
                 log(f"metrics.logPatterns: {pattern.pattern!r} takes too long to match and is not used any more")
             return None
 
-    def take(self, groups: Mapping[str, str | None], now: float) -> bool:
+    def take(self, groups: Mapping[str, Optional[str]], now: float) -> bool:
         """Take in what was found, by the names of LOG_GROUPS; ``now`` is Unix time. Returns whether it has a value."""
         found = {}
         for group, text in groups.items():
@@ -196,7 +194,7 @@ class LoopProgress(LogProgress):
 
     _KNOWN_LINE = 512  # characters: a pattern of ours is not timed, so what it searches is short
 
-    def __init__(self, loop: Loop, epochs: int | None = None, steps: int | None = None) -> None:
+    def __init__(self, loop: Loop, epochs: Optional[int] = None, steps: Optional[int] = None) -> None:
         super().__init__([re.compile(pattern) for pattern in loop.patterns], epochs, steps, loop.per_epoch)
         self._loop = loop
         self._seen: set[re.Pattern[str]] = set()
@@ -206,13 +204,13 @@ class LoopProgress(LogProgress):
         """Whether this is the script's loop: its steps have moved on, and enough of its lines were seen."""
         return self._steps > 1 and len(self._seen) >= self._loop.needed
 
-    def restarted(self) -> LoopProgress:
+    def restarted(self) -> "LoopProgress":
         """Return the progress of the process that takes this one's place."""
         other = LoopProgress(self._loop, self._epochs, self._total)
         other._first_epoch = self._first_epoch
         return other
 
-    def take(self, groups: Mapping[str, str | None], now: float) -> bool:
+    def take(self, groups: Mapping[str, Optional[str]], now: float) -> bool:
         """Take in a line, unless its step is one of another bar, such as that of a validation."""
         if (done := groups.get("step")) and (of := groups.get("totalSteps")):
             step, total = float(done), float(of)
@@ -222,7 +220,7 @@ class LoopProgress(LogProgress):
                 return False
         return super().take(groups, now)
 
-    def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    def _search(self, pattern: re.Pattern[str], text: str) -> Optional[re.Match[str]]:
         match = pattern.search(text[: self._KNOWN_LINE])
         if match:
             self._seen.add(pattern)
@@ -232,17 +230,17 @@ class LoopProgress(LogProgress):
 class KnownLoops(LogProgress):
     """What the log of a script shows whose loop may be a known one. Nothing is shown before it is certain which."""
 
-    def __init__(self, epochs: int | None = None, steps: int | None = None) -> None:
+    def __init__(self, epochs: Optional[int] = None, steps: Optional[int] = None) -> None:
         super().__init__([])
         self._loops = [LoopProgress(loop, epochs, steps) for loop in LOOPS]
 
-    def restarted(self) -> LogProgress:
+    def restarted(self) -> "LogProgress":
         """Return the progress of the process that takes this one's place."""
         other = KnownLoops()
         other._loops = [loop.restarted() for loop in self._loops]
         return other
 
-    def page(self, rank: int, world_size: int | None = None) -> str:
+    def page(self, rank: int, world_size: Optional[int] = None) -> str:
         """Return the values as a Prometheus page."""
         return self._loops[0].page(rank, world_size)
 

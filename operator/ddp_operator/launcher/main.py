@@ -1,7 +1,5 @@
 """The launcher's command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

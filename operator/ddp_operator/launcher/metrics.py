@@ -1,7 +1,5 @@
 """The pod's one metrics endpoint, and pages in Prometheus' text format: merged, and read."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -9,7 +7,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Optional
 
 from .contract import COMMENT_LAST_FAILURE, METRIC_GLOBAL_STEP, METRIC_STEP_SECONDS, METRIC_STEPS, PAGES, STACK_LIMIT
 
@@ -167,7 +165,7 @@ class Metrics:
                 break
         return read_progress(self._last[min(self._last)]) if self._last else {}
 
-    def step(self, rank: int) -> float | None:
+    def step(self, rank: int) -> Optional[float]:
         """Return how far a local rank, which has ended, reports that the run was; else any other of this pod."""
         for one in (rank, *(other for other in self._ranks() if other != rank)):
             self._collect(one, self._last)

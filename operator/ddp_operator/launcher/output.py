@@ -1,7 +1,5 @@
 """The ranks' output on its way to the pod's log, in a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -9,7 +7,7 @@ import select
 import signal
 import time
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from .files import is_own_file, log, read_json
 from .log_patterns import COLOURS, KnownLoops, LogProgress, PatternTooSlow, compile_log_pattern
@@ -195,7 +193,7 @@ class OutputReader:
         self._pod = pod
         self._marked = marked
         self.pid = 0
-        self.guard: int | None = None  # closed to end the process
+        self.guard: Optional[int] = None  # closed to end the process
 
     def start(self) -> None:
         """Make a pipe for each local rank, and fork the process that reads them."""

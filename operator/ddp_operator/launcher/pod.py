@@ -3,13 +3,11 @@
 What the operator configures is one JSON document in one variable, of the same type on both sides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 import os
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 from .contract import (
     DEFAULT_RENDEZVOUS_PORT,
@@ -56,10 +54,10 @@ class LauncherConfig:
     join_timeout_seconds: float
     non_retryable_exit_codes: tuple[int, ...]
     success_policy: str
-    watchdog: WatchdogConfig | None
-    preflight: PreflightConfig | None
+    watchdog: Optional[WatchdogConfig]
+    preflight: Optional[PreflightConfig]
     log_patterns: tuple[str, ...]
-    epochs: int | None
+    epochs: Optional[int]
 
 
 _NESTED = {"watchdog": WatchdogConfig, "preflight": PreflightConfig}
@@ -70,7 +68,7 @@ def encode_config(config: LauncherConfig) -> str:
     return json.dumps(_to_json(config), separators=(",", ":"))
 
 
-def decode_config(text: str | None) -> LauncherConfig:
+def decode_config(text: Optional[str]) -> LauncherConfig:
     """Read the document. Raises: ValueError that names the variable and the field."""
     if not text:
         raise ValueError(f"{ENV_LAUNCHER_CONFIG} is not set; pods are started by the operator or `ddp run`")
@@ -115,7 +113,7 @@ class Pod(LauncherConfig):
     runtime: str
     oom_kills: int
     program: bool = False
-    steps: int | None = None
+    steps: Optional[int] = None
 
     @property
     def local(self) -> bool:
@@ -168,7 +166,7 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
     return [*flags, f"--rdzv-endpoint={host}:{pod.port}", *address]
 
 
-def default_threads(nproc: int) -> str | None:
+def default_threads(nproc: int) -> Optional[str]:
     """Return OMP_NUM_THREADS for workers where nobody set it: the cgroup's CPUs shared out, else as torchrun does."""
     cpus = read_cpu_quota()
     if cpus is not None:
@@ -180,7 +178,7 @@ def make_runtime_dir() -> tuple[str, bool]:
     """Return the pod's private folder, and whether it is ours to remove."""
     given = os.environ.get(ENV_RUNTIME_DIR)
     places = [given] if given else [os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", os.getcwd()]
-    problem: OSError | None = None
+    problem: Optional[OSError] = None
     for place in filter(None, places):
         path = place if given else os.path.join(place, f"ddp-{os.getpid()}-{os.urandom(6).hex()}")
         try:

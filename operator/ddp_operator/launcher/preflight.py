@@ -1,7 +1,5 @@
 """The preflight: what the ranks will need from the network, tried before they start."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -10,7 +8,7 @@ import select
 import signal
 import socket
 import time
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 from .contract import METRIC_ALL_REDUCE_RATE, METRIC_PREFLIGHT_PASSED, METRIC_PREFLIGHT_SECONDS, PREFLIGHT_CHECKS
 from .pod import Pod, PreflightConfig
@@ -147,7 +145,7 @@ def run_preflight(torch: Any, pod: Pod, plan: PreflightConfig, ranks: Sequence[t
     """Make the checks. Returns seconds by check, the all-reduce's rate, and the problems by check."""
     seconds: dict[str, float] = {}
     problems: dict[str, str] = {}
-    rate: float | None = None
+    rate: Optional[float] = None
     partners = find_partners(pod)
     for check in plan.checks:
         if pod.nodes == 1 and check != "allreduce":

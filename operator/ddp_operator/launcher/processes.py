@@ -1,12 +1,10 @@
 """Processes of this machine, as far as the kernel tells about them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
 import signal
-from typing import Any, Iterable
+from typing import Any, Iterable, Optional
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Asks a worker for its stack. SIGUSR1 would be the script's own, which may save and end on it, as it does under Slurm.
@@ -14,7 +12,7 @@ STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(
 STOPPED_STATES = ("T", "t")  # states of a process: by SIGSTOP, by a debugger
 
 
-def read_cpu_quota() -> float | None:
+def read_cpu_quota() -> Optional[float]:
     """Return how many CPUs the cgroup's quota allows, None where there is none."""
     try:
         with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:

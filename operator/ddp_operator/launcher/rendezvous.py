@@ -1,7 +1,5 @@
 """The rendezvous: its store on pod 0, which pods an elastic job waits for, and which it takes for dead."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -9,9 +7,8 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-from .clock import AwakeClock
 from .files import log
 from .pod import Pod
 
@@ -21,6 +18,27 @@ _REFUSED = "nothing listens there yet"
 FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
 _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
 _GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
+
+
+class AwakeClock:
+    """Seconds that this process has been there to see; of a pause in which it was frozen no more than ``most`` count.
+
+    A budget that is used up by such a pause (a suspended laptop, `docker pause`, a machine without a free CPU) says
+    nothing about those who are watched: they may have been frozen as well, and nothing has checked meanwhile. Times are
+    of a monotonic clock.
+    """
+
+    def __init__(self, most: float, now: float) -> None:
+        self._most, self._last, self._seen = most, now, 0.0
+
+    def tick(self, now: float) -> float:
+        """Note a check, and return the time of it."""
+        self._seen, self._last = self.read(now), now
+        return self._seen
+
+    def read(self, now: float) -> float:
+        """Return the time between two checks."""
+        return self._seen + min(max(0.0, now - self._last), self._most)
 
 
 class PortTakenError(OSError):
@@ -77,7 +95,7 @@ def query_store(question: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def wait_for_master(host: str, port: int | None, timeout: float) -> str | None:
+def wait_for_master(host: str, port: Optional[int], timeout: float) -> Optional[str]:
     """Return None once ``host`` resolves and, given a port, answers; else the last problem. Logs while it waits."""
     start = time.monotonic()
     pause, next_log, logged = 0.01, 3.0, False
@@ -115,7 +133,7 @@ def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
     )
 
 
-def _probe(host: str, port: int | None) -> str | None:
+def _probe(host: str, port: Optional[int]) -> Optional[str]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -168,7 +186,7 @@ class RendezvousQuorum:
         self._free += 1
         return self._free <= FREE_RESTARTS
 
-    def decide(self, state: Any, node: Any, least: int, now: float) -> bool | None:
+    def decide(self, state: Any, node: Any, least: int, now: float) -> Optional[bool]:
         """Return whether the round is complete now; None: as torchrun sees it. Times are of a monotonic clock."""
         if state.complete or node not in state.participants or len(state.participants) < least:
             return None

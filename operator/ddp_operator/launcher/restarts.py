@@ -1,9 +1,7 @@
 """In-place restarts of a pod's workers: how many there were, why, and whether another one would help."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
+from typing import Any, Optional
 
 from .contract import EXIT_USER_ERROR
 from .failure import build_signature, describe_failure, find_root_cause, read_errors
@@ -23,7 +21,7 @@ class Recurrence:
         self._seen: dict[str, float] = {}  # how long the workers had run
         self._farthest = 0.0
 
-    def observe(self, signature: str, step: float | None, lasted: float) -> bool:
+    def observe(self, signature: str, step: Optional[float], lasted: float) -> bool:
         """Take in a failure; ``lasted``: seconds since its workers were started. Returns whether it is a repetition.
 
         Progress is a step beyond the farthest one; where none is reported, workers that ran for minutes made some,
@@ -53,7 +51,7 @@ class Restarts:
         self.failures: list[dict[str, Any]] = []
         self._free = False  # whether the restart after them does not count
         self.repeated = False  # whether the last failure repeats an earlier one
-        self.failed_step: float | None = None  # how far the run was then
+        self.failed_step: Optional[float] = None  # how far the run was then
         self.began = time.monotonic()  # when the workers were last started
         self._recurrence = Recurrence()
 
@@ -72,7 +70,7 @@ class Restarts:
         self.repeated = self._recurrence.observe(build_signature(root), self.failed_step, time.monotonic() - self.began)
         return self.repeated
 
-    def count_in_place(self, stalled: str | None) -> None:
+    def count_in_place(self, stalled: Optional[str]) -> None:
         """Count a restart by torchrun; ``stalled`` is what a stalled rank did, where that is known."""
         self.count += 1
         self._spent += bool(self.failures) and not self._free

@@ -1,7 +1,5 @@
 """Python stacks of running workers, as faulthandler writes them."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,11 +1,9 @@
 """Whether this pod's ranks make progress, by pages, log or CPU, and what all pods of the job make of a stall."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 from .contract import (
     METRIC_HEARTBEATS,
@@ -44,7 +42,7 @@ class StallBoard:
         self._posted: dict[str, Any] = {}
         self._pending: list[bool] = []  # a store that does not respond gets no second query
 
-    def exchange(self, store: Any, pods: int, now: float) -> dict[str, Any] | None:
+    def exchange(self, store: Any, pods: int, now: float) -> Optional[dict[str, Any]]:
         """Post this pod's report and return the board; None where there is nothing to post, or no response."""
         if now - self._last < self._every:
             return None
@@ -115,7 +113,7 @@ class StallReport(NamedTuple):
     known: bool
     stuck: bool
     idle: bool
-    cause: dict[str, Any] | None
+    cause: Optional[dict[str, Any]]
 
 
 def report_stall(stall: Stall, ranks: Sequence[StalledRank]) -> StallReport:
@@ -217,11 +215,11 @@ class Watchdog:
                 state.since, state.counts, state.saving = now, counts, saving
                 state.begun = state.begun or any(counts)
 
-    def age(self, now: float) -> float | None:
+    def age(self, now: float) -> Optional[float]:
         """Return the time since the last heartbeat of any rank, or since the workers' start; None where none runs."""
         return now - max(state.since for state in self._ranks.values()) if self._ranks and self.known else None
 
-    def find_stall(self, now: float) -> Stall | None:
+    def find_stall(self, now: float) -> Optional[Stall]:
         """Return the stall, if there is one now."""
         age, states = self.age(now), self._ranks.values()
         if age is None:
@@ -246,8 +244,8 @@ class LogSteps:
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}
-        self._since: float | None = None
-        self._checked: float | None = None
+        self._since: Optional[float] = None
+        self._checked: Optional[float] = None
         self._pauses = 0.0
         self._longest = 0.0
 
@@ -268,7 +266,7 @@ class LogSteps:
         """Return the time since a step has shown; infinite where none has."""
         return math.inf if self._since is None else now - self._since
 
-    def silence(self, stall: float, now: float) -> float | None:
+    def silence(self, stall: float, now: float) -> Optional[float]:
         """Return for how long no step has shown, where that is too long; ``stall`` is the watchdog's time."""
         if self._since is None or self._pauses < _PAUSES_KNOWN:
             return None
@@ -293,7 +291,7 @@ class Idleness:
         return {rank: now - since for rank, (since, _, _) in self._workers.items()}
 
 
-def count_steps(page: str) -> float | None:
+def count_steps(page: str) -> Optional[float]:
     """Return the first count of steps or heartbeats on a rank's page."""
     found = _BEATS.search(page)
     return float(found[2]) if found and is_number(found[2]) else None

@@ -1,21 +1,19 @@
 """The thread that checks for stalls of this pod's ranks, shows what they do, and ends them when it is time to."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
 import time
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
-from .clock import AwakeClock
 from .contract import METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
 from .failure_table import HANG
 from .files import log, try_write_json
 from .metrics import PAGE_TIMEOUT, Metrics
 from .pod import Pod, WatchdogConfig, list_workers
 from .processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from .rendezvous import AwakeClock
 from .stacks import Stack, collect_stacks
 from .stall import (
     WHAT_LIMIT,
@@ -43,7 +41,7 @@ class StallMonitor:
         self._is_stopping = is_stopping
         self.board: dict[str, Any] = {}
         self._hangs = 0
-        self._stall: Stall | None = None  # the one that is under way, as it was found
+        self._stall: Optional[Stall] = None  # the one that is under way, as it was found
         self._stalled: list[tuple[dict[str, Any], StalledRank]] = []  # its workers, and what they do
         self._remote_cause: dict[str, Any] = {}  # a rank of another pod, which ends its own workers first
         self._killed = False
@@ -58,7 +56,7 @@ class StallMonitor:
         self._watchdog = Watchdog(plan) if plan else None
 
     @property
-    def root_cause(self) -> str | None:
+    def root_cause(self) -> Optional[str]:
         """What the rank does that keeps the others waiting, if there is one, here or in another pod."""
         behind = [one.what for _, one in self._stalled if one.behind]
         return behind[0] if behind else self._remote_cause.get("what")
@@ -137,7 +135,7 @@ class StallMonitor:
         workers: list[dict[str, Any]],
         idle: dict[int, float],
         now: float,
-    ) -> Stall | None:
+    ) -> Optional[Stall]:
         """Return the stall, if there is one now: heartbeats or a log that have stopped, or workers that do nothing."""
         found = watchdog.find_stall(now)
         if found is not None:

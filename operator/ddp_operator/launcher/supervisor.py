@@ -1,7 +1,5 @@
 """One pod's life: start torchrun's agent, watch it, pass signals on, and see how it ends."""
 
-from __future__ import annotations
-
 import math
 import os
 import select
@@ -9,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from typing import Any
+from typing import Any, Optional
 
 from .agent import NEW, REPEATED, AgentProcess
 from .contract import (
@@ -54,12 +52,12 @@ class Supervisor:
         self._result: dict[str, Any] = {}  # how the agent reports that it ended
         self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
         self._preflight: dict[str, Any] = {}
-        self._master: list[tuple[int, str | None]] = []  # for which agent the wait is over, and the problem
-        self._stop_deadline: float | None = None
-        self._idle_since: float | None = None  # since when the stopping agent has had no worker
+        self._master: list[tuple[int, Optional[str]]] = []  # for which agent the wait is over, and the problem
+        self._stop_deadline: Optional[float] = None
+        self._idle_since: Optional[float] = None  # since when the stopping agent has had no worker
         self._agent = AgentProcess(pod, entry)
         self._store = 0
-        self._store_guard: int | None = None
+        self._store_guard: Optional[int] = None
         taken = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # torchrun's own ways to mark lines win
         marked = pod.nproc_per_node > 1 and not taken and os.environ.get(_ENV_LOG_PREFIX) != "0"
         # Rank 0's is read for the progress that it shows.
@@ -137,7 +135,7 @@ class Supervisor:
         return True
 
     def _start_agent(self) -> None:
-        guard: int | None = None
+        guard: Optional[int] = None
         if self.pod.meets_others and self.pod.node == 0 and not self._static and not self._store:
             guard, self._store_guard = os.pipe()
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]

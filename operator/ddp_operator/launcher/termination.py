@@ -1,7 +1,5 @@
 """The termination message, and how a pod ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

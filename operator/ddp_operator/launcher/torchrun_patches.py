@@ -1,21 +1,18 @@
 """What the launcher teaches torchrun's agent. The only module that touches private parts of torch."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal
 import time
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Optional
 
-from .clock import AwakeClock
 from .contract import EXIT_PREEMPTED, EXIT_USER_ERROR, STALL_REPORT_FILE, STOPPING_FILE
 from .failure import blame_early_ends, examine
 from .files import log
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
 from .processes import STOPPED_STATES, kill, process_state
-from .rendezvous import Heartbeats, RendezvousQuorum, query_store
+from .rendezvous import AwakeClock, Heartbeats, RendezvousQuorum, query_store
 from .stall import StallBoard
 
 _SECONDS_WITHOUT_STORE = 5.0
@@ -94,9 +91,9 @@ class TorchrunPatches:
         self._gate = SignalGate(self._processes)
         self._board = StallBoard(os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100)))
         self._quorum = RendezvousQuorum(pod.nodes)
-        self._heartbeats: Heartbeats | None = None
+        self._heartbeats: Optional[Heartbeats] = None
         self._handler: Any = None  # of an elastic job's rendezvous, once it is known
-        self._lost_store: tuple[AwakeClock, Exception] | None = None
+        self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
 
     def apply(self) -> None:
         """Put this object's methods around torchrun's."""
@@ -206,7 +203,7 @@ class TorchrunPatches:
             raise problem
         return 0
 
-    def _identify(self, inner: Any, generator: Any, local_addr: str | None = None) -> Any:
+    def _identify(self, inner: Any, generator: Any, local_addr: Optional[str] = None) -> Any:
         node = inner(generator, local_addr)
         # An agent that takes a dead one's place is the same node: the others need not wait for its heartbeats to end.
         return type(node)(node.addr, 0, 0) if local_addr else node

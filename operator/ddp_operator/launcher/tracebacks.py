@@ -3,14 +3,12 @@
 Loaded before the program starts: a rank that has run out of file descriptors cannot open a module any more.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
 import sys
 import time
-from typing import Any
+from typing import Any, Optional
 
 from .files import is_own_file, write_json
 
@@ -26,7 +24,7 @@ _MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of it
 def fold_libraries(text: str) -> str:
     """Return a long traceback without most calls inside libraries: what is kept of it is a tail, which shall hold the
     script's own lines. The log has the whole."""
-    blocks: list[tuple[bool | None, str]] = []  # a library's call, the script's own, or None for any other line
+    blocks: list[tuple[Optional[bool], str]] = []  # a library's call, the script's own, or None for any other line
     for line in text.splitlines(True):
         place = PLACE.match(line)
         if place:

@@ -3,8 +3,6 @@
 Hugging Face's Trainer does, where it finds the two variables that the shim sets. Only who knows the pod's token may.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import os

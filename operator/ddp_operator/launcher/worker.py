@@ -1,7 +1,5 @@
 """The worker shim: every rank starts here, and then is the user's program. Its process groups are recorded."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

@@ -25,7 +25,7 @@ from ddp_operator.cluster import (
 from ddp_operator.kubeobjects import find_trainer, utc_now
 from ddp_operator.launcher.metrics import fetch_page
 from ddp_operator.local import adapt, machine, pods
-from ddp_operator.local.environment import MissingReference, build_environment
+from ddp_operator.local.container import MissingReference, build_environment
 from ddp_operator.local.job_controller import JobDecision, build_pod, decide_job, is_controlled_by
 from ddp_operator.local.kubelet import Kubelet
 from ddp_operator.local.store import Store, grace_of, place_of

@@ -12,7 +12,7 @@ from ddp_operator import constants
 from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import count_pod_gpus
 from ddp_operator.local import pods, processes
-from ddp_operator.local.environment import MissingReference
+from ddp_operator.local.container import MissingReference
 from ddp_operator.local.folder import clear_half_written, is_out_of_space
 from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.machine import GpuPool

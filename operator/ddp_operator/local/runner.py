@@ -22,13 +22,13 @@ from ddp_operator.display import FaultTolerantStream, View, choose_display
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.local.adapt import Finding
 from ddp_operator.local.cluster import LocalCluster
+from ddp_operator.local.container import ClaimInUse, ClaimLock
 from ddp_operator.local.ending import close_record, describe_run, interrupt
 from ddp_operator.local.folder import RunFolder, is_out_of_space
 from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import NO_STEPS, LogFile, Tail, count, describe_wait, find_logs, format_line, is_silent
 from ddp_operator.local.store import grace_of
-from ddp_operator.local.volumes import ClaimInUse, ClaimLock
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions

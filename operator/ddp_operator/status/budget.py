@@ -4,8 +4,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.limits import CRASH_LOOP_FAILURES
+from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c

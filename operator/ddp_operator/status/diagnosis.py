@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ddp_operator import constants
-from ddp_operator.api.limits import SILENT_POD_SECONDS, SILENT_START_SECONDS
+from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.status import LastFailure
 from ddp_operator.failures import Termination, parse_termination
 from ddp_operator.kubeobjects import EPOCH, format_time, truncate

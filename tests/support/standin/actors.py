@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 
 from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CONTAINER
-from ddp_operator.kube import ApiClient, ApiError, login
+from ddp_operator.kube.client import ApiClient, ApiError
+from ddp_operator.kube.credentials import login
 from ddp_operator.kube.resources import path
 
 Object = dict[str, Any]

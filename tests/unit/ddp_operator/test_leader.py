@@ -11,7 +11,7 @@ import pytest
 
 from ddp_operator import leader
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube import ApiError, StartupError
+from ddp_operator.kube.client import ApiError, StartupError
 from ddp_operator.leader import FENCE_SHARE, Leader, Sighting, may_take, new_identity, observe_lease
 
 DURATION = 15

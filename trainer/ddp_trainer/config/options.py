@@ -5,8 +5,6 @@ their help text and their limits and become flags. Flags are flat (``--batch-siz
 (``data: {batch_size: 32}``).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math
@@ -23,6 +21,7 @@ _LIMITS = {
     "at_least": ("at least", operator.ge), "above": ("above", operator.gt),
     "at_most": ("at most", operator.le), "below": ("below", operator.lt),
 }  # fmt: skip
+T = typing.TypeVar("T")
 
 
 def option(
@@ -158,9 +157,6 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: tuple[str, ...] = ())
         else:
             arguments[name] = _coerce(dotted, value, annotation, optional)
     return cls(**arguments)
-
-
-T = typing.TypeVar("T")
 
 
 def _coerce(dotted: str, value: Any, annotation: Any, optional: bool) -> Any:

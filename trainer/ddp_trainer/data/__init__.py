@@ -1,7 +1,5 @@
 """Datasets by name, and the settings of the path from the data to a batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,7 +84,7 @@ def download(config: DataConfig) -> None:
         load_callable(DATASETS[config.name].replace(":load", ":download"), "data.name")(config)
 
 
-def load_datasets(config: DataConfig) -> Datasets:
+def load_datasets(config: DataConfig) -> "Datasets":
     """Read the training and validation data into memory, or, where they are large, open them for reading.
 
     A user's ``module:function`` is called with ``config`` and returns :class:`ddp_trainer.data.arrays.Datasets`.

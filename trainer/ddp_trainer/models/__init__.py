@@ -1,7 +1,5 @@
 """Models by name. Builders are imported when asked for, so that a small model never pays for torchvision."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,7 +58,7 @@ MODELS = {
 }
 
 
-def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> torch.nn.Module:
+def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "torch.nn.Module":
     """The network for images of ``in_channels`` channels and ``num_classes`` classes, on the CPU.
 
     ``config.num_outputs`` takes the place of ``num_classes`` where given. A user's ``module:function`` is called with

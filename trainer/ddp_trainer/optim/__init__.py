@@ -1,7 +1,5 @@
 """Optimisers by name, learning-rate scaling with the world size, and the schedule."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ class OptimConfig(Settings, group="optim"):
         return first if self.beta1 is None else self.beta1, second if self.beta2 is None else self.beta2
 
 
-def build_optimizer(config: OptimConfig, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimConfig, parameters: "Iterable[torch.nn.Parameter]") -> "torch.optim.Optimizer":
     """The optimiser for ``parameters``; fused kernels, which update all of them in one pass, where torch has them."""
     import torch
 
@@ -77,7 +75,7 @@ def build_optimizer(config: OptimConfig, parameters: Iterable[torch.nn.Parameter
 _KINDS = frozenset(("momentum", "amsgrad", "grad_averaging"))  # sgd, adamw, novograd
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer(optimizer: "torch.optim.Optimizer", state: dict[str, Any]) -> None:
     """Take up an optimiser's saved state; its settings stay those of this run.
 
     But for the learning rate, which is the last step's until the next one sets it. Raises ValueError or KeyError where

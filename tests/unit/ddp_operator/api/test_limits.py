@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.crd import build_resource_schema
-from ddp_operator.api.limits import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS
+from ddp_operator.api.job import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS
 from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.launcher.rendezvous import FREE_RESTARTS, RendezvousQuorum
 from ddp_operator.status import conditions as c

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from ddp_operator.launcher import worker
-from ddp_operator.launcher.clock import AwakeClock
 from ddp_operator.launcher.contract import METRIC_STALLED
 from ddp_operator.launcher.failure import describe_failure, examine
 from ddp_operator.launcher.failure_table import Outcome
@@ -20,6 +19,7 @@ from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import PAGE_TIMEOUT, Metrics
 from ddp_operator.launcher.pod import Pod, WatchdogConfig
 from ddp_operator.launcher.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
+from ddp_operator.launcher.rendezvous import AwakeClock
 from ddp_operator.launcher.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
 from ddp_operator.launcher.stall import (
     Idleness,

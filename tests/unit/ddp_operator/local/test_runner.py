@@ -15,8 +15,8 @@ import yaml
 from ddp_operator import cli
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.local import adapt
+from ddp_operator.local.container import ClaimInUse, ClaimLock
 from ddp_operator.local.runner import Outcome, Run
-from ddp_operator.local.volumes import ClaimInUse, ClaimLock
 from tests.support.builders import resource, template, trainer
 
 

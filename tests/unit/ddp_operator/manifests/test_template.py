@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.launcher.pod import decode_config
-from ddp_operator.local.environment import expand
+from ddp_operator.local.container import expand
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import job, template, trainer

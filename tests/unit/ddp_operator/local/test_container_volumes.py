@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.local.environment import MissingReference
-from ddp_operator.local.volumes import prepare_volumes, rewrite_paths
+from ddp_operator.local.container import MissingReference, prepare_volumes, rewrite_paths
 
 CONFIG = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a.yaml": "A", "b.yaml": "B"}}
 

@@ -10,7 +10,7 @@ import pytest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cli import main
 from ddp_operator.cli import run as cli_run
-from ddp_operator.scaffold import Option, find_options, read_module, read_script, write_manifest
+from ddp_operator.cli.init import Option, find_options, read_module, read_script, write_manifest
 from ddp_operator.validation import check_manifest
 
 SCRIPT = """

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.local.environment import MissingReference, build_environment, expand, read_data
+from ddp_operator.local.container import MissingReference, build_environment, expand, read_data
 
 POD = {
     "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"a/b": "label"}, "annotations": {"c": "note"}},
