@@ -130,8 +130,8 @@ def _diagnose_taken(
     attempt: int, job: JobView | None, pods: tuple[PodView, ...], since: datetime | None
 ) -> Diagnosis | None:
     """Diagnose an attempt that lost a pod while its Job goes on: it would wait for the Job controller's back-off."""
-    if job is None or job.finished or job.deleting or job.suspended:
-        return None  # the Job's own end takes its pods away
+    if job is None or job.finished or job.deleting or job.suspended or (job.suspend_changed and job.started is None):
+        return None  # its own end takes its pods away, or a suspension, also one that is not lifted yet
     replaced = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
     lost = [
         pod
@@ -139,7 +139,7 @@ def _diagnose_taken(
         if pod.has_run
         and pod.phase != "Succeeded"
         and pod.index not in replaced
-        and not (since and pod.deleted_at and pod.deleted_at < since)
+        and not (since and pod.deleted_at and pod.deleted_at <= since)
     ]
     taken = [pod for pod in lost if pod.disrupted or pod.deleting]
     if taken:

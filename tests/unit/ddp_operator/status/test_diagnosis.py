@@ -285,3 +285,17 @@ def test_a_lost_node_explains_what_survivors_made_of_it_and_not_a_failure_with_a
     category: str, rank: int | None, guess: bool
 ) -> None:
     assert is_guess(LastFailure(attempt=1, category=category, rank=rank)) is guess
+
+
+@pytest.mark.parametrize("suspended", ["True", "False"])
+@pytest.mark.parametrize(("since", "taken"), [(None, True), (0, False), (5, False), (-1, True)])
+def test_pods_of_a_job_that_somebody_suspended_and_resumed_at_once_were_not_taken(
+    suspended: str, since: float | None, taken: bool
+) -> None:
+    """The Job controller lifts the condition some time after ``spec.suspend``, and times have whole seconds."""
+    condition = {"type": "Suspended", "status": suspended, "lastTransitionTime": format_time(NOW)}
+    started = {} if suspended == "True" else {"startTime": format_time(NOW)}
+    job = view_job(child_job(status={"conditions": [condition]} | started))
+    pod = view_pod(child_pod(0, deleting=True))
+    found = diagnose(1, job, (pod,), at(6), keeps_job=False, since=None if since is None else at(since))
+    assert (found is not None) is (taken and suspended == "False")
