@@ -128,7 +128,7 @@ def test_no_credentials_at_all_are_told(tmp_path: Path) -> None:
 
 def test_a_bad_setting_is_refused_before_anything_else() -> None:
     done = run(MODULE, DDP_OPERATOR_WORKERS="many")
-    assert_one_line(done, "DDP_OPERATOR_WORKERS", "'many'", "`int`")
+    assert_one_line(done, "DDP_OPERATOR_WORKERS", "'many'", "a whole number")
     assert done.returncode == 2
 
 

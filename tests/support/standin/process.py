@@ -98,7 +98,7 @@ class _Synchroniser(Resync):
     """What the watches have not brought by now they have failed to bring: time stands still meanwhile."""
 
     async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:
-        return [(kind, meta) for kind, meta in lagging if not self._store.is_current(kind, meta)]
+        return [(kind, meta) for kind, meta in lagging if not self.store.is_current(kind, meta)]
 
 
 class _Cluster(KubeCluster):

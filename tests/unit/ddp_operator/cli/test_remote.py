@@ -351,8 +351,9 @@ class TestProbe:
     ) -> None:
         (tmp_path / "job.yaml").write_text("")
         run = LocalRun(str(tmp_path / "job.yaml"), [])
-        code = (
-            "import time\nprint('trains', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('stopped')"
+        code = (  # with a handler, since a process in the background of a shell has SIGINT ignored
+            "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "print('trains', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('stopped')"
         )
         run._command = [sys.executable, "-c", code]
         shown = ""
