@@ -235,6 +235,8 @@ def end_of(sim: OperatorSimulation) -> Any:
             del status["lastFailure"]["message"]  # the pod's words, or its node's where that is looked at first
         for told_in_seconds in ("goodput", "lastRestart"):
             status.pop(told_in_seconds, None)
+        for seen_on_the_way in ("replaced", "all"):  # a pod that is away at one look and back at the next
+            status.get("restarts", {}).pop(seen_on_the_way, None)
     return {"status": status, "jobs": jobs, "pods": sorted(pods), "others": others, "made": made}
 
 
