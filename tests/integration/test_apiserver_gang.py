@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import Refused
+from ddp_operator.cluster import AlreadyExists, Refused
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.manifests.children import build_children
 from tests.support import ROOT
@@ -55,7 +56,8 @@ async def start(users: ClusterActors, name: str, nodes: int) -> None:
     resource = await users.create(manifest)
     cluster = KubeCluster(users.client)
     for child in build_children(parse_resource(resource), attempt=1, nodes=nodes):
-        await cluster.create(child)
+        with suppress(AlreadyExists):  # what jobs share
+            await cluster.create(child)
     await cluster.close()
 
 
