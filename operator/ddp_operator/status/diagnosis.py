@@ -139,7 +139,7 @@ def _diagnose_taken(
         if pod.has_run
         and pod.phase != "Succeeded"
         and pod.index not in replaced
-        and not (since and pod.deleted_at and pod.deleted_at <= since)
+        and not (since and pod.deleted_at and pod.deleted_at < since)
     ]
     taken = [pod for pod in lost if pod.disrupted or pod.deleting]
     if taken:

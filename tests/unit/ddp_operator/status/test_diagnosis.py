@@ -288,7 +288,7 @@ def test_a_lost_node_explains_what_survivors_made_of_it_and_not_a_failure_with_a
 
 
 @pytest.mark.parametrize("suspended", ["True", "False"])
-@pytest.mark.parametrize(("since", "taken"), [(None, True), (0, False), (5, False), (-1, True)])
+@pytest.mark.parametrize(("since", "taken"), [(None, True), (0, True), (5, False), (-1, True)])
 def test_pods_of_a_job_that_somebody_suspended_and_resumed_at_once_were_not_taken(
     suspended: str, since: float | None, taken: bool
 ) -> None:
