@@ -19,10 +19,11 @@ from .support.tiers import TIERS, TierReport
 if TYPE_CHECKING:
     from .support.control_plane import ControlPlane
 
-LONGEST = {
-    "test_launcher_elastic.py", "test_launcher_hangs.py", "test_launcher_training.py", "test_operator_leader.py",
-    "test_run_digits.py", "test_tutorial.py",
-}  # fmt: skip
+LONGEST = (
+    "test_launcher_hangs.py", "test_lost_calls.py", "test_launcher_training.py", "test_launcher_elastic.py",
+    "test_whole_lives.py", "test_launcher_ends.py", "test_operator_faults.py", "test_operator_leader.py",
+    "test_manifests.py", "test_run_digits.py", "test_tutorial.py",
+)  # fmt: skip
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -47,8 +48,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest: begun last, they would be waited for by workers that have nothing left to do."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Begin with the longest: begun last, they would be waited for by workers that have nothing left to do.
+
+    pytest-xdist cuts the list into one part for each of its workers; the longest are dealt out among the parts.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    others = [item for item in items if item.path.name not in LONGEST]
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        dealt += [item for name in LONGEST[worker::workers] for item in items if item.path.name == name]
+        room = max(0, len(items) * (worker + 1) // workers - len(dealt))
+        dealt += others[:room]
+        del others[:room]
+    items[:] = dealt + others
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from ddp_operator import constants
+from ddp_operator.reconcile import reconciler
 from ddp_operator.status import stragglers
 from tests.support.builders import job_manifest, page
 from tests.support.running_operator import Start
@@ -75,6 +76,7 @@ async def test_a_slow_rank_goodput_and_a_stall_are_in_status_and_on_the_operator
     actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stragglers, "WINDOW", 0.2)
+    monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     running, pages = start(progress_interval=0.1), Pages()
     async with serve(pages) as port:
         await actors.create(job_manifest(metrics={"port": port}, watchdog={"stallSeconds": 300}))
