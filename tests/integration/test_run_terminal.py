@@ -50,7 +50,8 @@ class Terminal:
         modes[3] &= ~termios.ECHO  # Ctrl-C would be seen as ^C wherever the cursor is
         termios.tcsetattr(theirs, termios.TCSANOW, modes)
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        variables = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)} | env
+        variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        variables |= {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)} | env
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN], cwd=folder, env=variables, stdin=theirs, stdout=theirs, stderr=theirs
         )
