@@ -10,16 +10,18 @@ from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api.crd import build_crd, build_resource_schema
-from ddp_operator.api.job import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS
+from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.rules import RULES
 from ddp_operator.api.spec import Recovery
 from ddp_operator.constants import EXIT_USER_ERROR
 from ddp_operator.launcher.failure import AT_START
 from ddp_operator.launcher.failure_table import (
     CATEGORIES,
+    CUDA,
     EXIT_CODES,
     IMAGE_PULL,
     NODE_LOST,
+    OOM,
     PREEMPTED,
     SIGNIFICANT_SECONDS,
 )
@@ -90,15 +92,18 @@ def _write_failures() -> Iterator[str]:
         follows = "no" if outcome.exit_code == constants.EXIT_USER_ERROR else "yes"
         yield f"| {outcome.exit_code} | `{outcome.category}`{', secondary' if outcome.secondary else ''} | {follows} |"
     yield from ("", "## What is retried", "", *_RETRIED_INTRODUCTION, "")
-    yield from ("| what failed | the workers of a pod, in place | all pods | ends the job |", "|---|---|---|---|")
+    yield from ("| what failed | in the same pods | with new pods | ends the job |", "|---|---|---|---|")
     yield from (f"| {' | '.join(cells)} |" for cells in _list_retries())
 
 
 _RETRIED_INTRODUCTION = (
-    "A failure is answered first in place (torchrun starts a pod's workers again), then by a new attempt of all pods,",
-    "as often as the limits above say. Each time one line tells so, in an Event, in the condition `Restarting` and on",
-    "the screen of `ddp run`: `restart 2 of 3: UserError (rank 1): KeyError: 10; from step 400`, where the step is",
-    "that of the newest checkpoint that is known. `ddp run` retries only what the file or `--max-restarts` asks for.",
+    "A failure is answered in the same pods where that can help: their agents start all workers again, at once, and",
+    "meet at pod 0. The Job stays, with its place in a queue and its nodes. It is answered by a new attempt, a Job",
+    "with new pods, where the pods may be the cause. Both count towards `recovery.maxRestarts`, and",
+    "`status.lastRestart.level` says which it was. Each time one line tells so, in an Event, and of a new attempt in",
+    "the condition `Restarting` and on the screen of `ddp run`: `restart 2 of 3: UserError (rank 1): KeyError: 10;",
+    "from step 400`, where the step is that of the newest checkpoint that is known. `ddp run` retries only what the",
+    "file or `--max-restarts` asks for.",
     "A step beyond the farthest one is progress, from whatever [source](your-script.md). Of a script that shows none,",
     f"so are {SIGNIFICANT_SECONDS:g} seconds, unless the same failure comes after the same time again.",
 )
@@ -113,8 +118,10 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     counted = [one for one in CATEGORIES.values() if one not in (*free, IMAGE_PULL)]
     row = f"{CRASH_LOOP_FAILURES} in a row without progress, or more than `maxRestarts` since progress was saved"
     for own, more in ((True, "the same failure twice without progress; "), (False, "")):
-        names = ", ".join(f"`{one.name}`" for one in counted if one.own == own)
-        yield names, f"{IN_PLACE_RESTARTS} times in an attempt", f"{recovery.max_restarts} times", more + row
+        names = ", ".join(f"`{one.name}`" for one in counted if one.own == own and one is not CUDA)
+        yield names, "first", "without a step since the last restart", more + row
+    yield f"`{CUDA.name}`, `{OOM.name}` where the kernel has killed the rank", "no", "first", row
+    yield "a pod or its launcher that was killed", "no", "first", row
     yield ", ".join(f"`{one.name}`" for one in free), "no", "each time, not counted", "never"
     yield f"`{IMAGE_PULL.name}`", "no", "the kubelet goes on trying", "`pendingDeadlineSeconds`"
 

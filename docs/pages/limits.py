@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ddp_operator.api.job import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS, SILENT_POD_SECONDS, SILENT_START_SECONDS
+from ddp_operator.api.job import CRASH_LOOP_FAILURES, SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.launcher.rendezvous import FREE_RESTARTS
@@ -22,7 +22,7 @@ class Limit(NamedTuple):
 _RECOVERY, _WATCHDOG = "spec.recovery", "spec.watchdog"
 LIMITS: Final = (
     Limit(
-        "restarts of all pods after failures, since checkpoints last advanced by spec.recovery.resetAfterSteps",
+        "restarts after failures, on either level, since checkpoints last advanced by spec.recovery.resetAfterSteps",
         Recovery().max_restarts,
         "RestartBudgetExhausted",
         f"{_RECOVERY}.maxRestarts",
@@ -46,13 +46,19 @@ LIMITS: Final = (
         f"{_RECOVERY}.nonRetryableExitCodes",
     ),
     Limit(
-        "restarts in place of one pod's workers, in an attempt (0 with the static rendezvous)",
-        IN_PLACE_RESTARTS,
-        "the next failure restarts all pods",
-        f"{_RECOVERY}.inPlaceRestarts",
+        "of these, restarts in the same pods, in an attempt (0 with the static rendezvous)",
+        "all that are left",
+        "the next failure gets new pods",
+        f"{_RECOVERY}.inPlaceRestarts, which is then a budget of its own",
     ),
     Limit(
-        "restarts in place of an elastic job, in an attempt, because pods came, left or lost a peer",
+        "failures in a row without a step beyond the farthest one that are answered in the same pods",
+        CRASH_LOOP_FAILURES - 2,
+        "the next one gets new pods",
+        f"any number where {_RECOVERY}.inPlaceRestarts is set",
+    ),
+    Limit(
+        "restarts in the same pods of an elastic job, in an attempt, because pods came, left or lost a peer",
         FREE_RESTARTS,
         "further ones use up the row above",
     ),

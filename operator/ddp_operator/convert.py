@@ -100,7 +100,7 @@ def _take_restart_policies(done: Conversion, replicas: Mapping[str, Any]) -> Non
     policies = {str(replica.get("restartPolicy") or "OnFailure") for replica in replicas.values()}
     path = "spec.pytorchReplicaSpecs.*.restartPolicy"
     if policies == {"Never"}:
-        done.resource["spec"]["recovery"] = {"inPlaceRestarts": 0, "maxRestarts": 0}
+        done.resource["spec"]["recovery"] = {"maxRestarts": 0}
         done.note(path, "Never: the first failure ends the job; evicted pods are still replaced")
     elif "ExitCode" in policies:
         done.resource["spec"]["recovery"] = {"nonRetryableExitCodes": _PERMANENT_CODES}

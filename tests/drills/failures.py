@@ -40,12 +40,11 @@ def raise_once(scene: Scene) -> Outcome:
 
 @drill("exception-always", "the same every time: after the second the job fails and says why, whatever its budgets")
 def raise_always(scene: Scene) -> Outcome:
-    recovery = {"inPlaceRestarts": 1, "maxRestarts": 1}
-    run = scene.start(env={"DRILL_FAULT": f"raise:1:{STRIKE}:99"}, recovery=recovery)
+    run = scene.start(env={"DRILL_FAULT": f"raise:1:{STRIKE}:99"})
     status = run.end(1)
     failure = status["lastFailure"]
     _expect(run, len(list(scene.witness.glob("fault-*"))), 2, "how often the exception was raised")
-    _expect(run, (status["phase"], status["attempt"], status["restarts"]["counted"]), ("Failed", 1, 0), "status")
+    _expect(run, (status["phase"], status["attempt"], status["restarts"]["counted"]), ("Failed", 1, 1), "status")
     _expect(run, (failure["category"], failure["rank"]), ("UserError", 1), "lastFailure")
     _expect(run, failure["message"], f"RuntimeError: broken on purpose at step {STRIKE}", "message")
     _expect(run, "in strike" in failure["traceback"], True, "a traceback that leads to the line")

@@ -30,7 +30,7 @@ def kill_agent(scene: Scene) -> Outcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill([run.tree().agents[1]])
-    run.succeed(restarts=0)
+    run.succeed(restarts=0, in_place=1)
     if not run.said("starting torchrun's agent again"):
         raise Perished(f"no launcher said that it began again\n{run.output}")
     scene.check_state()
@@ -42,7 +42,7 @@ def kill_master_agent(scene: Scene) -> Outcome:
     run = scene.start()
     scene.until_step(run)
     struck = kill([run.tree().agents[0]])
-    run.succeed(restarts=0)
+    run.succeed(restarts=0, in_place=1)
     scene.check_state()
     return check_lost(scene.recovery(struck, floor="agents"))
 

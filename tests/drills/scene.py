@@ -35,7 +35,7 @@ ARGUMENTS = (
     "--log-every", "5",
 )  # fmt: skip
 _DDP = "import sys; from ddp_operator.cli import main; sys.exit(main())"
-RECOVERY = {"inPlaceRestarts": 1, "maxRestarts": 2}
+RECOVERY = {"maxRestarts": 3}
 
 
 @dataclass(frozen=True)
@@ -278,6 +278,9 @@ class Running:
             raise Perished(f"{seen['total']} restarts of the group, not {restarts}\n{self.output}")
         if in_place is not None and seen["inPlace"] != in_place:
             raise Perished(f"{seen['inPlace']} restarts in place, not {in_place}\n{self.output}")
+        level = status["lastRestart"].get("level") if in_place or restarts else None
+        if (level, seen["counted"]) != ("SamePods", in_place) and in_place and restarts == 0:
+            raise Perished(f"status does not say that the pods were kept, and what it counts: {status}\n{self.output}")
         return status
 
 

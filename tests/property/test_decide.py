@@ -16,6 +16,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.progress import Page, parse_page
 from ddp_operator.status.decide import decide, is_finished
 from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
+from ddp_operator.status.diagnosis import read_failures
 from ddp_operator.status.observation import Observation
 from ddp_operator.status.views import NodeView
 from tests.support import strategies
@@ -25,9 +26,10 @@ STATUS = jsonschema.Draft202012Validator(
     build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 )
 pages = st.none() | st.builds(
-    lambda step, phase: parse_page(page(ddp_step=step, phase=phase)),
+    lambda step, phase, restarts: parse_page(page(ddp_step=step, phase=phase, restarts=restarts)),
     st.integers(0, 9),
     st.sampled_from(["Starting", "Rendezvous", "Running", "Done"]),
+    st.integers(0, 3),
 )
 refusals = st.none() | st.builds(
     Refusal, st.sampled_from(["InvalidSpec", "NameConflict", "Forbidden"]), st.just("words")
@@ -46,6 +48,7 @@ class Step:
     refusal: Refusal | None
     seconds: int
     nodes: dict[str, NodeView] = dataclasses.field(default_factory=dict)
+    answered: dict[str, Any] | None = None
 
     def job(self, status: Status) -> DDPTrainingJob:
         return job(status=status, **self.spec)
@@ -55,7 +58,11 @@ class Step:
         if shuffle:
             shuffle.shuffle(jobs)
             shuffle.shuffle(pods)
-        return observe(typed, jobs, pods, self.page, page_requested=self.asked, nodes=self.nodes)
+        seen = observe(typed, jobs, pods, self.page, page_requested=self.asked, nodes=self.nodes)
+        told = page(answered=self.answered)
+        return dataclasses.replace(
+            seen, failures_in_place=read_failures((pod, parse_page(told)) for pod in seen.pods_of(typed.status.attempt))
+        )
 
     def decide(self, status: Status, shuffle: random.Random | None = None) -> Decision:
         typed = self.job(status)
@@ -92,6 +99,7 @@ def steps(draw: st.DrawFn) -> Step:
         draw(refusals),
         draw(st.integers(-100, 100)),
         {} if (ready := draw(st.sampled_from([True, False, None, ""]))) == "" else {"node-a": NodeView(ready, "words")},
+        draw(st.none() | strategies.categories.flatmap(strategies.words)),
     )
 
 

@@ -69,9 +69,18 @@ pages = st.one_of(
     st.none(),
     st.just("no page at all \x00"),
     st.builds(
-        lambda step, saved: page(ddp_step=step, ddp_total_steps=50, ddp_checkpoint_step=saved, phase="Running"),
+        lambda step, saved, restarts, answered: page(
+            ddp_step=step,
+            ddp_total_steps=50,
+            ddp_checkpoint_step=saved,
+            phase="Running",
+            restarts=restarts,
+            answered=answered,
+        ),
         st.integers(0, 50),
         st.integers(0, 50),
+        st.integers(0, 4),
+        st.none() | strategies.categories.flatmap(strategies.words),
     ),
 )
 faults = st.sampled_from([None, None, "kill", "kill", 409, 410, 429, 500, 503, 401, 403, 422, "drop", "lost answer"])
@@ -372,7 +381,9 @@ def check_status(change: Change) -> None:
     limit = change.after["spec"]["recovery"]["maxRestarts"]
     assert 0 <= after.restarts.used <= limit, "more restarts than the budget allows"
     assert after.restarts.used <= after.restarts.counted
-    assert after.restarts.total == after.restarts.counted + after.restarts.free == max(0, after.attempt - 1)
+    told = after.restarts
+    assert told.total == max(0, after.attempt - 1)
+    assert told.total <= told.counted + told.free <= told.total + told.in_place
 
 
 def ended(status: Status) -> bool:

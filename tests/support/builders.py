@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -186,12 +187,17 @@ def last_words(category: str = "", **members: Any) -> Json:
 
 
 def page(**values: Any) -> str:
-    """Return a metrics page of rank 0: ``page(ddp_step=3, phase='Running')``."""
-    phase = values.pop("phase", None)
+    """Return a metrics page of rank 0: ``page(ddp_step=3, phase='Running')``.
+
+    ``restarts``: how often the workers were restarted in the pod; ``answered``: the last words on the last failure.
+    """
+    phase, restarts, answered = (values.pop(name, None) for name in ("phase", "restarts", "answered"))
     lines = [f'{name}{{rank="0"}} {value}' for name, value in values.items()]
     if phase is not None:
         for name in constants.LAUNCHER_PHASES:
             lines.append(f'{constants.METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {1 if name == phase else 0}')
+    lines += [] if restarts is None else [f"{constants.METRIC_LAUNCHER_RESTARTS} {restarts}"]
+    lines += [] if answered is None else [f"{constants.COMMENT_LAST_FAILURE}{json.dumps(answered)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ CONFIG = LauncherConfig(
     nproc_per_node=1,
     elastic=False,
     in_place_restarts=0,
+    restarts_without_progress=None,
     join_timeout_seconds=600,
     non_retryable_exit_codes=(),
     success_policy="AllNodes",

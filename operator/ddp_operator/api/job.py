@@ -15,8 +15,6 @@ from ddp_operator.api.status import Status
 
 # The fixed limits that can end a job, or an attempt of it; the others are fields of the spec. docs/api.md has all.
 CRASH_LOOP_FAILURES: Final = 3
-IN_PLACE_RESTARTS: Final = 2
-"""Where spec.recovery.inPlaceRestarts is unset and the rendezvous allows them."""
 SILENT_POD_SECONDS: Final = 60
 """A pod that runs may be on a lost node. Kubernetes finds that out after 50 seconds (40 before 1.32), and a kubelet
 that lives has reported by then too; the next attempt could not begin before the end of that pod anyway."""
@@ -42,11 +40,20 @@ class DDPTrainingJob:
 
     @property
     def in_place_restarts(self) -> int:
-        """How often torchrun restarts the workers itself: the spec's value, else 2 where the rendezvous allows it."""
-        asked = self.spec.recovery.in_place_restarts
+        """How often the launchers of an attempt that begins now may restart the workers in the same pods."""
+        asked, restarts = self.spec.recovery.in_place_restarts, self.status.restarts
         if asked is not None:
             return asked
-        return 0 if self.spec.rendezvous.backend == "static" else IN_PLACE_RESTARTS
+        # The failure that would be one too many in a row has to be the operator's to judge.
+        last_try = restarts.without_progress >= CRASH_LOOP_FAILURES - 1
+        if self.spec.rendezvous.backend == "static" or last_try:
+            return 0
+        return max(0, self.spec.recovery.max_restarts - restarts.used)
+
+    @property
+    def counts_in_place(self) -> bool:
+        """Whether a restart in the same pods counts towards recovery.maxRestarts: it has no budget of its own."""
+        return self.spec.recovery.in_place_restarts is None
 
     @property
     def spec_digest(self) -> str:

@@ -46,14 +46,22 @@ class Shm(_Fields, frozen=True, kw_only=True):
 
 
 class Recovery(_Fields, frozen=True, kw_only=True):
-    """What happens after a failure. The workers are restarted in place first, then all pods, in a new Job."""
+    """What happens after a failure. The workers are restarted in the same pods first, then all pods, in a new Job."""
 
     in_place_restarts: Annotated[
         int | None,
-        Meta(description="How often torchrun restarts workers inside running pods. Unset: 2 with c10d, 0 with static."),
+        Meta(
+            description="How often the workers of an attempt are restarted in the same pods, apart from maxRestarts. "
+            "Unset: as often as maxRestarts allows, and counted there, unless the pods may be the cause; never with "
+            "the static rendezvous."
+        ),
     ] = None
     max_restarts: Annotated[
-        int, Meta(description="How often all pods are restarted, in a new Job, after a failure.")
+        int,
+        Meta(
+            description="How often training is started again after a failure: in the same pods where that can help, "
+            "else with new pods, in a new Job."
+        ),
     ] = 3
     reset_after_steps: Annotated[
         int,
@@ -104,9 +112,9 @@ class Watchdog(_Fields, frozen=True, kw_only=True):
     action: Annotated[
         Literal["Restart", "Fail", "Report"],
         Meta(
-            description="What follows a hang, once all stacks are in the log. Restart: as after any failure, in place "
-            "first. Fail: the job fails. Report: nothing. A script whose steps only metrics.logPatterns show is "
-            "stopped only if none of its ranks computes (docs/pod-contract.md); one that has shown no step is only "
+            description="What follows a hang, once all stacks are in the log. Restart: as after any failure, in the "
+            "same pods first. Fail: the job fails. Report: nothing. A script whose steps only metrics.logPatterns show "
+            "is stopped only if none of its ranks computes (docs/pod-contract.md); one that has shown no step is only "
             "reported."
         ),
     ] = "Restart"

@@ -13,6 +13,7 @@ Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Su
 ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
 """Phases that a job does not leave by itself."""
 ConditionStatus = Literal["True", "False", "Unknown"]
+RecoveryLevel = Literal["SamePods", "NewPods"]
 Time = Annotated[datetime, Meta(tz=True)]
 
 
@@ -44,7 +45,9 @@ class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     """How often training was interrupted and started again."""
 
     total: Annotated[int, Meta(description="Restarts of all pods together, counted and free.")] = 0
-    counted: Annotated[int, Meta(description="Restarts of all pods that count towards recovery.maxRestarts.")] = 0
+    counted: Annotated[
+        int, Meta(description="Restarts, in the same pods or new ones, that count towards maxRestarts.")
+    ] = 0
     free: Annotated[
         int, Meta(description="Those that do not count: after disruptions, a change of spec.nodes, a resumption.")
     ] = 0
@@ -52,7 +55,7 @@ class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     without_progress: Annotated[int, Meta(description="Consecutive failures without a new step in between.")] = 0
     step: Annotated[int, Meta(description="Farthest step that was known at the last counted failure.")] = 0
     checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
-    in_place: Annotated[int, Meta(description="Restarts of the workers by torchrun inside running pods.")] = 0
+    in_place: Annotated[int, Meta(description="Restarts of the workers in the same pods.")] = 0
     in_place_before: Annotated[int, Meta(description="Restarts in place in earlier attempts.")] = 0
     replaced: Annotated[int, Meta(description="Pods that their Job replaced while training had to wait for them.")] = 0
     all: Annotated[int, Meta(description="All restarts: of all pods, of single pods, and in place.")] = 0
@@ -99,9 +102,13 @@ class CheckpointStatus(_Fields, frozen=True, kw_only=True):
 
 
 class LastRestart(_Fields, frozen=True, kw_only=True):
-    """What the latest restart of all pods has cost."""
+    """What the latest restart of all workers has cost."""
 
-    attempt: Annotated[int, Meta(description="The attempt that it started.")]
+    attempt: Annotated[int, Meta(description="The attempt that it started, or in which it was.")]
+    level: Annotated[
+        RecoveryLevel | None,
+        Meta(description="SamePods: the workers were restarted in their pods. NewPods: all pods were, in a new Job."),
+    ] = None
     time: Annotated[Time, Meta(description="When training was interrupted.")]
     step: Annotated[int | None, Meta(description="Farthest step that was reported before it.")] = None
     steps_lost: Annotated[

@@ -226,7 +226,7 @@ def _with_recovery(text: str) -> str:
         return text  # `ddp run` reports the errors
     documents = load_documents(text)
     for spec in (one["spec"] for one in documents if one.get("kind") == constants.KIND):
-        limits = {"inPlaceRestarts": job.in_place_restarts, "maxRestarts": job.spec.recovery.max_restarts}
+        limits = {"maxRestarts": job.spec.recovery.max_restarts}
         spec["recovery"] = limits | (spec.get("recovery") or {})
     return yaml.safe_dump_all(documents)
 

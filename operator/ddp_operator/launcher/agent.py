@@ -19,7 +19,7 @@ from .torchrun_patches import adapt_torchrun
 from .tracebacks import describe
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
-REPEATED, NEW = b"r", b"n"  # the launcher's reply to the agent's report of failures
+RESTART, END = b"r", b"e"  # the launcher's reply to the agent's report of failures
 _SECONDS_FOR_REPLY = 10.0
 
 
@@ -29,10 +29,10 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
     def report(event: dict[str, Any]) -> None:
         channel.sendall(json.dumps(event).encode() + b"\n")
 
-    def is_repeated(event: dict[str, Any]) -> bool:
-        """Report failures; the launcher replies whether they repeat an earlier one."""
+    def may_restart(event: dict[str, Any]) -> bool:
+        """Report failures; the launcher replies whether the workers are to be restarted."""
         report(event)
-        return bool(select.select([channel], [], [], _SECONDS_FOR_REPLY)[0]) and channel.recv(1) == REPEATED
+        return not select.select([channel], [], [], _SECONDS_FOR_REPLY)[0] or channel.recv(1) == RESTART
 
     try:
         quiet = os.environ.setdefault(_CPP_LOG_LEVEL, "") == ""
@@ -45,7 +45,7 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
             report({"store": fork_store(torch, pod.port, store_guard, channel)})
             os.close(store_guard)
         torchrun = importlib.import_module("torch.distributed.run")
-        leave = adapt_torchrun(pod, report, is_repeated)
+        leave = adapt_torchrun(pod, report, may_restart)
         if channel.recv(1) != b"g":  # the launcher sends it when the master is reachable
             return 1
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")

@@ -1,23 +1,29 @@
-"""In-place restarts of a pod's workers: how many there were, why, and whether another one would help."""
+"""Restarts of a pod's workers in the same pod: how many there were, why, and whether another one would help."""
 
+import signal
 import time
 from typing import Any, Optional
 
-from .contract import EXIT_USER_ERROR
+from .contract import EXIT_PREEMPTED, EXIT_USER_ERROR
 from .failure import build_signature, describe_failure, find_root_cause, read_errors
-from .failure_table import SIGNIFICANT_SECONDS
+from .failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
 from .metrics import Metrics
 from .pod import Pod
 
 _SECONDS_TO_SETTLE = 0.2
 _SAME_TIME = 0.1  # of two runs that ended after the same time, how much of it they may differ by
+_FINAL = (EXIT_USER_ERROR, EXIT_PREEMPTED)
 _PEERS_MOVE = "other pods join or leave"
 
 
 class Recurrence:
-    """Whether a failure repeats an earlier one of this pod without progress in between."""
+    """Whether a failure repeats an earlier one of this pod without progress in between.
+
+    ``without_progress``: how many failures in a row there were without a step beyond the farthest one.
+    """
 
     def __init__(self) -> None:
+        self.without_progress = 0
         self._seen: dict[str, float] = {}  # how long the workers had run
         self._farthest = 0.0
 
@@ -29,8 +35,10 @@ class Recurrence:
         """
         before = self._seen.get(signature)
         as_late = before is not None and abs(lasted - before) <= _SAME_TIME * before
+        self.without_progress += 1
         if step > self._farthest if step else lasted >= SIGNIFICANT_SECONDS and not as_late:
             self._seen.clear()
+            self.without_progress = 0
         self._farthest = max(self._farthest, step or 0.0)
         repeated = signature in self._seen
         if signature:
@@ -50,6 +58,7 @@ class Restarts:
         self.reason = ""  # of the last restart
         self.failures: list[dict[str, Any]] = []
         self._free = False  # whether the restart after them does not count
+        self._ends = False  # whether they get new pods
         self.repeated = False  # whether the last failure repeats an earlier one
         self.failed_step: Optional[float] = None  # how far the run was then
         self.began = time.monotonic()  # when the workers were last started
@@ -61,19 +70,38 @@ class Restarts:
         return self._budget - self._spent
 
     def observe(self, failures: list[dict[str, Any]], *, free: bool) -> bool:
-        """Take in failures of workers. Returns whether they repeat an earlier one. ``free``: by what others do."""
+        """Take in failures of workers. Returns whether a restart in the same pod may help, and is in the budget.
+
+        ``free``: by what others do. Where only secondary failures are seen, the pod whose rank failed first decides,
+        and pod 0 where there is none: it knows best how far the run is.
+        """
         self.failures, self._free = failures, free
         root = find_root_cause(failures)
         if self._metrics.reads_log:
             time.sleep(_SECONDS_TO_SETTLE)  # what a rank wrote last is still on its way to its page
         self.failed_step = self._metrics.step(root["localRank"])
         self.repeated = self._recurrence.observe(build_signature(root), self.failed_step, time.monotonic() - self.began)
-        return self.repeated
+        if free:
+            self._recurrence.without_progress = 0
+            return True
+        self._ends = self.left <= 0 or self._is_pod_suspect(root)
+        return not self._ends and not self.repeated and all(one["outcome"].exit_code not in _FINAL for one in failures)
+
+    def _is_pod_suspect(self, root: dict[str, Any]) -> bool:
+        """Tell whether the pod itself may be the cause: its memory, its GPU, or whatever lets no step be made."""
+        most, outcome = self._pod.restarts_without_progress, root["outcome"]
+        if most is None:
+            return False
+        killed_for_memory = outcome.category == OOM.name and root["exitCode"] in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        decides = self._pod.node == 0 or not outcome.secondary
+        stands_still = decides and self._recurrence.without_progress > most
+        return stands_still or killed_for_memory or outcome.category == CUDA.name
 
     def count_in_place(self, stalled: Optional[str]) -> None:
         """Count a restart by torchrun; ``stalled`` is what a stalled rank did, where that is known."""
         self.count += 1
-        self._spent += bool(self.failures) and not self._free
+        # All pods of a job of fixed size restart after a failure of one of them, and count it.
+        self._spent += not (self._free if self.failures else self._pod.elastic)
         self.reason = describe_failure(find_root_cause(self.failures)) if self.failures else stalled or _PEERS_MOVE
 
     def spend(self) -> bool:
@@ -86,7 +114,7 @@ class Restarts:
 
     def forget(self) -> None:
         """Forget the failures that the last restart has answered."""
-        self.failures, self.repeated, self.failed_step = [], False, None
+        self.failures, self.repeated, self.failed_step, self._ends = [], False, None, False
 
     def read_final_errors(self, *, running: bool) -> list[dict[str, Any]]:
         """Return the failures of workers that no restart follows; the agent may still be ending the other workers."""
@@ -94,4 +122,4 @@ class Restarts:
         # also where the agent has had no time to say that it has started them.
         failures = read_errors(self._pod) if running or not self.count else []
         fatal = any(one["outcome"].exit_code == EXIT_USER_ERROR for one in failures)
-        return failures if fatal or self.repeated or self._spent >= self._budget else []
+        return failures if fatal or self.repeated or self._ends or self.left <= 0 else []

@@ -9,7 +9,7 @@ import time
 import warnings
 from typing import Any, Optional
 
-from .agent import NEW, REPEATED, AgentProcess
+from .agent import END, RESTART, AgentProcess
 from .contract import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -30,7 +30,7 @@ from .rendezvous import count_connections, wait_for_master
 from .restarts import Restarts
 from .stall import read_board
 from .stall_monitor import StallMonitor
-from .termination import build_message, conclude, fit_termination_message, report_worker
+from .termination import build_message, build_report, conclude, fit_termination_message, report_worker
 from .trainer_status import TrainerStatus
 
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
@@ -126,9 +126,11 @@ class Supervisor:
             return False
         # Forking beside threads is safe here: ours hold no lock that the agent needs.
         warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
-        reason = examine_agent(self.pod, self._result, self._agent.status or 0)[1]
+        outcome, reason, hint = examine_agent(self.pod, self._result, self._agent.status or 0)
         self._restarts.reason = reason
         self._restarts.forget()
+        if not under_way:
+            self._show_failure(outcome, build_report(node=self.pod.node, message=reason, hint=hint))
         log(f"starting torchrun's agent again, restart {self._restarts.count}: {reason}")
         self._end_processes(keep={self._store, self._reader.pid})
         self._result = {}
@@ -247,8 +249,8 @@ class Supervisor:
             self._stalls.board = read_board(event["board"])
         if "failures" in event:
             failures = [{**one, "outcome": Outcome(*one["outcome"])} for one in event["failures"]]
-            repeated = self._restarts.observe(failures, free=bool(event.get("free")))
-            self._agent.send(REPEATED if repeated else NEW)
+            again = self._restarts.observe(failures, free=bool(event.get("free")))
+            self._agent.send(RESTART if again else END)
         if event.get("restart"):
             failures = self._restarts.failures
             self._restarts.count_in_place(self._stalls.root_cause)
@@ -256,10 +258,15 @@ class Supervisor:
             if failures:
                 root = find_root_cause(failures)
                 report = report_worker(self.pod, root, self._restarts, self.metrics, progress={})
-                self.metrics.last_failure = fit_termination_message(build_message(root["outcome"], report))
+                self._show_failure(root["outcome"], report)
             self._restarts.forget()
         if "result" in event and not self._result:
             self._result = event
+
+    def _show_failure(self, outcome: Outcome, report: dict[str, Any]) -> None:
+        """Have the pod's page say what the last restart has answered."""
+        report["restarts"] = self._restarts.count
+        self.metrics.last_failure = fit_termination_message(build_message(outcome, report))
 
     def _enter(self, phase: str) -> None:
         if phase == "Running":

@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any, Callable, Iterable, Optional
 
-from .contract import EXIT_PREEMPTED, EXIT_USER_ERROR, STALL_REPORT_FILE, STOPPING_FILE
+from .contract import EXIT_PREEMPTED, STALL_REPORT_FILE, STOPPING_FILE
 from .failure import blame_early_ends, examine
 from .files import log
 from .pod import Pod
@@ -57,15 +57,15 @@ def find_missing_parts() -> list[str]:
     return missing
 
 
-def adapt_torchrun(pod: Pod, report: Report, is_repeated: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
+def adapt_torchrun(pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
     """Teach the agent what torchrun has no flag for, or nothing where this torch lacks a part that this needs.
 
-    ``report`` sends an event to the launcher; ``is_repeated`` sends failures, and returns whether they repeat.
+    ``report`` sends an event to the launcher; ``may_restart`` sends failures, and returns whether a restart follows.
     Returns a function that takes this pod out of the rendezvous.
     """
     missing = find_missing_parts()
     if not missing:
-        patches = TorchrunPatches(pod, report, is_repeated)
+        patches = TorchrunPatches(pod, report, may_restart)
         patches.apply()
         return patches.leave
     log(
@@ -84,8 +84,8 @@ class TorchrunPatches:
     why. In an elastic job it restarts for free when other pods come and go, and knows whom to wait for.
     """
 
-    def __init__(self, pod: Pod, report: Report, is_repeated: Callable[[dict[str, Any]], bool]) -> None:
-        self._pod, self._report, self._is_repeated = pod, report, is_repeated
+    def __init__(self, pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool]) -> None:
+        self._pod, self._report, self._may_restart = pod, report, may_restart
         self._processes: Any = importlib.import_module(_PROCESSES)
         self._rounds: Any = importlib.import_module(_RENDEZVOUS)
         self._gate = SignalGate(self._processes)
@@ -163,20 +163,18 @@ class TorchrunPatches:
             if board is not None:
                 self._report({"board": board})
         failures = [examine(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
+        ended = 0
         if failures and not pod.elastic:
-            ranks, pods = find_early_ends(agent)
-            failures = [blame_early_ends(failure, ranks, pods) for failure in failures]
-            if pods:
-                agent._remaining_restarts = 0  # they do not come to another rendezvous: it would only time out
+            ranks, ended = find_early_ends(agent)
+            failures = [blame_early_ends(failure, ranks, ended) for failure in failures]
         outcomes = [failure["outcome"] for failure in failures]
         not_counted = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
         may_be_free = bool(failures) and pod.elastic and not_counted and not self._is_stopping
         free = may_be_free and self._quorum.take_free_restart()
-        repeated = bool(failures) and self._is_repeated({"failures": failures, "free": free})
-        if free:
-            agent._remaining_restarts += 1
-        elif repeated or any(outcome.exit_code in (EXIT_USER_ERROR, EXIT_PREEMPTED) for outcome in outcomes):
-            agent._remaining_restarts = 0
+        if failures:
+            again = self._may_restart({"failures": failures, "free": free})
+            # Pods that have ended do not come to another rendezvous: it would only time out.
+            agent._remaining_restarts = int(again and not ended)
         return result
 
     def _close(self, inner: Any, context: Any, death_sig: Any = None, timeout: float = 30) -> Any:

@@ -142,8 +142,9 @@ def adapt_resource(
             _set_gpus(trainer, changes.procs)
     if changes.extra_args:
         trainer["args"] = [*(trainer.get("args") or ()), *changes.extra_args]
-    unasked = [name for name in ("inPlaceRestarts", "maxRestarts") if (recovery or {}).get(name) is None]
-    spec["recovery"] = {**spec.get("recovery", {}), **dict.fromkeys(unasked, 0)}
+    spec["recovery"] = dict(spec.get("recovery") or {})
+    if (recovery or {}).get("maxRestarts") is None:
+        spec["recovery"]["maxRestarts"] = 0
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
     # Several runs may share this machine and its ports.

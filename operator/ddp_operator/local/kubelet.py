@@ -158,8 +158,9 @@ class Kubelet:
                 run.killer.cancel()
             del self._runs[uid]
             self._give_back_gpus(run.pod)
-        # A launcher or a worker may have been killed while it wrote; in a cluster the container takes that along.
-        clear_half_written(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp")
+        # A launcher or a worker may have been killed while it wrote, and whoever reads a pipe of theirs waits for ever;
+        # in a cluster the container takes both along.
+        clear_half_written(Path(run.plan.environment[constants.ENV_RUNTIME_DIR]), "**/*.tmp", "output/*")
         metadata = run.pod["metadata"]
         current = self.store.get("Pod", metadata["namespace"], metadata["name"])
         if current is not None and current["metadata"]["uid"] == uid:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_operator import constants, names
-from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.kubeobjects import cpu_limit
 from ddp_operator.launcher.pod import LauncherConfig, PreflightConfig, WatchdogConfig, encode_config
 from ddp_operator.manifests import torchrun
@@ -110,6 +110,8 @@ def build_launcher_config(
         nproc_per_node=template.nproc,
         elastic=elastic,
         in_place_restarts=job.in_place_restarts,
+        # One less than what the ledger allows: the last one gets new pods, in case that these are to blame.
+        restarts_without_progress=CRASH_LOOP_FAILURES - 2 if job.counts_in_place else None,
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
         non_retryable_exit_codes=tuple(spec.recovery.non_retryable_exit_codes),
         success_policy=spec.success_policy,

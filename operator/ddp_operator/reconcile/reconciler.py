@@ -86,7 +86,7 @@ class Reconciler:
         refusal, wait = await self._executor.execute(job, observation, decision.actions, memory)
         if refusal is not None:
             decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
-        limit = job.in_place_restarts if job.spec.elastic is None else None  # else pods that come and go restart it too
+        limit = job.spec.recovery.max_restarts
         postponed = await self._write(key, snapshot.resource, job.status, decision.status, memory, limit)
         if is_finished(decision.status):
             self._forget(key)
@@ -100,12 +100,12 @@ class Reconciler:
         old: Status,
         new: Status,
         memory: Memory,
-        in_place_limit: int | None = None,
+        limit: int | None = None,
     ) -> float | None:
         """Write ``new`` where it differs from what ``resource`` has, at the version that it was decided on.
 
-        ``in_place_limit``: see ``transition_events``. Returns in how many seconds it can be written where that has to
-        wait. Raises: Conflict, ClusterError.
+        ``limit``: that of counted restarts. Returns in how many seconds it can be written where that has to wait.
+        Raises: Conflict, ClusterError.
         """
         if new == old:
             return None
@@ -121,7 +121,7 @@ class Reconciler:
                 self._on_transition(transition)
         # The status is written, so an event that is lost now is lost; nothing else may be.
         with suppress(ClusterError):
-            for event in transition_events(old, new, in_place_limit):
+            for event in transition_events(old, new, limit):
                 await self._cluster.emit(resource, event)
         return None
 

@@ -10,16 +10,17 @@ from datetime import datetime, timedelta
 from msgspec.structs import replace
 
 from ddp_operator import names
-from ddp_operator.api.status import LastFailure, LastRestart, Phase, Restarts, Status
+from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
 from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
+from ddp_operator.status.budget import charge
 from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.decision import AT_ONCE, Decision
-from ddp_operator.status.describe import describe, note_steps, take_final_progress, without_eta
-from ddp_operator.status.diagnosis import blame_node
+from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
+from ddp_operator.status.diagnosis import blame_node, find_in_place
 from ddp_operator.status.observation import State
 from ddp_operator.status.views import JobView, PodView
 
@@ -79,6 +80,28 @@ def start_delay(status: Status) -> timedelta:
         return timedelta(0)
     doublings = min(max(0, status.restarts.without_progress - 1), 10)
     return min(_FIRST_DELAY * (1 << doublings), _LONGEST_DELAY)
+
+
+def note_restart_in_place(state: State) -> Decision | None:
+    """Charge what the launchers have done on their own, in the same pods, and tell of it; None: nothing new.
+
+    Without a root cause it is the consequence of something else, such as a pod that was taken away, and free.
+    """
+    job, status, page = state.job, state.status, state.observation.page
+    again = count_new_restarts(status, page.in_place_restarts) if page is not None else 0
+    if not again:
+        return None
+    found = state.observation.failures_in_place
+    cause = find_in_place(status.attempt, tuple(one for one in found if count_new_restarts(status, one[1].restarts)))
+    charged = status.restarts
+    # Launchers keep to what the ledger allowed them; a page that claims more ends no job. Where pods come and go, most
+    # restarts are because of that.
+    times = min(again if state.spec.elastic is None else 1, state.spec.recovery.max_restarts - status.restarts.used)
+    if cause is not None and job.counts_in_place and times > 0:
+        charged = charge(job, cause, state.pods, state.now, times)
+    described = describe(state, replace(status, restarts=charged))
+    restart = _last_restart(status, state.now, cause, level="SamePods")
+    return Decision(replace(described, last_restart=restart), requeue_after=AT_ONCE)
 
 
 def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:
@@ -187,12 +210,17 @@ def _first_report(before: LastFailure | None, cause: LastFailure | None) -> Last
     return before if same else cause
 
 
-def _last_restart(status: Status, now: datetime, failure: LastFailure | None) -> LastRestart:
+def _last_restart(
+    status: Status, now: datetime, failure: LastFailure | None, level: RecoveryLevel = "NewPods"
+) -> LastRestart:
     """Return what is known of a restart's cost when it begins."""
     failed = failure.time if failure else None
     # A training pod's clock may be anything.
     began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
-    return note_steps(LastRestart(attempt=status.attempt + 1, time=truncate(began)), status)
+    attempt = status.attempt + (level == "NewPods")
+    return note_steps(
+        LastRestart(attempt=attempt, time=truncate(began), level=level), status, failure.step if failure else None
+    )
 
 
 def _next_attempt(state: State, restarts: Restarts, failure: LastFailure | None = None) -> Status:

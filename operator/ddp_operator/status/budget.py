@@ -8,7 +8,7 @@ from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c
-from ddp_operator.status.describe import take_final_progress
+from ddp_operator.status.describe import count_new_restarts, take_final_progress
 from ddp_operator.status.diagnosis import Diagnosis
 from ddp_operator.status.observation import Pods
 
@@ -26,14 +26,22 @@ def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods) -> Limit | N
     return (cause.category, "") if diagnosis.permanent else None
 
 
-def charge(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime) -> Restarts:
+def charge(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime, times: int | None = None) -> Restarts:
     """Return the budget with a failure of the current attempt charged to it.
+
+    ``times``: how many failures, where they were not seen apart. None: this one, which ended its pod, and those that
+    the pod has answered itself without anybody having seen it.
 
     Checkpointed progress renews it; a step beyond the farthest one ends a row of failures without progress. Where no
     step is ever reported, an attempt that lasted counts as progress.
     """
     status = take_final_progress(job.status, pods, now)
     restarts = status.restarts
+    if times is None:
+        ended = next((pod.termination for pod in pods if pod.name == cause.pod and pod.termination), None)
+        apart = ended is None or not job.counts_in_place or job.spec.elastic is not None
+        unseen = 0 if apart or ended is None else count_new_restarts(job.status, ended.restarts)
+        times = 1 + max(0, min(unseen, job.spec.recovery.max_restarts - restarts.used))
     checkpoint = status.checkpoint.step if status.checkpoint else 0
     # What the failing rank itself reported at its end is exact; pod 0's page was read some seconds before.
     step = cause.step or (status.progress.step if status.progress else None) or 0
@@ -41,10 +49,10 @@ def charge(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime) -
     moved = step > restarts.step or (step == 0 and _lasted(pods))
     return replace(
         restarts,
-        used=1 if renewed else restarts.used + 1,
-        counted=restarts.counted + 1,
+        used=times if renewed else restarts.used + times,
+        counted=restarts.counted + times,
         checkpoint_step=checkpoint if renewed or restarts.used == 0 else restarts.checkpoint_step,
-        without_progress=0 if moved else restarts.without_progress + 1,
+        without_progress=0 if moved else restarts.without_progress + times,
         step=max(step, restarts.step),
     )
 

@@ -73,6 +73,9 @@ def decide(
     if attempt_job is not None and attempt_job.complete:
         unseen = pods.counts(status.attempt_nodes).succeeded < status.attempt_nodes
         return dataclasses.replace(attempts.succeed(state), needs_fresh_read=unseen)
+    noted = attempts.note_restart_in_place(state)
+    if noted is not None:
+        return noted
     lost_now = lost_nodes.lost_pods(job, observation, now)
     if lost_now and not {pod.node_name for pod, _ in lost_now} <= set(status.failed_nodes):
         return attempts.record_lost_nodes(state, lost_now, explains=_explains(state, lost_now))

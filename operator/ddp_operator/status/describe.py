@@ -117,6 +117,11 @@ def take_final_progress(status: Status, pods: Pods, now: datetime) -> Status:
     return replace(reported, restarts=_count_in_place(status.restarts, max((e.restarts for e in ends), default=0)))
 
 
+def count_new_restarts(status: Status, of_attempt: int) -> int:
+    """Return how many restarts in the same pods the ledger does not have yet, where a pod tells of so many."""
+    return _count_in_place(status.restarts, of_attempt).in_place - status.restarts.in_place
+
+
 def _count_in_place(restarts: Restarts, of_attempt: int) -> Restarts:
     """Return the restarts with those in place of the current attempt; a pod that took another's place counts anew."""
     return replace(restarts, in_place=max(restarts.in_place, restarts.in_place_before + of_attempt))
@@ -128,12 +133,13 @@ def take_values(status: Status, values: Mapping[str, float], now: datetime, rate
     return replace(status, progress=progress, checkpoint=_newer_checkpoint(values, status.checkpoint, now))
 
 
-def note_steps(restart: LastRestart, status: Status) -> LastRestart:
+def note_steps(restart: LastRestart, status: Status, failed_at: int | None = None) -> LastRestart:
     """Return a restart with the farthest step before it, and the steps that it costs if the checkpoint is the newest.
 
     A script may have saved what it has not reported: without a checkpoint nothing is known until its next step.
     """
-    step = status.progress.step if status.progress else None
+    reported = status.progress.step if status.progress else None
+    step = max((one for one in (reported, failed_at) if one is not None), default=None)
     lost = None if step is None or status.checkpoint is None else max(0, step - status.checkpoint.step)
     return replace(restart, step=step, steps_lost=lost)
 

@@ -114,15 +114,15 @@ def _states(status: Status) -> list[tuple[str, str, str, int]]:
     return [(found.type, found.status, found.reason, found.observed_generation) for found in status.conditions]
 
 
-def transition_events(old: Status, new: Status, in_place_limit: int | None = None) -> tuple[Event, ...]:
+def transition_events(old: Status, new: Status, limit: int | None = None) -> tuple[Event, ...]:
     """Return the events for the step from one status to the next, in the order in which things happened.
 
-    ``in_place_limit``: how often a pod's workers may be restarted in place in an attempt, where only failures count.
+    ``limit``: recovery.maxRestarts.
     """
-    return tuple(_events(old, new, in_place_limit))
+    return tuple(_events(old, new, limit))
 
 
-def _events(old: Status, new: Status, in_place_limit: int | None) -> Iterator[Event]:
+def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
     accepted = new.condition(c.ACCEPTED)
     before = old.condition(c.ACCEPTED)
     if accepted and accepted.status != "True" and (before is None or before.message != accepted.message):
@@ -132,8 +132,9 @@ def _events(old: Status, new: Status, in_place_limit: int | None) -> Iterator[Ev
         text = f"attempt {failure.attempt}: {describe_failure(failure)}"
         yield Event("Warning", f"Failure{failure.category}", text[:1000])
     if new.attempt == old.attempt and new.restarts.in_place > old.restarts.in_place:
-        which = f"restart in place {new.restarts.in_place - new.restarts.in_place_before}"
-        which += f" of {in_place_limit}" if in_place_limit is not None else ""
+        counted = new.restarts.counted > old.restarts.counted
+        which = f"restart {new.restarts.used} of {limit}" if counted else "restart, not counted"
+        which += ", in the same pods"
         cause = new.last_failure if new.last_failure != old.last_failure else None
         yield Event("Normal", c.RESTARTED_IN_PLACE, describe_restart(which, cause, new.checkpoint))
     if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:

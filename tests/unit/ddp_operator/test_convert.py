@@ -204,7 +204,7 @@ class TestManifests:
 class TestDetails:
     def test_never_means_no_restart(self) -> None:
         spec, _ = converted(MNIST.replace("OnFailure", "Never"))
-        assert spec["recovery"] == {"inPlaceRestarts": 0, "maxRestarts": 0}
+        assert spec["recovery"] == {"maxRestarts": 0}
 
     def test_a_master_that_differs_is_told_by_its_path(self) -> None:
         def edit(document: Object) -> None:

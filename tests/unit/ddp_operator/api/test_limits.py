@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.crd import build_resource_schema
-from ddp_operator.api.job import CRASH_LOOP_FAILURES, IN_PLACE_RESTARTS
-from ddp_operator.api.status import LastFailure, Restarts
+from ddp_operator.api.job import CRASH_LOOP_FAILURES
+from ddp_operator.api.status import LastFailure, Restarts, Status
 from ddp_operator.launcher.rendezvous import FREE_RESTARTS, RendezvousQuorum
 from ddp_operator.status import conditions as c
 from ddp_operator.status.budget import find_limit
@@ -54,7 +54,23 @@ def test_the_budget_ends_at_the_failure_after_max_restarts(limit: int) -> None:
     assert ended[0] == c.RESTART_BUDGET_EXHAUSTED
 
 
-def test_restarts_in_place_are_as_documented() -> None:
-    assert job().in_place_restarts == IN_PLACE_RESTARTS
+@pytest.mark.parametrize(
+    ("recovery", "ledger", "allowed"),
+    [
+        ({"maxRestarts": 5}, Restarts(), 5),
+        ({"maxRestarts": 5}, Restarts(used=2, counted=9), 3),
+        ({"maxRestarts": 1}, Restarts(used=2), 0),
+        ({"maxRestarts": 5}, Restarts(used=2, without_progress=CRASH_LOOP_FAILURES - 2), 3),
+        ({"maxRestarts": 5}, Restarts(used=2, without_progress=CRASH_LOOP_FAILURES - 1), 0),
+        ({"maxRestarts": 0, "inPlaceRestarts": 2}, Restarts(used=2, without_progress=2), 2),
+    ],
+)
+def test_an_attempts_launchers_are_given_what_the_ledger_has_left(
+    recovery: dict[str, int], ledger: Restarts, allowed: int
+) -> None:
+    assert job(recovery=recovery, status=Status(restarts=ledger)).in_place_restarts == allowed
+
+
+def test_free_restarts_are_as_documented() -> None:
     quorum = RendezvousQuorum(2)
     assert [quorum.take_free_restart() for _ in range(FREE_RESTARTS + 1)] == [True] * FREE_RESTARTS + [False]

@@ -53,7 +53,7 @@ class TestDefaults:
     def test_whole_number_with_a_point_is_a_number(self) -> None:
         assert parse(nodes=2.0).nodes == 2
 
-    @pytest.mark.parametrize(("backend", "given", "wanted"), [("c10d", None, 2), ("static", None, 0), ("c10d", 5, 5)])
+    @pytest.mark.parametrize(("backend", "given", "wanted"), [("c10d", None, 3), ("static", None, 0), ("c10d", 5, 5)])
     def test_in_place_restarts_follow_the_rendezvous(self, backend: str, given: int | None, wanted: int) -> None:
         raw = resource(rendezvous={"backend": backend}, recovery={"inPlaceRestarts": given})
         assert parse_manifest(yaml.safe_dump(raw)).job.in_place_restarts == wanted

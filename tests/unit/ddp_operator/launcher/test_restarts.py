@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from ddp_operator.launcher.failure_table import Outcome
+from ddp_operator.launcher.failure_table import CUDA, OOM, Outcome
 from ddp_operator.launcher.files import write_json
 from ddp_operator.launcher.metrics import Metrics
 from ddp_operator.launcher.restarts import Restarts
@@ -30,14 +30,14 @@ def failure(message: str = "boom", code: int = 1, exit_code: int = 82) -> dict[s
     return {"rank": 5, "localRank": 1, "time": 1.0, "exitCode": code, **words}
 
 
-def restarts(folder: Path, budget: int = 2) -> Restarts:
-    return Restarts(launcher_pod(folder, in_place_restarts=budget), cast(Metrics, AtStep()))
+def restarts(folder: Path, budget: int = 2, **pod: Any) -> Restarts:
+    return Restarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(Metrics, AtStep()))
 
 
 def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:
     found = restarts(tmp_path)
     assert (found.count, found.left, found.reason) == (0, 2, "")
-    assert not found.observe([failure()], free=False)
+    assert found.observe([failure()], free=False)
     found.count_in_place(None)
     assert (found.count, found.left, found.failed_step) == (1, 1, 101.0)
     assert "ValueError: boom" in found.reason
@@ -50,12 +50,58 @@ def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_
 def test_what_others_do_costs_nothing(
     tmp_path: Path, failures: list[dict[str, Any]], stalled: str | None, reason: str
 ) -> None:
-    found = restarts(tmp_path)
+    found = restarts(tmp_path, elastic=True)
     if failures:
-        found.observe(failures, free=True)
+        assert found.observe([*failures, failure(exit_code=85)], free=True)
     found.count_in_place(stalled)
     assert (found.count, found.left) == (1, 2)
     assert reason in found.reason
+
+
+def test_in_a_job_of_fixed_size_a_restart_because_of_another_pod_costs_the_same(tmp_path: Path) -> None:
+    found = restarts(tmp_path)
+    found.count_in_place(None)
+    assert (found.count, found.left) == (1, 1)
+    found.count_in_place(None)
+    assert not found.observe([failure()], free=False), "the budget is all pods'"
+
+
+KILLED = {"type": "", "exitCode": -9}
+
+
+@pytest.mark.parametrize(
+    ("found", "again"),
+    [
+        (failure(), True),
+        (failure(exit_code=81), False),
+        (failure(exit_code=85), False),
+        ({**failure(), "outcome": Outcome(CUDA.name, 82)}, False),
+        ({**failure(), "outcome": Outcome(OOM.name, 84)}, True),
+        ({**failure(), **KILLED, "outcome": Outcome(OOM.name, 84)}, False),
+        ({**failure(), **KILLED, "outcome": Outcome("Unknown", 82)}, True),
+    ],
+)
+def test_a_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: dict[str, Any], again: bool) -> None:
+    assert restarts(tmp_path, restarts_without_progress=1).observe([found], free=False) is again
+    assert restarts(tmp_path).observe([found], free=False) is (found["outcome"].exit_code not in (81, 85))
+
+
+@pytest.mark.parametrize(
+    ("node", "secondary", "most", "again"),
+    [(0, False, 1, False), (1, False, 1, False), (0, True, 1, False), (1, True, 1, True), (1, False, None, True)],
+)
+def test_failures_without_a_step_in_between_get_new_pods(
+    tmp_path: Path, node: int, secondary: bool, most: int | None, again: bool
+) -> None:
+    pod = restarts(tmp_path, 9, node=node, restarts_without_progress=most)
+    answers = []
+    for number, message in enumerate(("first", "second", "third")):
+        one = failure(message, code=number + 3)
+        one.update(type="", outcome=Outcome("Network", 86, secondary))
+        answers.append(pod.observe([one], free=False))
+        pod.count_in_place(None)
+        pod.forget()
+    assert answers == [True, True, again]  # the first came with steps, of the second they are the same
 
 
 def test_a_restart_of_the_agent_is_refused_where_the_budget_is_used_up(tmp_path: Path) -> None:
@@ -66,7 +112,7 @@ def test_a_restart_of_the_agent_is_refused_where_the_budget_is_used_up(tmp_path:
 
 def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is_answered(tmp_path: Path) -> None:
     found = restarts(tmp_path)
-    assert [found.observe([failure()], free=False) for _ in range(2)] == [False, True]
+    assert [found.observe([failure()], free=False) for _ in range(2)] == [True, False]
     assert found.repeated
     found.forget()
     assert (found.failures, found.repeated, found.failed_step) == ([], False, None)

@@ -67,3 +67,35 @@ class TestFailureInPlace:
     async def test_a_secondary_failure_is_not_shown(self) -> None:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
         assert harness.status.last_failure is None
+
+    async def test_counts_as_a_restart_of_the_job_and_says_that_the_pods_were_kept(self) -> None:
+        words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "step": 10}
+        harness = await self.train(self.page(1), self.page(1, **words, restarts=1))
+        found, restart = harness.status.restarts, harness.status.last_restart
+        assert (found.used, found.counted, found.in_place, found.total, found.step) == (1, 1, 1, 0, 10)
+        assert restart is not None
+        assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)
+        told = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
+        assert told == ["restart 1 of 3, in the same pods: UserError (rank 1): KeyError: 10"]
+
+    async def test_restarts_that_nobody_saw_apart_all_count_up_to_the_limit(self) -> None:
+        for counted, used in ((2, 2), (99, 3)):
+            harness = await self.train(self.page(counted), self.page(counted, category="UserError", restarts=counted))
+            assert (harness.status.restarts.used, harness.status.phase) == (used, "Running")
+
+    async def test_without_a_root_cause_it_is_free(self) -> None:
+        harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
+        assert (harness.status.restarts.used, harness.status.restarts.in_place) == (0, 1)
+
+    async def test_a_cause_that_is_known_already_is_none_of_the_next_one(self) -> None:
+        old = {"category": "UserError", "restarts": 1}
+        harness = await self.train(self.page(1), self.page(1, **old))
+        pages = [self.page(2, category="NCCL", secondary=True, restarts=2), self.page(2, **old)]
+
+        async def scrape(pod: Any, port: int) -> str:
+            return pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])]
+
+        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        harness.clock.advance(10)
+        await harness.settle()
+        assert (harness.status.restarts.used, harness.status.restarts.in_place) == (1, 2)

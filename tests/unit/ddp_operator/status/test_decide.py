@@ -466,11 +466,13 @@ class TestLostLauncher:
 
 
 def test_restarts_in_place_of_an_attempt_that_failed_are_kept_in_the_next() -> None:
-    words = last_words("CUDAError", restarts=2)
+    words = last_words("CUDAError", restarts=2, step=9)
     failed = child_pod(0, "Failed", code=82, message=words)
     decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, child_pod(1, "Failed", code=143)))
     assert decision.status.attempt == 2
-    assert (decision.status.restarts.in_place, decision.status.restarts.in_place_before) == (2, 2)
+    found = decision.status.restarts
+    assert (found.in_place, found.in_place_before) == (2, 2)
+    assert (found.used, found.counted) == (3, 3), "those that nobody has seen count with the failure that ended the pod"
 
 
 @pytest.mark.parametrize(("peers", "unseen"), [((child_pod(1),), True), ((child_pod(1, "Failed", code=143),), False)])

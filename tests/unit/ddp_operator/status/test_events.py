@@ -74,15 +74,16 @@ def test_next_attempt_emits_its_failure_first() -> None:
     assert begun == Event("Normal", "GroupRestart", "restart 1 of 3: x")
 
 
-@pytest.mark.parametrize(("limit", "which"), [(2, "restart in place 1 of 2"), (None, "restart in place 1")])
-def test_restart_in_place_is_told_in_one_line(limit: int | None, which: str) -> None:
+@pytest.mark.parametrize(("counted", "which"), [(1, "restart 2 of 3"), (0, "restart, not counted")])
+def test_restart_in_the_same_pods_is_told_in_one_line(counted: int, which: str) -> None:
     failure = LastFailure(attempt=2, category="UserError", rank=1, pod="p", exit_code=1, message="KeyError: 10\nmore")
     old = Status(attempt=2, restarts=Restarts(in_place=3, in_place_before=3))
-    new = replace(old, restarts=Restarts(in_place=4, in_place_before=3), last_failure=failure)
-    _, event = transition_events(old, replace(new, checkpoint=CheckpointStatus(step=400)), limit)
-    line = f"{which}: UserError (rank 1): KeyError: 10"
+    budget = Restarts(in_place=4, in_place_before=3, used=2, counted=counted)
+    new = replace(old, restarts=budget, last_failure=failure)
+    _, event = transition_events(old, replace(new, checkpoint=CheckpointStatus(step=400)), 3)
+    line = f"{which}, in the same pods: UserError (rank 1): KeyError: 10"
     assert event == Event("Normal", "RestartedInPlace", f"{line}; from step 400")
-    assert transition_events(old, new, limit)[1].message == line  # nothing of a step where none is known
+    assert transition_events(old, new, 3)[1].message == line  # nothing of a step where none is known
 
 
 def test_known_failure_is_not_emitted_again() -> None:

@@ -277,12 +277,12 @@ class TestCounts:
         for in_place in (2, 0, 1):
             status = replace(status, attempt=1)
             pods = [
-                failed_pod(restarts=in_place),
+                failed_pod(restarts=in_place, step=in_place),
                 child_pod(1, "Failed", code=86, message=last_words("NCCL", secondary=True, restarts=in_place)),
             ]
             status = run(*pods, jobs=[FAILED], status=status, recovery={"maxRestarts": 9}).status
         assert (status.phase, status.restarts.in_place, status.restarts.in_place_before) == ("Failed", 3, 2)
-        assert (status.restarts.total, status.restarts.all) == (2, 5)
+        assert (status.restarts.total, status.restarts.all, status.restarts.counted) == (2, 5, 4)
 
 
 class TestLostNode:
