@@ -134,7 +134,7 @@ class Cluster(Protocol):
         """
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
-        """Merge-patch a Job's annotations and ``spec`` (suspend, parallelism, completions). No error: it is gone.
+        """Merge-patch a Job's labels, annotations and ``spec`` (suspend, its size). No error: it is gone.
 
         ``seen``: only if the Job still is as it was observed. Raises: Refused, Conflict.
         """
@@ -190,6 +190,9 @@ class Cluster(Protocol):
 
         Raises: Refused where they may not be read, or Kueue is not there.
         """
+
+    async def local_queue(self, namespace: str, name: str) -> Object | None:
+        """Return Kueue's LocalQueue of this name; None: there is none. Raises: Refused where it may not be read."""
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource. Best effort: losing one is no error."""

@@ -26,13 +26,21 @@ LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 # On the operator's own pods, by the chart: a job's NetworkPolicy lets these read its metrics.
 LABEL_COMPONENT: Final = f"{GROUP}/component"
 COMPONENT_OPERATOR: Final = "operator"
-KUEUE_LABEL_PREFIX: Final = "kueue.x-k8s.io/"
-KUEUE_QUEUE_LABEL: Final = f"{KUEUE_LABEL_PREFIX}queue-name"
-KUEUE_PRIORITY_LABEL: Final = f"{KUEUE_LABEL_PREFIX}priority-class"
+KUEUE_DOMAIN: Final = "kueue.x-k8s.io"
+KUEUE_QUEUE_LABEL: Final = f"{KUEUE_DOMAIN}/queue-name"
+KUEUE_PRIORITY_LABEL: Final = f"{KUEUE_DOMAIN}/priority-class"
+# Annotations of a Job: with how few pods it may begin, and that it is complete with as many.
+KUEUE_MIN_PARALLELISM: Final = f"{KUEUE_DOMAIN}/job-min-parallelism"
+KUEUE_SYNC_COMPLETIONS: Final = f"{KUEUE_DOMAIN}/job-completions-equal-parallelism"
+# Annotations that begin so are about the pods: Kueue reads them at the pod template.
+KUEUE_POD_SET_PREFIX: Final = f"{KUEUE_DOMAIN}/podset-"
+# An elastic Job's pods are made with it, and Kueue takes it away from those that have quota. Also the name of the
+# annotation that asks for it.
+KUEUE_ELASTIC_GATE: Final = f"{KUEUE_DOMAIN}/elastic-job"
 # On the pod template of a Job that Kueue has admitted, also of one that names no queue.
-KUEUE_PODSET_LABEL: Final = f"{KUEUE_LABEL_PREFIX}podset"
+KUEUE_PODSET_LABEL: Final = f"{KUEUE_DOMAIN}/podset"
 # On a Workload: the UID of its Job.
-KUEUE_JOB_UID_LABEL: Final = f"{KUEUE_LABEL_PREFIX}job-uid"
+KUEUE_JOB_UID_LABEL: Final = f"{KUEUE_DOMAIN}/job-uid"
 ANNOTATION_SPEC: Final = f"{GROUP}/spec"
 """On a Job: a digest of the fields of the spec that it was built from and that may change until a pod has run."""
 # On a child Job: the value of spec.suspend that the operator wrote last. Where they differ, somebody else decides.

@@ -81,6 +81,11 @@ def count_pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     return sum(count_gpus(container.get("resources") or {}) for container in pod_spec.get("containers") or ())
 
 
+def scheduling_gates(pod: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what keeps every scheduler from placing a pod, or those of a template, until somebody takes it away."""
+    return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
+
+
 def is_gpu(resource: str) -> bool:
     """Tell whether a resource name, such as ``nvidia.com/gpu``, is that of a device plugin for GPUs."""
     return _GPU_RESOURCES.fullmatch(resource) is not None

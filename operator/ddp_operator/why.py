@@ -37,13 +37,12 @@ REMEDIES: Final = {
     "Unschedulable": "Free or add nodes that have what the pods ask for, ask for less in resources, nodeSelector or "
     "tolerations, or run on fewer nodes: ddp scale {name} N.",
     "QuotaPending": "It starts when it is admitted; the queue and those before it: kubectl get localqueues,workloads.",
-    "Inadmissible": "It does not start by itself: create the queue that is named, or remove its stopPolicy (kubectl "
-    "get localqueues,clusterqueues). To use another queue, set the job's label kueue.x-k8s.io/queue-name, then run ddp "
-    "suspend {name} and ddp resume {name}.",
+    "Inadmissible": "It does not start by itself: create the queue that is named (kubectl get "
+    "localqueues,clusterqueues), or move the job to another one by its label kueue.x-k8s.io/queue-name.",
     "WorkloadDeactivated": "It does not start by itself; to queue it again, set spec.active of the Workload that is "
     "named to true: kubectl edit workload.",
-    "WorkloadMissing": "Kueue tries again within some minutes once what it needs is there. To use another priority "
-    "class, set the job's label kueue.x-k8s.io/priority-class, then run ddp suspend {name} and ddp resume {name}.",
+    "WorkloadMissing": "Kueue tries again within some minutes once what it needs is there, or at once when the job's "
+    "label kueue.x-k8s.io/priority-class is changed.",
     "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private. As long as no pod "
     "has run, a corrected file can be applied to the same job.",
     "PodsForbidden": "A quota, a policy or a missing service account keeps the pods from being made: change the job or "
@@ -96,6 +95,14 @@ REMEDIES: Final = {
 }
 # What others say, as far as it is known: these remedies are better than those of the reason.
 _BETTER: Final = {
+    r"request > maximum capacity": "It does not start by itself: the queue never has as much. Run on fewer nodes (ddp "
+    "scale {name} N), ask for less in resources, or have the queue's quota raised.",
+    r"untolerated taint|doesn't match node affinity": "It does not start by itself: correct nodeSelector, affinity or "
+    "tolerations, or move the job to another queue by its label kueue.x-k8s.io/queue-name.",
+    r"is held|is not active|is inactive|is stopped": "It goes on when whoever runs the queue lets it (stopPolicy: "
+    "None, flavors and admission checks that exist): kubectl describe localqueues,clusterqueues.",
+    r"its Workload \S+ has ended": "Kueue does not look at it again. To queue the job anew: ddp suspend {name}, then "
+    "ddp resume {name}.",
     r"violates PodSecurity": "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image "
     "must then run as a user other than root.",
     r"image will run as root": "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
@@ -107,7 +114,7 @@ _BETTER: Final = {
 # The suggested commands that look into a namespace.
 _COMMANDS: Final = (
     r"\b(?:ddp \w+ {name}|kubectl describe ddp {name}|job-name={name})(?![\w-])"
-    r"|kubectl (?:get (?:pvc|localqueues,\w+)|edit workload|describe pod)\b"
+    r"|kubectl (?:(?:get|describe) localqueues,\w+|get pvc|edit workload|describe pod)\b"
 )
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # An operator that runs looks at a new job within a second.
@@ -186,6 +193,7 @@ def _explain_condition(
     if condition.type == "Restarting" and status.last_failure is not None:
         what += f" The last failure was {_describe_cause(status.last_failure)}"
     if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
+        what += _describe_aside(status)
         what += _last_warning(events, what)
     # A job that starts again does so by itself, unless it cannot.
     if condition.type == "Restarting" and (blocker := find_blocker(status)):
@@ -253,12 +261,20 @@ def _describe_training(name: str, status: Status) -> str:
     again = f" It was started again {often}" if restarts and status.last_failure else ""
     if again and status.last_failure is not None:
         again += f"; the last failure was {_describe_cause(status.last_failure)}"
+    again = _describe_aside(status) + again
     if p is None:
         return f"{name} is running; nothing is blocking it.{again}"
     parts = [f"step {p.step}" + (f" of {p.total_steps}" if p.total_steps else "")] if p.step is not None else []
     parts += [f"{p.percent} done"] if p.percent else []
     parts += [f"{p.eta} left"] if p.eta else []
     return f"{name} is training" + (f" ({', '.join(parts)})" if parts else "") + f"; nothing is blocking it.{again}"
+
+
+def _describe_aside(status: Status) -> str:
+    """Return what is to be said of pods that are all placed: of a size that waits, of sidecars."""
+    scheduled = status.condition("Scheduled")
+    more = scheduled.message.partition("; ")[2] if scheduled and scheduled.status == "True" else ""
+    return f" {sentence(more[:1].upper() + more[1:])}" if more else ""
 
 
 def _describe_hint(failure: LastFailure) -> str:

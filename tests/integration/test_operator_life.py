@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
 from typing import Any
 
 import aiohttp
@@ -13,7 +12,6 @@ import pytest
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
 from ddp_operator.reconcile import reconciler
 from ddp_operator.runtime import Operator
-from ddp_operator.status import conditions
 from tests.support.builders import job_manifest
 from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors, StandIn
@@ -32,9 +30,8 @@ def written(server: StandIn) -> list[tuple[str, ...]]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have counts and words written at once, so that an operator that rests has written all, however slow it is."""
+    """Have counts and words written at once, so that an operator that rests has written all."""
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.0)
-    monkeypatch.setattr(conditions, "_PAGE_PATIENCE", timedelta(hours=1))  # pods here have no page
 
 
 def rests(server: StandIn, operator: Operator) -> bool:

@@ -15,7 +15,7 @@ from ddp_operator.status import scheduling
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
-from tests.support.standin.kueue import WORKLOAD
+from tests.support.standin.kueue import LOCAL_QUEUE, WORKLOAD
 
 from .test_operator_recovery import quick_to_stop
 
@@ -49,14 +49,17 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
     for resource, nth in (("pods", 2), ("jobs", 1), (plural(KIND), 1)):  # the first pod is deleted by the test
         server.faults.add(409, verb="delete", resource=resource, nth=nth)
     server.serve(WORKLOAD)
+    server.serve(LOCAL_QUEUE)
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
     monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
     job_controller, server.controllers.job_controller = server.controllers.job_controller, None
     await actors.create(job_manifest("stuck"))
     await until_used("list", "events")
-    await actors.patch("Job", "stuck-1", {"spec": {"suspend": True}})  # as Kueue would
+    queued = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": True}}
+    await actors.patch("Job", "stuck-1", queued)  # as Kueue would
     await until_used("list", "workloads")
+    await until_used("get", "localqueues")
     server.controllers.job_controller = job_controller
 
     recovery = {"forceDeleteAfterSeconds": 0}

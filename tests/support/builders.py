@@ -36,11 +36,13 @@ def template(*containers: Json, metadata: Any = None, **pod: Any) -> Json:
     return made if metadata is None else made | {"metadata": metadata}
 
 
-def resource(name: str = "train", *, namespace: str = "default", labels: Any = None, **spec: Any) -> Json:
+def resource(
+    name: str = "train", *, namespace: str = "default", labels: Any = None, annotations: Any = None, **spec: Any
+) -> Json:
     """Return a DDPTrainingJob as its user writes it."""
     metadata: Json = {"name": name, "namespace": namespace}
-    if labels:
-        metadata["labels"] = labels
+    metadata |= {"labels": labels} if labels else {}
+    metadata |= {"annotations": annotations} if annotations else {}
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
@@ -51,8 +53,7 @@ def resource(name: str = "train", *, namespace: str = "default", labels: Any = N
 
 def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DDPTrainingJob:
     """Return a stored job, typed."""
-    labels, namespace = spec.pop("labels", None), spec.pop("namespace", "default")
-    raw = resource(name, namespace=namespace, labels=labels, **spec)
+    raw = resource(name, **spec)
     raw["metadata"] |= {"uid": UID, "generation": 1, "resourceVersion": "1"}
     if status is not None:
         raw["status"] = msgspec.to_builtins(status)

@@ -75,6 +75,14 @@ def owner_reference(job: DDPTrainingJob, *, controller: bool = True) -> dict[str
     }
 
 
-def kueue_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels that are Kueue's."""
-    return {k: v for k, v in labels.items() if k.startswith(constants.KUEUE_LABEL_PREFIX)}
+def kueue_metadata(job: DDPTrainingJob) -> dict[str, dict[str, str]]:
+    """Return the labels and annotations of the resource that are for Kueue, which looks for them at the Job."""
+    domain = constants.KUEUE_DOMAIN
+    labels, annotations = (
+        {key: value for key, value in given.items() if f".{key}".partition("/")[0].endswith(f".{domain}")}
+        for given in (job.labels, job.annotations)
+    )
+    if constants.KUEUE_MIN_PARALLELISM in annotations:
+        # With fewer pods at a time than completions, the last indices would run after the others have ended.
+        annotations[constants.KUEUE_SYNC_COMPLETIONS] = "true"
+    return {"labels": labels, "annotations": annotations}

@@ -298,6 +298,13 @@ class KubeCluster:
             return tuple(answer.get("items") or ())
         raise Refused("Kueue is not installed", reason="Invalid")
 
+    async def local_queue(self, namespace: str, name: str) -> Object | None:
+        """Read a LocalQueue, in the version that the installed Kueue serves."""
+        for kind in ("LocalQueue", "LocalQueue.v1beta2"):
+            if found := await self._get(kind, namespace, name, refusable=True):
+                return dict(found)
+        return None
+
     async def emit(self, resource: Object, event: Event) -> None:
         """Hand an event to the event writer, which works in the background."""
         self._writer.put(resource, event)

@@ -19,6 +19,8 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "Node": ("", "v1", "nodes"),
     "Workload": ("kueue.x-k8s.io", "v1beta1", "workloads"),
     "Workload.v1beta2": ("kueue.x-k8s.io", "v1beta2", "workloads"),
+    "LocalQueue": ("kueue.x-k8s.io", "v1beta1", "localqueues"),
+    "LocalQueue.v1beta2": ("kueue.x-k8s.io", "v1beta2", "localqueues"),
 }
 
 

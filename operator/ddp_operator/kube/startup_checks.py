@@ -25,6 +25,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Event": ("list", "create"),
     "Node": ("get",),
     "Workload": ("list",),
+    "LocalQueue": ("get",),
 }
 """Every call the operator makes, by kind, and behind a colon only to objects of that name.
 
@@ -42,9 +43,9 @@ them only the jobs that ask for it are refused."""
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
 """What the operator does in its own namespace, whichever it serves."""
 
-OPTIONAL: Final = frozenset({"Node", "Workload"})
+OPTIONAL: Final = frozenset({"Node", "Workload", "LocalQueue"})
 """What an operator works without. A Role of one namespace can't grant nodes: pods on lost ones are then freed later.
-Without Kueue's Workloads status does not say why a job waits in a queue."""
+Without Kueue's Workloads and LocalQueues status does not say why a job waits in a queue."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
 

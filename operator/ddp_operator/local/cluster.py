@@ -127,13 +127,14 @@ class LocalCluster:
         return self.store.change(current, meta={"ownerReferences": owners})
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
-        """Merge ``patch`` into a Job's annotations and spec. Raises: Conflict."""
+        """Merge ``patch`` into a Job's labels, annotations and spec. Raises: Conflict."""
         job = self.store.get("Job", namespace, name)
         if job is not None:
             if seen is not None:
                 _expect(job, seen["metadata"]["resourceVersion"])
-            annotations = (job["metadata"].get("annotations") or {}) | patch.get("metadata", {}).get("annotations", {})
-            self.store.change(job, meta={"annotations": annotations}, spec={**job["spec"], **patch.get("spec", {})})
+            given = patch.get("metadata", {})
+            meta = {part: (job["metadata"].get(part) or {}) | given.get(part, {}) for part in ("labels", "annotations")}
+            self.store.change(job, meta=meta, spec={**job["spec"], **patch.get("spec", {})})
             self._settle()
 
     async def delete(
@@ -202,6 +203,10 @@ class LocalCluster:
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
         """Refuse: there is no Kueue on this machine."""
         raise Refused("Kueue is not installed", reason="Invalid")
+
+    async def local_queue(self, namespace: str, name: str) -> Object | None:
+        """Return None: there is no Kueue on this machine."""
+        return None
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Hand the Event to whoever listens."""

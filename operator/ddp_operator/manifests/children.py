@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator import constants, names
-from ddp_operator.api.job import DDPTrainingJob, kueue_labels, owner_reference
+from ddp_operator.api.job import DDPTrainingJob, kueue_metadata, owner_reference
 from ddp_operator.manifests.pod import build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
@@ -145,12 +145,14 @@ def build_job(
 ) -> dict[str, Any]:
     """Return the Indexed Job of one attempt with ``nodes`` pods."""
     rank_zero = job.spec.success_policy == "RankZero"
+    kueue = kueue_metadata(job)
+    ours = {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        # Kueue queues the child Job, so its labels go there.
-        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue_labels(job.labels))
-        | {"annotations": {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}},
+        # Kueue queues the child Job, so what the user tells it goes there.
+        "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
+        | {"annotations": kueue["annotations"] | ours},
         "spec": {
             "completions": nodes,
             "parallelism": nodes,

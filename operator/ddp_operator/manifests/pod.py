@@ -30,7 +30,8 @@ def build_pod_template(
     metadata = copy.deepcopy(dict(job.spec.template.metadata or {}))
     metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
     # A proxy in front of every port breaks rendezvous, and a proxy that never exits keeps the Job running.
-    metadata["annotations"] = {"sidecar.istio.io/inject": "false", **(metadata.get("annotations") or {})}
+    topology = {k: v for k, v in job.annotations.items() if k.startswith(constants.KUEUE_POD_SET_PREFIX)}
+    metadata["annotations"] = {"sidecar.istio.io/inject": "false", **topology, **(metadata.get("annotations") or {})}
 
     pod["restartPolicy"] = "Never"
     pod["subdomain"] = names.service_name(job.name)

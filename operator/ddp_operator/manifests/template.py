@@ -222,6 +222,11 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         label = constants.KUEUE_QUEUE_LABEL
         words = f"must be None or Coscheduling where Kueue queues the job; change it or remove the label {label}"
         yield FieldError("spec.scheduling.gang", words, spec.scheduling.gang)
+    fewest = job.annotations.get(constants.KUEUE_MIN_PARALLELISM)
+    if fewest is not None and (spec.elastic is None or not fewest.isdecimal() or int(fewest) < spec.elastic.min_nodes):
+        least = f"at least spec.elastic.minNodes ({spec.elastic.min_nodes})" if spec.elastic else "for an elastic job"
+        words = f"must be {least}, as torchrun waits for all others; change it, or remove it"
+        yield FieldError(f"metadata.annotations[{constants.KUEUE_MIN_PARALLELISM}]", words, fewest)
     if spec.network_policy.enabled and pod.get("hostNetwork"):
         words = f"cannot hold pods with {_POD}.hostNetwork, which no NetworkPolicy sees; remove one of the two"
         yield FieldError("spec.networkPolicy.enabled", words)

@@ -33,6 +33,7 @@ from ddp_operator.status.decision import (
     EnsureChildren,
     FailPod,
     Refusal,
+    RelabelJob,
     ResizeJob,
     SuspendJob,
 )
@@ -141,8 +142,14 @@ class Executor:
                 patch = {"metadata": note, "spec": {"suspend": suspend}}
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_job(observation, name).raw)
             case ResizeJob(name, nodes):
+                memory.events_read = None  # what is known of the queue was about the other size
                 size = {"spec": {"completions": nodes, "parallelism": nodes}}
                 await self._cluster.patch_job(job.namespace, name, size, seen=_job(observation, name).raw)
+            case RelabelJob(name, metadata):
+                memory.events_read = None  # what the queue has said was about another one
+                await self._cluster.patch_job(
+                    job.namespace, name, {"metadata": metadata}, seen=_job(observation, name).raw
+                )
             case FailPod(_, uid, message):
                 for pod in (*observation.pods, *observation.orphans):
                     if pod.uid == uid:

@@ -15,10 +15,11 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.failures import Termination
+from ddp_operator.kubeobjects import scheduling_gates
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
 from ddp_operator.status import conditions as c
-from ddp_operator.status import lost_nodes, scheduling, stragglers
+from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers
 from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
@@ -168,23 +169,36 @@ class Observer:
             self._polling.discard(key)
             return {}
         self._polling.add(key)
-        interval = scheduling.event_poll_delay(job, children, now, polling_jobs=len(self._polling)) or 0.0
-        if memory.events_read is not None and seconds_since(memory.events_read[0], now) < interval * _EARLY:
-            return memory.events_read[1]
+        if memory.events_read is not None:
+            # The interval grows with time: this one began at the last look.
+            last, known = memory.events_read
+            interval = scheduling.event_poll_delay(job, children, last, polling_jobs=len(self._polling)) or 0.0
+            if seconds_since(last, now) < interval * _EARLY:
+                return known
         found: dict[str, Problem] = {}
+        gated = any(scheduling_gates(pod.raw) for pod in children.pods_of(job.status.attempt))
         for raw in (*snapshot.jobs, *snapshot.pods):
             uid = raw["metadata"].get("uid")
             if uid not in uids:
                 continue
             with suppress(Refused):
-                if raw["kind"] == "Job" and raw["spec"].get("suspend"):
-                    problem = scheduling.explain_workloads(raw, await self._cluster.workloads_of(raw))
+                if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
+                    problem = await self._ask_queue(raw)
                 else:
                     problem = scheduling.latest_warning(await self._cluster.events_of(raw))
                 if problem is not None:
                     found[uid] = problem
         memory.events_read = now, found
         return found
+
+    async def _ask_queue(self, raw: Object) -> Problem | None:
+        """Return what Kueue says of a Job. Raises: Refused where its Workloads may not be read."""
+        workloads = await self._cluster.workloads_of(raw)
+        queue, name = None, (raw["metadata"].get("labels") or {}).get(constants.KUEUE_QUEUE_LABEL)
+        if name:
+            with suppress(Refused):
+                queue = await self._cluster.local_queue(raw["metadata"]["namespace"], name)
+        return kueue.explain_waiting(raw, workloads, queue)
 
     async def _compare_ranks(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory

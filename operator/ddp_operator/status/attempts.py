@@ -23,6 +23,7 @@ from ddp_operator.status.describe import count_new_restarts, describe, note_step
 from ddp_operator.status.diagnosis import blame_node, find_in_place
 from ddp_operator.status.observation import State
 from ddp_operator.status.views import JobView, PodView
+from ddp_operator.status.waiting import size_waits
 
 _BELIEVED = timedelta(minutes=10)
 # The Job controller's back-off after a failed pod.
@@ -159,7 +160,9 @@ def resize(state: State) -> Decision:
 
 def resize_in_place(state: State) -> Decision:
     """Give the current attempt of an elastic job another number of nodes; its pods meet again."""
-    message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; the other pods keep running"
+    waits = state.attempt_job is not None and state.attempt_job.suspended
+    kept = "it keeps its place in the queue" if waits else "the other pods keep running"
+    message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; {kept}"
     status = replace(state.status, attempt_nodes=state.spec.nodes)
     return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
@@ -228,7 +231,7 @@ def _next_attempt(state: State, restarts: Restarts, failure: LastFailure | None 
     return replace(
         status,
         attempt=status.attempt + 1,
-        attempt_nodes=state.spec.nodes,
+        attempt_nodes=status.attempt_nodes if size_waits(state.job, state.attempt_job) else state.spec.nodes,
         job_name=names.job_name(state.job.name, status.attempt + 1),
         attempt_time=truncate(state.now),
         restarts=replace(

@@ -18,6 +18,7 @@ from ddp_operator.status.decision import (
     DeleteJob,
     DeleteResource,
     EnsureChildren,
+    RelabelJob,
     ResizeJob,
     SuspendJob,
 )
@@ -25,7 +26,7 @@ from ddp_operator.status.describe import describe
 from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.scheduling import event_poll_delay
 from ddp_operator.status.views import JobView
-from ddp_operator.status.waiting import active_deadline, is_queued, pending_deadline, resumes
+from ddp_operator.status.waiting import active_deadline, edited_for_queue, is_queued, pending_deadline, resumes
 
 SOON = 1.0
 """Seconds to wait for what sends no event: a page, a report."""
@@ -67,6 +68,7 @@ def converge(state: State, progress_interval: float) -> Decision:
         waits.append(LATER)
     else:
         actions += _suspend_actions(state, attempt_job)
+        waits += [SOON for action in actions if isinstance(action, RelabelJob)]
         if attempt_job.nodes != job.status.attempt_nodes and can_resize(state, attempt_job):
             actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
         if not observation.shared_complete and not attempt_job.finished and refusal is None:
@@ -104,9 +106,10 @@ def scrape_interval(status: Status, now: datetime, progress_interval: float) -> 
 def can_resize(state: State, attempt_job: JobView) -> bool:
     """Tell whether the Job of an elastic job can be given another size.
 
-    Kueue alone changes that of what it queues, and nobody that of a gang.
+    Of what runs in a queue only an elastic Job of Kueue's can, as any other is stopped for it, and a gang never.
     """
-    fixed = state.spec.elastic is None or is_queued(state.job, attempt_job) or any(pod.ganged for pod in state.pods)
+    stops = is_queued(state.job, attempt_job) and not (attempt_job.suspended or attempt_job.takes_slices)
+    fixed = state.spec.elastic is None or stops or any(pod.ganged for pod in state.pods)
     return not fixed and not attempt_job.finished and not attempt_job.deleting
 
 
@@ -178,7 +181,10 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
     if is_queued(state.job, attempt_job):
         # Its queue alone changes `suspend`: it would start again what somebody else has stopped, and what somebody else
         # starts has no quota.
-        return [DeleteJob(attempt_job.name, attempt_job.uid)] if state.spec.suspend else []
+        if state.spec.suspend:
+            return [DeleteJob(attempt_job.name, attempt_job.uid)]
+        edited = edited_for_queue(state.job, attempt_job) if attempt_job.suspended else {}
+        return [RelabelJob(attempt_job.name, edited)] if edited else []
     if attempt_job.suspended != state.spec.suspend:
         return [SuspendJob(attempt_job.name, state.spec.suspend)]
     return []

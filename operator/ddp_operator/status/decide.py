@@ -35,7 +35,14 @@ from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.views import PodView
-from ddp_operator.status.waiting import active_deadline, is_queued, pending_deadline, waiting_since, was_suspending
+from ddp_operator.status.waiting import (
+    active_deadline,
+    is_queued,
+    pending_deadline,
+    size_waits,
+    waiting_since,
+    was_suspending,
+)
 
 # While a silent pod is waited for: of its node no event tells.
 _RECHECK_NODE = 5.0
@@ -106,7 +113,7 @@ def decide(
             )
             cause = blame_image(status.attempt, pods, now)
             return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
-    if job.spec.nodes != status.attempt_nodes and refusal is None:
+    if job.spec.nodes != status.attempt_nodes and refusal is None and not size_waits(job, attempt_job):
         if attempt_job is not None and can_resize(state, attempt_job):
             return attempts.resize_in_place(state)
         return attempts.resize(state)

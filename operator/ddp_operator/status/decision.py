@@ -1,5 +1,6 @@
 """What a pass decided: a new status, actions on children, and when to look again."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -39,6 +40,14 @@ class ResizeJob:
 
 
 @dataclass(frozen=True, slots=True)
+class RelabelJob:
+    """Set labels and annotations of a Job that waits in a queue."""
+
+    name: str
+    metadata: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class FailPod:
     """Declare a pod failed and remove it: its node is lost and will not do so."""
 
@@ -52,7 +61,7 @@ class DeleteResource:
     """Delete the training job itself: its time to live is over."""
 
 
-Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | FailPod | DeleteResource
+Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | RelabelJob | FailPod | DeleteResource
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,28 +7,32 @@ asked for where an object does not get on.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
+from ddp_operator.kubeobjects import scheduling_gates
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
+from ddp_operator.status.kueue import QUEUE_REASONS, line
 from ddp_operator.status.observation import Children, Observation, Problem
 from ddp_operator.status.views import JobView, PodView
-from ddp_operator.status.waiting import waiting_since, waits_in_queue
+from ddp_operator.status.waiting import describe_late_edits, is_queued, waiting_since, waits_in_queue
 
 # A Job's pods are there within a second; a kubelet starts a container, or says why not, within some more.
 _PATIENCE = timedelta(seconds=5)
 _LEAST, _MOST = 10.0, 300.0
+# A queue may be held, or a Workload deactivated, at any time, and nothing of the Job tells.
+_MOST_IN_QUEUE = 60.0
 # The Job controller and the scheduler look at a new object within a second, at thousands of them within some more.
 _NOTICE = timedelta(seconds=30)
 _READS_A_SECOND = 5.0
 _MAX_INSPECTED = 3
-_MAX_WORDS = 1024
+_GATED = "SchedulingGated"
 _SCHEDULER_EVENT = "FailedScheduling"
 _TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", _SCHEDULER_EVENT)
-_QUEUE_REASONS = (c.QUOTA_PENDING, c.INADMISSIBLE, c.WORKLOAD_DEACTIVATED, c.WORKLOAD_MISSING)
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
 # What kubelets before 1.32 say between two tries to pull an image.
@@ -39,6 +43,11 @@ _GANG_WAITS = "pod group is unschedulable, waiting for "
 
 def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
     """Return Scheduled of an attempt that shall have so many pods."""
+    fact = _describe_pods(job, observation, attempt, nodes, now)
+    return replace(fact, message=fact.message + describe_late_edits(job, observation.job(attempt)))
+
+
+def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
     former_alive = observation.former_alive(attempt)
     if former_alive:
         message = f"waiting for {former_alive} pods of the previous attempt to terminate"
@@ -46,19 +55,22 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
         if since is not None and now - since >= _NOTICE:
             message += "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"
         return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, message)
-    current = observation.pods_of(attempt).newest.values()
-    waiting = [(pod, *why) for pod in current if pod.alive and (why := _why(pod, observation))]
+    current, attempt_job = observation.pods_of(attempt).newest.values(), observation.job(attempt)
+    problem = observation.problems.get(attempt_job.uid) if attempt_job else None
+    waiting = [(pod, *why) for pod in current if pod.alive and (why := _why(pod, observation, problem))]
     if waiting:
         return Fact(c.SCHEDULED, "False", *_describe_waiting(job, waiting))
     scheduled = sum(pod.scheduled or not pod.alive for pod in current)
     if scheduled >= nodes:
         message = f"{nodes}/{nodes} pods scheduled{_describe_sidecars(current)}"
         return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, message)
-    placed, attempt_job = f"{scheduled}/{nodes} pods scheduled", observation.job(attempt)
-    problem = observation.problems.get(attempt_job.uid) if attempt_job else None
+    placed = f"{scheduled}/{nodes} pods scheduled"
     if attempt_job is not None and waits_in_queue(job, attempt_job):
-        return Fact(c.SCHEDULED, "False", *_describe_queueing(attempt_job, problem, placed))
-    if attempt_job is not None and problem is not None and problem.reason not in _QUEUE_REASONS:
+        return Fact(c.SCHEDULED, "False", *_describe_queueing(attempt_job, problem))
+    if attempt_job is not None and scheduled >= attempt_job.nodes and is_queued(job, attempt_job):
+        message = f"its queue has admitted {attempt_job.nodes} of {nodes} pods; those train"
+        return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, message)
+    if attempt_job is not None and problem is not None and problem.reason not in QUEUE_REASONS:
         # Each try has a name of its own: the same message again is no news.
         name = re.escape(attempt_job.name)
         message = re.sub(rf"{name}-[0-9]+-[a-z0-9]{{5}}", f"{attempt_job.name}-*", problem.message)
@@ -78,15 +90,15 @@ def _describe_waiting(job: DDPTrainingJob, waiting: Sequence[tuple[PodView, str,
     return reason, f"{pod.name}{others}: {message}"
 
 
-def _describe_queueing(attempt_job: JobView, problem: Problem | None, placed: str) -> tuple[str, str]:
+def _describe_queueing(attempt_job: JobView, problem: Problem | None) -> tuple[str, str]:
     """Return reason and message of a Job that a queue has not admitted yet."""
-    known = problem if problem is not None and problem.reason in _QUEUE_REASONS else None
+    known = problem if problem is not None and problem.reason in QUEUE_REASONS else None
     # Without the label it is Kueue where it manages all Jobs, or a hand.
     admission = "Kueue to admit it" if known else "whoever suspended it to resume it"
     if attempt_job.queue:
         admission = f"queue {attempt_job.queue} to admit it"
     because = f": {known.message}" if known else ""
-    message = f"Job {attempt_job.name} waits for {admission}{because}; {placed}"
+    message = f"Job {attempt_job.name} waits for {admission}{because}"
     return known.reason if known else c.QUOTA_PENDING, message
 
 
@@ -137,7 +149,8 @@ def event_poll_delay(job: DDPTrainingJob, children: Children, now: datetime, pol
     waited = now - min(since)
     if waited < _PATIENCE:
         return max(1.0, (_PATIENCE - waited).total_seconds())
-    return max(min(_MOST, max(_LEAST, waited.total_seconds() / 2)), polling_jobs / _READS_A_SECOND)
+    most = _MOST_IN_QUEUE if waits_in_queue(job, children.job(job.status.attempt)) else _MOST
+    return max(min(most, max(_LEAST, waited.total_seconds() / 2)), polling_jobs / _READS_A_SECOND)
 
 
 def latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
@@ -146,45 +159,7 @@ def latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
     if not warnings:
         return None
     latest = max(warnings, key=event_time)
-    return Problem(str(latest["reason"]), _line(latest.get("message")))
-
-
-def explain_workloads(job: Mapping[str, Any], workloads: Sequence[Mapping[str, Any]]) -> Problem | None:
-    """Return why Kueue does not admit a suspended Job, with a reason of Scheduled; None: it says nothing about it."""
-    if not workloads:
-        return _name_missing_workload(job)
-    workload = max(workloads, key=lambda one: str(one["metadata"].get("creationTimestamp") or ""))
-    spec, status = workload.get("spec") or {}, workload.get("status") or {}
-    name = workload["metadata"]["name"]
-    if spec.get("active") is False:
-        return Problem(c.WORKLOAD_DEACTIVATED, f"its Workload {name} is deactivated (spec.active is false)")
-    conditions = {condition.get("type"): condition for condition in status.get("conditions") or []}
-    reserved = conditions.get("QuotaReserved") or {}
-    if reserved.get("status") == "True":
-        checks = [str(check["name"]) for check in status.get("admissionChecks") or [] if check.get("state") != "Ready"]
-        waits = f"quota is reserved; waiting for admission check {', '.join(checks)}"
-        return Problem(c.QUOTA_PENDING, waits) if checks else None
-    if reserved.get("reason") == c.INADMISSIBLE:
-        unnamed = "the Job names no LocalQueue, and the namespace has none called default"
-        return Problem(c.INADMISSIBLE, _line(reserved.get("message")) if spec.get("queueName") else unnamed)
-    return Problem(c.QUOTA_PENDING, _line(reserved.get("message"))) if reserved.get("message") else None
-
-
-def _name_missing_workload(job: Mapping[str, Any]) -> Problem | None:
-    """Return that Kueue has made no Workload for a Job that has its label, and what it may have stumbled over."""
-    labels = job["metadata"].get("labels") or {}
-    if KUEUE_QUEUE_LABEL not in labels:
-        return None  # somebody else may have suspended it
-    pod = (job["spec"].get("template") or {}).get("spec") or {}
-    priority = f"WorkloadPriorityClass {labels[KUEUE_PRIORITY_LABEL]}" if KUEUE_PRIORITY_LABEL in labels else ""
-    if not priority and pod.get("priorityClassName"):
-        priority = f"PriorityClass {pod['priorityClassName']}"
-    checks = f"check that {priority} exists and that Kueue is running" if priority else "check that Kueue is running"
-    return Problem(c.WORKLOAD_MISSING, f"Kueue has created no Workload for it; {checks}")
-
-
-def _line(text: Any) -> str:
-    return " ".join(str(text or "").split())[:_MAX_WORDS]
+    return Problem(str(latest["reason"]), line(latest.get("message")))
 
 
 def event_time(event: Mapping[str, Any]) -> str:
@@ -195,8 +170,14 @@ def event_time(event: Mapping[str, Any]) -> str:
     return max((str(time) for time in (*times, metadata.get("creationTimestamp")) if time), default="")
 
 
-def _why(pod: PodView, observation: Observation) -> tuple[str, str] | None:
-    """Return (reason, message) of what a pod waits for."""
+def _why(pod: PodView, observation: Observation, of_job: Problem | None) -> tuple[str, str] | None:
+    """Return (reason, message) of what a pod waits for. ``of_job``: what is known of its Job."""
+    if constants.KUEUE_ELASTIC_GATE in scheduling_gates(pod.raw):
+        known = of_job if of_job is not None and of_job.reason in QUEUE_REASONS else None
+        waits = "it waits for its quota, the others go on"
+        return (known.reason, f"{waits}: {known.message}") if known else (c.QUOTA_PENDING, waits)
+    if pod.waiting_reason == _GATED and not scheduling_gates(pod.raw):
+        return None  # its last gate went a moment ago
     if pod.waiting_reason == c.UNSCHEDULABLE:
         about_volume = _VOLUME_WORDS.search(pod.waiting_message) is not None
         return (c.VOLUME_NOT_READY if about_volume else c.UNSCHEDULABLE), pod.waiting_message
@@ -225,8 +206,11 @@ def _silent_objects(job: DDPTrainingJob, children: Children) -> list[tuple[str, 
         return [(attempt_job.uid, began)] if began is not None and waits_in_queue(job, attempt_job) else []
     pods = children.pods_of(attempt).newest
     found = []
-    if began is not None and len(pods) < job.status.attempt_nodes and not children.former_alive(attempt):
+    missing = len(pods) < min(job.status.attempt_nodes, attempt_job.nodes) and not children.former_alive(attempt)
+    if began is not None and missing:
         found.append((attempt_job.uid, began))
+    elif gated := [pod.created for pod in pods.values() if scheduling_gates(pod.raw)]:
+        found.append((attempt_job.uid, min(gated)))
     for pod in pods.values():
         silent = pod.scheduled or pod.ignored_since is not None
         if pod.alive and pod.phase == "Pending" and silent and not pod.waiting_reason:

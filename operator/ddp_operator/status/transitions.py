@@ -16,6 +16,7 @@ from ddp_operator.cluster import Event
 from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
 from ddp_operator.status import conditions as c
+from ddp_operator.status.kueue import QUEUE_REASONS
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"
@@ -110,8 +111,12 @@ def is_minor_change(old: Status, new: Status) -> bool:
     return replace(new, **same) == old
 
 
-def _states(status: Status) -> list[tuple[str, str, str, int]]:
-    return [(found.type, found.status, found.reason, found.observed_generation) for found in status.conditions]
+def _states(status: Status) -> list[tuple[str, str, str, int, str]]:
+    return [
+        # What a queue says is asked for seldom, and is what the job's owner waits for.
+        (one.type, one.status, one.reason, one.observed_generation, one.message * (one.reason in QUEUE_REASONS))
+        for one in status.conditions
+    ]
 
 
 def transition_events(old: Status, new: Status, limit: int | None = None) -> tuple[Event, ...]:

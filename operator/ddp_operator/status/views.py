@@ -10,7 +10,7 @@ import msgspec
 
 from ddp_operator import constants
 from ddp_operator.failures import Termination, parse_termination
-from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time
+from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
 from ddp_operator.launcher.failure_table import UNKNOWN
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -47,6 +47,8 @@ class JobView:
     """The LocalQueue that its label names; Kueue adds that label in a namespace with a default queue."""
     admitted: bool = False
     """Whether Kueue has marked its pod template as admitted, which it also does to a Job without the label."""
+    takes_slices: bool = False
+    """Whether Kueue holds back more pods until they have quota and leaves those that run alone (an elastic Job)."""
     started: datetime | None = None
     """When it was last allowed to run, by the Job controller; None while it is suspended."""
     suspend_changed: datetime | None = None
@@ -167,7 +169,8 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
     suspended: Mapping[str, Any] = next((c for c in status.get("conditions") or [] if c.get("type") == "Suspended"), {})
     # The time of the start is renewed together with the condition, after the Job was resumed.
     runs = not spec.get("suspend") and suspended.get("status") != "True"
-    written = (metadata.get("annotations") or {}).get(constants.ANNOTATION_SUSPEND)
+    annotations = metadata.get("annotations") or {}
+    written = annotations.get(constants.ANNOTATION_SUSPEND)
     return JobView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -185,9 +188,11 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         suspend_written=None if written is None else written == "true",
         queue=_labels(raw).get(constants.KUEUE_QUEUE_LABEL, ""),
         admitted=constants.KUEUE_PODSET_LABEL in ((template.get("metadata") or {}).get("labels") or {}),
+        takes_slices=constants.KUEUE_ELASTIC_GATE in scheduling_gates(template)
+        and constants.KUEUE_MIN_PARALLELISM not in annotations,
         started=parse_time(status.get("startTime")) if runs else None,
         suspend_changed=parse_time(suspended.get("lastTransitionTime")),
-        spec_digest=str((metadata.get("annotations") or {}).get(constants.ANNOTATION_SPEC) or ""),
+        spec_digest=str(annotations.get(constants.ANNOTATION_SPEC) or ""),
         raw=raw,
     )
 

@@ -5,7 +5,7 @@ The operator may delete a Job that a queue suspends and resumes, and changes not
 
 from datetime import datetime, timedelta
 
-from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.job import DDPTrainingJob, kueue_metadata
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Pods
@@ -26,6 +26,40 @@ def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
         ended = job.status.is_true(c.SUCCEEDED) or job.status.is_true(c.FAILED)
         return view.suspended and not (ended or was_suspending(job))
     return view.suspended != view.suspend_written
+
+
+def size_waits(job: DDPTrainingJob, view: JobView | None) -> bool:
+    """Tell whether another number of nodes has to wait: a queue would stop what runs for it, or not start it again.
+
+    It is taken once the job is suspended and resumed.
+    """
+    known = job.status.attempt_nodes
+    if view is None or job.spec.suspend or job.spec.nodes == known or not is_queued(job, view):
+        return False
+    if view.suspended:
+        return job.spec.nodes > known and job.status.first_run_time is not None
+    return job.spec.elastic is None or not view.takes_slices
+
+
+def edited_for_queue(job: DDPTrainingJob, view: JobView) -> dict[str, dict[str, str]]:
+    """Return the labels and annotations for Kueue that have been set or changed since the Job was made."""
+    found = view.raw.get("metadata") or {}
+    changed = {
+        part: {key: value for key, value in given.items() if (found.get(part) or {}).get(key) != value}
+        for part, given in kueue_metadata(job).items()
+    }
+    return {part: values for part, values in changed.items() if values}
+
+
+def describe_late_edits(job: DDPTrainingJob, view: JobView | None) -> str:
+    """Return what of the resource a queue does not take while its Job runs."""
+    if view is None or view.finished or job.spec.suspend:
+        return ""
+    queue = job.labels.get(KUEUE_QUEUE_LABEL)
+    found = [f"queue {queue}"] if queue and queue != view.queue and not view.suspended else []
+    found += [f"size {job.spec.nodes}"] if size_waits(job, view) else []
+    suspend = f"ddp suspend {job.name}, then ddp resume {job.name}"
+    return f"; {' and '.join(found)} waits, as Kueue would stop what runs: to take it, {suspend}" if found else ""
 
 
 def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:

@@ -16,6 +16,7 @@ from .storage import Object, Storage, copied
 QUEUE = "kueue.x-k8s.io/queue-name"
 PODSET = "kueue.x-k8s.io/podset"
 WORKLOAD = Kind("kueue.x-k8s.io", "v1beta1", "Workload", "workloads")
+LOCAL_QUEUE = Kind("kueue.x-k8s.io", "v1beta1", "LocalQueue", "localqueues")
 
 Manages = Literal["labelled", "default queue", "all"]
 """Jobs with the label; all, since a LocalQueue called default lends them one; all, without any label."""
@@ -32,8 +33,8 @@ class Kueue:
         self.manages = manages
         self.quota = quota
         """Pods that may run at the same time."""
-        self.admitted: set[str] = set()
-        """UIDs of the Jobs that have quota."""
+        self.admitted: dict[str, int] = {}
+        """Of how many pods the Jobs with quota are, by UID. One that gets another size while it runs is stopped."""
 
     def default(self, job: Object) -> None:
         """Change a Job that is being made: label it where there is a default queue, suspend it where it is managed."""
@@ -46,13 +47,15 @@ class Kueue:
         """Do once what there is to do."""
         jobs = [job for job in self._storage.list(self._kind("Job")) if self._is_managed(job)]
         running = [job for job in jobs if not (has_condition(job, "Complete") or has_condition(job, "Failed"))]
-        self.admitted &= {job["metadata"]["uid"] for job in running}
+        uids = {job["metadata"]["uid"] for job in running}
+        self.admitted = {uid: pods for uid, pods in self.admitted.items() if uid in uids}
         for job in sorted(running, key=lambda job: (job["metadata"]["creationTimestamp"], job["metadata"]["name"])):
             uid, suspended = job["metadata"]["uid"], job["spec"].get("suspend")
-            if not suspended and uid not in self.admitted:
+            if not suspended and self.admitted.get(uid) != job["spec"]["parallelism"]:
+                self.admitted.pop(uid, None)
                 self._stop(job)
             elif suspended and (uid in self.admitted or self._has_room(job, running)):
-                self.admitted.add(uid)
+                self.admitted[uid] = job["spec"]["parallelism"]
                 self._start(job)
 
     def preempt(self) -> None:

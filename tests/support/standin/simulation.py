@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -37,7 +38,7 @@ from ddp_operator.local.store import format_time
 from .controllers import Controllers
 from .errors import Failure
 from .faults import Faults
-from .kueue import WORKLOAD, Kueue, Manages
+from .kueue import LOCAL_QUEUE, WORKLOAD, Kueue, Manages
 from .process import LEASE, Fence, Process
 from .running import CRD
 from .selectors import labels_of, parse
@@ -257,7 +258,8 @@ class OperatorSimulation:
     def install_kueue(self, manages: Manages = "labelled", *, quota: int = 10**6) -> Kueue:
         """Let Kueue queue Jobs from now on."""
         kueue = Kueue(self.storage, self.api.kind, manages, quota=quota)
-        self.api.kinds.append(WORKLOAD)
+        # Two versions, as of all that may be missing the operator asks for the next.
+        self.api.kinds += [WORKLOAD, LOCAL_QUEUE, replace(LOCAL_QUEUE, version="v1beta2")]
         self.api.webhook, self.controllers.kueue = kueue.default, kueue
         return kueue
 

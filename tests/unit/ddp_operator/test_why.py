@@ -69,9 +69,9 @@ class TestWhatIsTold:
         ("reason", "todo"),
         [
             ("QuotaPending", "It starts when it is admitted"),
-            ("Inadmissible", "It does not start by itself: create the queue that is named, or remove its stopPolicy"),
+            ("Inadmissible", "It does not start by itself: create the queue that is named"),
             ("WorkloadDeactivated", "set spec.active of the Workload that is named to true"),
-            ("WorkloadMissing", "then run ddp suspend x and ddp resume x"),
+            ("WorkloadMissing", "when the job's label kueue.x-k8s.io/priority-class is changed"),
         ],
     )
     def test_a_queue_that_does_not_admit_it(self, reason: str, todo: str) -> None:
@@ -81,6 +81,24 @@ class TestWhatIsTold:
         # A restart that waits in a queue needs the same.
         waits = condition(c.SCHEDULED, "False", reason, "words")
         assert why(condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2"), waits).todo == found.todo
+
+    @pytest.mark.parametrize(
+        ("words", "todo"),
+        [
+            ("insufficient quota for cpu in flavor a, request > maximum capacity (3 > 2)", "ddp scale x N"),
+            ("flavor a doesn't match node affinity", "correct nodeSelector, affinity or tolerations"),
+            ("LocalQueue q is held (spec.stopPolicy is Hold)", "It goes on when whoever runs the queue lets it"),
+            ("its Workload job-x has ended (OutOfSync: words)", "ddp suspend x, then ddp resume x"),
+        ],
+    )
+    def test_a_queue_that_never_admits_it_as_things_are(self, words: str, todo: str) -> None:
+        assert todo in why(condition(c.SCHEDULED, "False", "Inadmissible", f"Job x-1 waits: {words}")).todo
+
+    def test_what_waits_while_it_runs_is_said_with_and_without_another_obstacle(self) -> None:
+        scheduled = condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, "2/2 pods scheduled; size 3 waits")
+        slow = condition(c.PROGRESSING, "False", c.NO_STEP_YET, "no step")
+        for conditions in ((scheduled,), (scheduled, slow)):
+            assert " Size 3 waits." in why(*conditions, phase="Running").what
 
     def test_the_paragraph_is_what_and_todo(self) -> None:
         found = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))

@@ -243,6 +243,16 @@ async def test_workloads_are_asked_for_in_both_versions_from_the_cache() -> None
     assert raised.reason == "Forbidden"
 
 
+async def test_a_local_queue_is_read_in_the_version_that_is_served() -> None:
+    found, client = await run(lambda cluster: cluster.local_queue("ns", "q"), error(404), {"spec": {"a": 1}})
+    assert found == {"spec": {"a": 1}}
+    assert [path for _, path, _ in client.calls] == [
+        f"/apis/kueue.x-k8s.io/{version}/namespaces/ns/localqueues/q" for version in ("v1beta1", "v1beta2")
+    ]
+    assert (await run(lambda cluster: cluster.local_queue("ns", "q"), error(404), error(404)))[0] is None
+    assert isinstance((await run(lambda cluster: cluster.local_queue("ns", "q"), error(403)))[0], Refused)
+
+
 OWNED = {"ownerReferences": [{"uid": "resource", "controller": True}]}
 LABELS = {"ddp-operator.dev/job-name": "j"}
 

@@ -161,6 +161,31 @@ class TestJob:
         assert made["spec"]["suspend"] is False
         assert made["metadata"]["annotations"]["ddp-operator.dev/suspend"] == "false"
 
+    def test_takes_the_annotations_of_its_queue_and_no_others(self) -> None:
+        given = {
+            "kueue.x-k8s.io/elastic-job": "true",
+            "provreq.kueue.x-k8s.io/ValidUntilSeconds": "9",
+            "notkueue.x-k8s.io/a": "b",
+            "team": "a",
+        }
+        made = children(annotations=given)["Job"]["metadata"]["annotations"]
+        assert set(made) - {"ddp-operator.dev/spec", "ddp-operator.dev/suspend"} == set(given) & {
+            "kueue.x-k8s.io/elastic-job",
+            "provreq.kueue.x-k8s.io/ValidUntilSeconds",
+        }
+
+    def test_that_may_begin_with_fewer_pods_is_complete_with_those(self) -> None:
+        few = {"kueue.x-k8s.io/job-min-parallelism": "1"}
+        made = children(annotations=few, elastic={"minNodes": 1, "maxNodes": 4})["Job"]["metadata"]["annotations"]
+        assert made["kueue.x-k8s.io/job-completions-equal-parallelism"] == "true"
+
+    def test_topology_that_the_resource_asks_for_is_asked_for_at_the_pods(self) -> None:
+        given = {"kueue.x-k8s.io/podset-required-topology": "rack", "kueue.x-k8s.io/podset-slice-size": "2"}
+        own = template(metadata={"annotations": {"kueue.x-k8s.io/podset-slice-size": "4"}})
+        made = children(annotations=given, template=own)["Job"]["spec"]["template"]["metadata"]["annotations"]
+        assert made["kueue.x-k8s.io/podset-required-topology"] == "rack"
+        assert made["kueue.x-k8s.io/podset-slice-size"] == "4", "the template's own comes first"
+
     def test_takes_the_labels_of_its_queue_and_no_others(self) -> None:
         labels = children(labels={"kueue.x-k8s.io/queue-name": "q", "team": "a"})["Job"]["metadata"]["labels"]
         assert labels["kueue.x-k8s.io/queue-name"] == "q"

@@ -11,7 +11,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.kube.resources import kind_of, path
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS
 from ddp_operator.manifests.children import build_children
-from ddp_operator.status.decision import DeleteJob
+from ddp_operator.status.decision import DeleteJob, RelabelJob
 from tests.support.builders import child_job, job, template
 from tests.unit.ddp_operator.status.test_decide import run
 
@@ -115,6 +115,19 @@ class TestRefusals:
         assert "where Kueue queues the job" in words
         assert children(scheduling={"gang": "Coscheduling"}, labels=QUEUED)["PodGroup"]
 
+    @pytest.mark.parametrize("fewest", ["1", "many", "3"])
+    def test_fewer_pods_than_torchrun_begins_with(self, fewest: str) -> None:
+        few = {"kueue.x-k8s.io/job-min-parallelism": fewest}
+        words = refusal(annotations=few, nodes=4)
+        assert words.startswith("metadata.annotations[kueue.x-k8s.io/job-min-parallelism]: Invalid value:")
+        assert "must be for an elastic job" in words
+        elastic = {"minNodes": 2, "maxNodes": 4}
+        if fewest == "3":
+            assert children(annotations=few, nodes=4, elastic=elastic)["Job"]
+        else:
+            words = refusal(annotations=few, nodes=4, elastic=elastic)
+            assert "must be at least spec.elastic.minNodes (2)" in words
+
     def test_a_policy_that_would_hold_nobody(self) -> None:
         assert "hostNetwork" in refusal(networkPolicy={"enabled": True}, template=template(hostNetwork=True))
 
@@ -183,6 +196,18 @@ class TestKueue:
     def test_a_suspension_takes_the_job_out_of_the_queue(self, is_so: bool) -> None:
         actions = run(jobs=[child_job(suspend=is_so, queue="q")], suspend=True, labels=QUEUED).actions
         assert actions == (DeleteJob("train-1", "job-1"),)
+
+    def test_what_it_reads_can_be_changed_while_the_job_waits(self) -> None:
+        other = {"kueue.x-k8s.io/queue-name": "other", "kueue.x-k8s.io/priority-class": "high", "team": "a"}
+        waiting = child_job(suspend=True, written=False, queue="q")
+        (action,) = run(jobs=[waiting], labels=other, annotations={"kueue.x-k8s.io/elastic-job": "true"}).actions
+        changed = {"kueue.x-k8s.io/queue-name": "other", "kueue.x-k8s.io/priority-class": "high"}
+        annotations = {"kueue.x-k8s.io/elastic-job": "true"}
+        assert action == RelabelJob("train-1", {"labels": changed, "annotations": annotations})
+        assert run(jobs=[waiting], labels=QUEUED).actions == ()
+        assert run(jobs=[waiting]).actions == (), "the label may be of Kueue's own, in a namespace with a default queue"
+        admitted = child_job(queue="q", written=False, suspend=False)
+        assert run(jobs=[admitted], labels=other).actions == (), "Kueue refuses it"
 
     def test_a_suspended_job_is_not_queued(self) -> None:
         assert run(jobs=(), suspend=True, labels=QUEUED).actions == ()

@@ -1,5 +1,9 @@
 """What becomes of a job that is edited, suspended or resumed, and when its deadline comes."""
 
+from typing import Any
+
+import pytest
+
 from ddp_operator import constants
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
@@ -126,6 +130,36 @@ class TestEdit:
         harness.cluster.store.change(job, spec={**job["spec"], "suspend": True})
         await harness.settle()
         assert not [call for call in harness.cluster.calls if call.startswith("patch")]
+
+    async def test_another_queue_is_given_to_the_waiting_job_and_asked_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
+        job = harness.cluster.store.list("Job")[0]
+        harness.cluster.store.change(job, spec={**job["spec"], "suspend": True})
+        asked = []
+
+        async def local_queue(namespace: str, name: str) -> Any:
+            asked.append(name)
+            return {"metadata": {"name": name}, "spec": {"stopPolicy": "Hold"}}
+
+        async def workloads_of(item: Any) -> Any:
+            return ({"metadata": {"name": "w"}},)
+
+        monkeypatch.setattr(harness.cluster, "local_queue", local_queue)
+        monkeypatch.setattr(harness.cluster, "workloads_of", workloads_of)
+        harness.clock.advance(100)
+        await harness.settle()
+        held = harness.status.condition("Scheduled")
+        assert held is not None
+        assert held.message.endswith("LocalQueue gpu is held (spec.stopPolicy is Hold)")
+        assert harness.raw is not None
+        harness.cluster.store.change(harness.raw, meta={"labels": {"kueue.x-k8s.io/queue-name": "other"}})
+        await harness.settle()
+        assert harness.cluster.store.list("Job")[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "other"
+        harness.clock.advance(5)  # the Job controller has said just now that it is suspended
+        await harness.settle()
+        assert asked == ["gpu", "other"]
 
 
 class TestDeadline:

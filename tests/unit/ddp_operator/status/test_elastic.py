@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,37 @@ class TestSize:
         done = run(child_pod(0), child_pod(1), nodes=4, status=decision.status, jobs=[child_job(nodes=4)])
         assert done.actions == ()
 
-    def test_is_left_to_kueue_where_it_queues_the_job(self) -> None:
-        assert run(child_pod(0), nodes=4, jobs=[child_job(queue="q")]).status.attempt == 2
-        admitted = child_job()
+    @pytest.mark.parametrize("nodes", [2, 4])
+    def test_waits_where_a_queue_would_stop_what_runs(self, nodes: int) -> None:
+        admitted = child_job(nodes=3)
         admitted["spec"]["template"] = {"metadata": {"labels": {"kueue.x-k8s.io/podset": "main"}}}
-        assert run(child_pod(0), nodes=4, jobs=[admitted]).status.attempt == 2
+        for queued in (child_job(nodes=3, queue="q"), admitted):
+            decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=nodes, jobs=[queued])
+            assert (decision.status.attempt, decision.status.attempt_nodes, decision.actions) == (1, 3, ())
+            failed = run(*[child_pod(n, "Failed", code=1) for n in range(3)], nodes=nodes, jobs=[queued])
+            assert (failed.status.attempt, failed.status.attempt_nodes) == (2, 3), "also through a restart"
+
+    def test_is_taken_at_once_where_kueue_admits_more_pods_by_themselves(self) -> None:
+        elastic = child_job(nodes=3, queue="q")
+        elastic["spec"]["template"] = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
+        decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4, jobs=[elastic])
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
+        partly = deepcopy(elastic)
+        partly["metadata"]["annotations"]["kueue.x-k8s.io/job-min-parallelism"] = "2"
+        assert run(child_pod(0), nodes=4, jobs=[partly]).status.attempt_nodes == 3, "it is of the size Kueue gave it"
+
+    @pytest.mark.parametrize(("nodes", "has_run", "taken"), [(4, False, 4), (2, False, 2), (2, True, 2), (4, True, 3)])
+    def test_of_a_job_that_waits_in_a_queue_keeps_its_place(self, nodes: int, has_run: bool, taken: int) -> None:
+        """One that has run could wait for ever for more, where it was to run on with what it had."""
+        status = replace(STARTED, first_run_time=NOW) if has_run else STARTED
+        waiting = [child_job(nodes=3, queue="q", suspend=True, written=False)]
+        decision = run(nodes=nodes, jobs=waiting, status=status)
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (1, taken)
+        following = run(nodes=nodes, jobs=waiting, status=decision.status)
+        assert following.actions == (() if taken == 3 else (ResizeJob("train-1", taken),))
+
+    def test_that_waited_is_taken_when_the_job_goes_on_after_a_suspension(self) -> None:
+        assert run(nodes=4, suspend=True, jobs=[child_job(nodes=3, queue="q")]).status.attempt == 2
 
     def test_is_another_attempts_where_kubernetes_schedules_the_pods_as_a_gang(self) -> None:
         """The API server refuses to change the parallelism of such a Job."""

@@ -14,11 +14,10 @@ from ddp_operator.status.observation import Observation, Problem
 from ddp_operator.status.scheduling import (
     describe_scheduling,
     event_poll_delay,
-    explain_workloads,
     latest_warning,
     objects_to_inspect,
 )
-from tests.support.builders import NOW, child_job, child_pod, job, observe
+from tests.support.builders import NOW, child_job, child_pod, job, observe, resource
 from tests.support.fake_cluster import ReconcilerHarness
 
 STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=NOW)
@@ -76,12 +75,12 @@ class TestMessages:
 
     def test_queue_that_has_not_admitted_the_job(self) -> None:
         said = say(jobs=[QUEUED])
-        assert said == ("QuotaPending", "Job train-1 waits for queue gpu to admit it; 0/2 pods scheduled")
+        assert said == ("QuotaPending", "Job train-1 waits for queue gpu to admit it")
         unlabelled = child_job(suspend=True, written=False)
-        waits = "Job train-1 waits for whoever suspended it to resume it; 0/2 pods scheduled"
+        waits = "Job train-1 waits for whoever suspended it to resume it"
         assert say(jobs=[unlabelled]) == ("QuotaPending", waits)
         told = {"job-1": Problem("Inadmissible", "words")}
-        waits = "Job train-1 waits for Kueue to admit it: words; 0/2 pods scheduled"
+        waits = "Job train-1 waits for Kueue to admit it: words"
         assert say(jobs=[unlabelled], problems=told) == ("Inadmissible", waits)
 
     def test_kueues_message_says_why_a_job_is_not_admitted(self) -> None:
@@ -89,9 +88,50 @@ class TestMessages:
         told = {"job-1": Problem("QuotaPending", words)}
         said = say(jobs=[QUEUED], problems=told)
         waits = "Job train-1 waits for queue gpu to admit it"
-        assert said == ("QuotaPending", f"{waits}: {words}; 0/2 pods scheduled")
+        assert said == ("QuotaPending", f"{waits}: {words}")
         # Once it is admitted the queue's words are of the past.
         assert say(jobs=[child_job(queue="gpu")], problems=told) == ("WaitingForPods", "0/2 pods scheduled")
+
+    def test_a_pod_of_an_elastic_job_that_has_no_quota_yet_is_no_obstacle_to_the_others(self) -> None:
+        def grown(*gates: str) -> Any:
+            waiting = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "gated"}
+            spec = {"schedulingGates": [{"name": gate} for gate in gates]}
+            return child_pod(1, "Pending", spec=spec, status={"conditions": [waiting]}, age=7)
+
+        waits = "train-1-1-abcde: it waits for its quota, the others go on"
+        assert say(child_pod(0), grown("kueue.x-k8s.io/elastic-job")) == ("QuotaPending", waits)
+        told = {"job-1": Problem("Inadmissible", "LocalQueue gpu is held")}
+        held = say(child_pod(0), grown("kueue.x-k8s.io/elastic-job"), problems=told)
+        assert held == ("Inadmissible", f"{waits}: LocalQueue gpu is held")
+        assert say(child_pod(0), grown("other")) == ("PodsNotStarting", "train-1-1-abcde: SchedulingGated: gated")
+        # The last gate went, and the scheduler has not written since.
+        assert say(child_pod(0), grown())[0] == "WaitingForPods"
+        seen = see(child_pod(0, age=900), grown("kueue.x-k8s.io/elastic-job"))
+        assert objects_to_inspect(*seen, NOW) == ("job-1",)
+        assert event_poll_delay(*seen, NOW, 1) == 10, "it counts from the pod, not from the attempt"
+
+    def test_a_job_that_kueue_lets_begin_with_fewer_pods_says_so(self) -> None:
+        few = child_job(nodes=1, queue="gpu", written=False, suspend=False)
+        assert say(child_pod(0), jobs=[few]) == ("QuotaPending", "its queue has admitted 1 of 2 pods; those train")
+        assert objects_to_inspect(*see(child_pod(0), jobs=[few]), NOW + timedelta(hours=1)) == (), "none is missing"
+
+    @pytest.mark.parametrize(
+        ("queue", "nodes", "waits"),
+        [
+            ("gpu", 2, ""),
+            ("other", 2, "queue other"),
+            ("gpu", 3, "size 3"),
+            ("other", 3, "queue other and size 3"),
+        ],
+    )
+    def test_what_a_queue_does_not_take_while_the_job_runs_is_said(self, queue: str, nodes: int, waits: str) -> None:
+        labels = {"kueue.x-k8s.io/queue-name": queue}
+        typed = job(status=STATUS, nodes=nodes, labels=labels)
+        seen = observe(typed, [child_job(queue="gpu")], [child_pod(0), child_pod(1)])
+        fact = describe_scheduling(typed, seen, 1, 2, NOW)
+        todo = "to take it, ddp suspend train, then ddp resume train"
+        words = f"; {waits} waits, as Kueue would stop what runs: {todo}" if waits else ""
+        assert (fact.status, fact.message) == ("True", f"2/2 pods scheduled{words}")
 
     def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
         cause = "failed to pull and unpack image: not found"
@@ -211,63 +251,6 @@ class TestEvents:
         assert len(found.message) == 1024
 
 
-def workload(reason: str = "", message: str = "", *, status: str = "False", checks: Any = (), **spec: Any) -> Any:
-    conditions = [{"type": "QuotaReserved", "status": status, "reason": reason, "message": message}] if reason else []
-    named = [{"name": name, "state": state} for name, state in checks]
-    return {
-        "metadata": {"name": "job-train-1-0a1b2"},
-        "spec": {"queueName": "gpu", **spec},
-        "status": {"conditions": conditions, "admissionChecks": named},
-    }
-
-
-class TestWorkload:
-    """What Kueue 0.13 writes into the Workload of a Job that it does not admit."""
-
-    @pytest.mark.parametrize(
-        ("found", "said"),
-        [
-            (workload("Pending", "insufficient quota for cpu"), ("QuotaPending", "insufficient quota for cpu")),
-            (
-                workload("Inadmissible", "LocalQueue gpu doesn't exist"),
-                ("Inadmissible", "LocalQueue gpu doesn't exist"),
-            ),
-            (
-                workload("Inadmissible", "LocalQueue  doesn't exist", queueName=""),
-                ("Inadmissible", "the Job names no LocalQueue, and the namespace has none called default"),
-            ),
-            (
-                workload("Pending", "The workload is deactivated", active=False),
-                ("WorkloadDeactivated", "its Workload job-train-1-0a1b2 is deactivated (spec.active is false)"),
-            ),
-            (
-                workload("QuotaReserved", status="True", checks=[("a", "Ready"), ("b", "Pending")]),
-                ("QuotaPending", "quota is reserved; waiting for admission check b"),
-            ),
-        ],
-    )
-    def test_why_a_job_is_not_admitted(self, found: Any, said: tuple[str, str]) -> None:
-        assert explain_workloads(QUEUED, [found]) == Problem(*said)
-
-    def test_nothing_is_said_before_kueue_has_looked_and_while_it_starts_the_job(self) -> None:
-        assert explain_workloads(QUEUED, [workload()]) is None
-        assert explain_workloads(QUEUED, [workload("QuotaReserved", status="True", checks=[("a", "Ready")])]) is None
-
-    def test_priority_class_without_which_there_is_no_workload(self) -> None:
-        job = child_job(suspend=True, queue="gpu", written=False)
-        words = "Kueue has created no Workload for it; "
-        assert explain_workloads(job, []) == Problem("WorkloadMissing", f"{words}check that Kueue is running")
-        job["spec"]["template"] = {"spec": {"priorityClassName": "fast"}}
-        asks = "check that PriorityClass fast exists and that Kueue is running"
-        assert explain_workloads(job, []) == Problem("WorkloadMissing", words + asks)
-        job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
-        asks = "check that WorkloadPriorityClass high exists and that Kueue is running"
-        assert explain_workloads(job, []) == Problem("WorkloadMissing", words + asks)
-        assert explain_workloads(child_job(suspend=True, written=False), []) is None, (
-            "it may have been suspended by hand"
-        )
-
-
 class TestReadingEvents:
     @pytest.mark.parametrize(("seconds", "asked"), [(4, ()), (5, ("job-1",))])
     def test_events_of_a_job_with_missing_pods_are_read_after_some_seconds(
@@ -280,6 +263,10 @@ class TestReadingEvents:
         wanted = event_poll_delay(*see(), NOW + timedelta(seconds=seconds), 1)
         assert wanted is not None
         assert 1 <= wanted <= 300
+
+    def test_queues_are_asked_more_often_than_what_cannot_change_without_a_trace(self) -> None:
+        assert event_poll_delay(*see(jobs=[QUEUED]), NOW + timedelta(days=1), 1) == 60
+        assert event_poll_delay(*see(), NOW + timedelta(days=1), 1) == 300
 
     @pytest.mark.parametrize(("others", "wanted"), [(1, 50), (100, 50), (1000, 200), (10_000, 2000)])
     def test_rate_of_reads_is_shared_by_all_waiting_jobs(self, others: int, wanted: float) -> None:
@@ -338,6 +325,27 @@ class TestReadingEvents:
         assert 8 <= len(questions) <= 40
         assert harness.events.count("VolumeNotReady") == 1
 
+    async def test_no_look_is_left_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever looks when the operator has asked to, finds that it is time: the interval has grown meanwhile."""
+        harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
+        queued = harness.cluster.store.list("Job")[0]
+        harness.cluster.store.change(queued, spec={**queued["spec"], "suspend": True})
+        looks = []
+
+        async def workloads_of(item: Any) -> Any:
+            looks.append(harness.clock())
+            return ()
+
+        monkeypatch.setattr(harness.cluster, "workloads_of", workloads_of)
+        passes = 0
+        await harness.settle()
+        while harness.clock() < NOW + timedelta(minutes=5):
+            assert harness.requeue is not None
+            harness.clock.advance(harness.requeue)
+            await harness.settle()
+            passes += 1
+        assert len(looks) >= passes - 2, "but for the first seconds"
+
     async def test_operator_that_may_not_read_events_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
 
@@ -352,18 +360,6 @@ class TestReadingEvents:
         harness.clock.advance(9)
         await harness.settle()
         assert harness.state("Scheduled") == ("True", "AllPodsScheduled")
-
-
-def test_of_several_workloads_the_newest_is_asked() -> None:
-    def workload(name: str, created: str, *, active: bool) -> dict[str, Any]:
-        return {"metadata": {"name": name, "creationTimestamp": created}, "spec": {"active": active}}
-
-    old = workload("old", "2026-11-20T10:00:00Z", active=True)
-    new = workload("new", "2026-11-20T11:00:00Z", active=False)
-    for found in ((old, new), (new, old)):
-        problem = explain_workloads(QUEUED, found)
-        assert problem is not None
-        assert "Workload new is deactivated" in problem.message
 
 
 def test_events_are_read_as_seldom_as_the_object_that_waits_for_longest_allows() -> None:

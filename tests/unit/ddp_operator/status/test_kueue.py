@@ -1,0 +1,199 @@
+"""Why Kueue does not let a Job run, by what versions 0.13 and 0.19 were seen to write, or write by their source."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.status.kueue import explain_waiting
+from ddp_operator.status.observation import Problem
+from tests.support.builders import child_job
+
+QUEUED = child_job(suspend=True, queue="gpu", written=False)
+NEEDS = "couldn't assign flavors to pod set main: insufficient unused quota for cpu in flavor a, 200m more needed"
+TOO_MUCH = (
+    "couldn't assign flavors to pod set main: insufficient quota for cpu in flavor a, "
+    "request > maximum capacity (300m > 200m)"
+)
+
+
+def condition(kind: str, reason: str, message: str = "", status: str = "True") -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def workload(
+    reason: str = "",
+    message: str = "",
+    *more: Any,
+    status: str = "False",
+    checks: Any = (),
+    again: str = "",
+    **spec: Any,
+) -> Any:
+    reserved = [condition("QuotaReserved", reason, message, status)] if reason else []
+    return {
+        "metadata": {"name": "job-train-1-0a1b2", "creationTimestamp": "2026-11-20T10:00:00Z"},
+        "spec": {"queueName": "gpu", **spec},
+        "status": {
+            "conditions": [*reserved, *more],
+            "admissionChecks": [dict(zip(("name", "state", "message"), check, strict=False)) for check in checks],
+            "requeueState": {"count": 1, "requeueAt": again} if again else None,
+        },
+    }
+
+
+def queue(*active: str, **spec: str) -> Any:
+    """Return the LocalQueue gpu: reason of its condition Active, where that is False."""
+    conditions = [condition("Active", reason, "words", "False") for reason in active] or [condition("Active", "Ready")]
+    return {
+        "metadata": {"name": "gpu"},
+        "spec": {"clusterQueue": "all", **spec},
+        "status": {"conditions": conditions},
+    }
+
+
+class TestWorkload:
+    @pytest.mark.parametrize(
+        ("found", "said"),
+        [
+            (workload("Pending", NEEDS), ("QuotaPending", NEEDS)),
+            (workload("WaitingForQuota", NEEDS), ("QuotaPending", NEEDS)),
+            (
+                workload("Waiting", "waiting for all admitted workloads"),
+                ("QuotaPending", "waiting for all admitted workloads"),
+            ),
+            (workload("TopologyPlacementFailed", "fits 1 of 2"), ("QuotaPending", "fits 1 of 2")),
+            # What no room makes start.
+            (workload("Pending", TOO_MUCH), ("Inadmissible", TOO_MUCH)),
+            (workload("ExceedsMaxQuota", TOO_MUCH), ("Inadmissible", TOO_MUCH)),
+            (workload("NoMatchingFlavor", "untolerated taint"), ("Inadmissible", "untolerated taint")),
+            (
+                workload("Pending", "couldn't assign flavors to pod set main: flavor a doesn't match node affinity"),
+                ("Inadmissible", "couldn't assign flavors to pod set main: flavor a doesn't match node affinity"),
+            ),
+            # Too much for one flavor, and another one will have room.
+            (workload("Pending", f"{TOO_MUCH}, {NEEDS}"), ("QuotaPending", f"{TOO_MUCH}, {NEEDS}")),
+            (
+                workload("Inadmissible", "LocalQueue gpu doesn't exist"),
+                ("Inadmissible", "LocalQueue gpu doesn't exist"),
+            ),
+            (
+                workload("Misconfigured", "LocalQueue gpu doesn't exist"),
+                ("Inadmissible", "LocalQueue gpu doesn't exist"),
+            ),
+            (workload("Suspended", "ClusterQueue all is stopped"), ("Inadmissible", "ClusterQueue all is stopped")),
+            (
+                workload("Inadmissible", "LocalQueue  doesn't exist", queueName=""),
+                ("Inadmissible", "the Job names no LocalQueue, and the namespace has none called default"),
+            ),
+            (
+                workload("Pending", "The workload is deactivated", active=False),
+                ("WorkloadDeactivated", "its Workload job-train-1-0a1b2 is deactivated (spec.active is false)"),
+            ),
+            (
+                workload(
+                    "Pending",
+                    "x",
+                    condition(
+                        "Evicted", "Deactivated", "The workload is deactivated due to exceeding the maximum time"
+                    ),
+                    active=False,
+                ),
+                (
+                    "WorkloadDeactivated",
+                    "its Workload job-train-1-0a1b2 is deactivated due to exceeding the maximum time",
+                ),
+            ),
+            (
+                workload("QuotaReserved", status="True", checks=[("a", "Ready"), ("b", "Pending", "no machine yet")]),
+                ("QuotaPending", "quota is reserved; waiting for admission check b (no machine yet)"),
+            ),
+            # Evicted: while its pods end, until its time comes, and when it waits again.
+            (
+                workload("QuotaReserved", "", condition("Evicted", "Preempted", "Preempted for 1"), status="True"),
+                ("QuotaPending", "Preempted for 1; its pods end first"),
+            ),
+            (
+                workload(
+                    "Pending",
+                    "x",
+                    condition("Evicted", "PodsReadyTimeout", "Pods were not ready"),
+                    again="2026-11-20T11:00:00Z",
+                ),
+                ("QuotaPending", "Pods were not ready; it is queued again at 2026-11-20T11:00:00Z"),
+            ),
+            (
+                workload("Pending", NEEDS, condition("Evicted", "Preempted", "Preempted for 1")),
+                ("QuotaPending", f"{NEEDS}; it was evicted (Preempted)"),
+            ),
+            (
+                workload("Pending", NEEDS, condition("Evicted", "QuotaReserved", "Previously: x", "False")),
+                ("QuotaPending", NEEDS),
+            ),
+            (workload("", "", condition("Evicted", "Preempted")), ("QuotaPending", "it was evicted (Preempted)")),
+            (
+                workload("Pending", "x", condition("Finished", "OutOfSync", "not the Job's")),
+                ("Inadmissible", "its Workload job-train-1-0a1b2 has ended (OutOfSync: not the Job's)"),
+            ),
+        ],
+    )
+    def test_why_a_job_is_not_admitted(self, found: Any, said: tuple[str, str]) -> None:
+        assert explain_waiting(QUEUED, [found]) == Problem(*said)
+
+    def test_nothing_is_said_before_kueue_has_looked_and_while_it_starts_the_job(self) -> None:
+        assert explain_waiting(QUEUED, [workload()]) is None
+        assert explain_waiting(QUEUED, [workload("QuotaReserved", status="True", checks=[("a", "Ready")])]) is None
+
+    def test_priority_class_without_which_there_is_no_workload(self) -> None:
+        job = child_job(suspend=True, queue="gpu", written=False)
+        words = "Kueue has created no Workload for it; "
+        assert explain_waiting(job, []) == Problem("WorkloadMissing", f"{words}check that Kueue is running")
+        job["spec"]["template"] = {"spec": {"priorityClassName": "fast"}}
+        asks = "check that PriorityClass fast exists and that Kueue is running"
+        assert explain_waiting(job, []) == Problem("WorkloadMissing", words + asks)
+        job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
+        asks = "check that WorkloadPriorityClass high exists and that Kueue is running"
+        assert explain_waiting(job, []) == Problem("WorkloadMissing", words + asks)
+        assert explain_waiting(child_job(suspend=True, written=False), []) is None, "it may have been suspended by hand"
+
+    def test_of_several_workloads_the_newest_that_has_not_ended_is_asked(self) -> None:
+        """An elastic Job has one for each size."""
+
+        def one(created: str, message: str, *more: Any) -> Any:
+            found = workload("Pending", message, *more)
+            return found | {"metadata": {"name": message, "creationTimestamp": created}}
+
+        old, new = one("2026-11-20T10:00:00Z", "old"), one("2026-11-20T11:00:00Z", "new")
+        ended = one("2026-11-20T12:00:00Z", "ended", condition("Finished", "WorkloadSliceReplaced", "x"))
+        for found in ((old, new, ended), (ended, new, old)):
+            assert explain_waiting(QUEUED, found) == Problem("QuotaPending", "new")
+
+
+class TestQueue:
+    """Kueue 0.13 says of a hold in the Workload half a minute later, or when it looks at it for another reason."""
+
+    @pytest.mark.parametrize(
+        ("found", "why"),
+        [
+            (queue(stopPolicy="Hold"), "LocalQueue gpu is held (spec.stopPolicy is Hold)"),
+            (
+                queue("ClusterQueueIsInactive", stopPolicy="None"),
+                "ClusterQueue all of LocalQueue gpu is not active: it is held, or what it names is missing",
+            ),
+            (queue("ClusterQueueDoesNotExist"), "ClusterQueue all of LocalQueue gpu does not exist"),
+        ],
+    )
+    def test_that_admits_nothing_is_the_reason_whatever_the_workload_says(self, found: Any, why: str) -> None:
+        assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], found) == Problem("Inadmissible", why)
+        evicted = workload("Pending", NEEDS, condition("Evicted", "ClusterQueueStopped", "The ClusterQueue is stopped"))
+        after = Problem("Inadmissible", f"{why}; it was evicted (ClusterQueueStopped)")
+        assert explain_waiting(QUEUED, [evicted], found) == after
+        reserved = workload("QuotaReserved", status="True", checks=[("b", "Pending")])
+        assert explain_waiting(QUEUED, [reserved], found) == explain_waiting(QUEUED, [reserved]), (
+            "it was admitted before"
+        )
+
+    def test_that_is_active_again_is_no_obstacle(self) -> None:
+        stale = workload("Inadmissible", "ClusterQueue all is inactive")
+        assert explain_waiting(QUEUED, [stale], queue()) is None
+        assert explain_waiting(QUEUED, [stale]) == Problem("Inadmissible", "ClusterQueue all is inactive"), "unread"
+        assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], queue()) == Problem("QuotaPending", NEEDS)
