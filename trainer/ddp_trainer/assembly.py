@@ -23,6 +23,7 @@ from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
+from ddp_trainer.models.initial_weights import load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision, check_graphs, graph_warning
@@ -61,6 +62,10 @@ def assemble(config: RunConfig, world: World) -> Parts:
         if world.is_main and config.precision.name == "auto":
             print(f"precision: {precision.name}", flush=True)
     datasets = fetch_datasets(config.data, world)
+    source = config.model.init_from
+    with world.agreed():
+        if source and world.env.local_rank == 0:
+            read_weights(source)  # into the cache, where they are downloaded
     with world.agreed():
         place: dict[str, Any] = {
             "rank": world.rank,
@@ -74,6 +79,10 @@ def assemble(config: RunConfig, world: World) -> Parts:
         validation = ValidationLoader(datasets, config.data, **place)
         seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
         model = build_model(config.model, datasets.in_channels, datasets.num_classes)
+        if source:
+            loaded = load_weights(model, read_weights(source), source)
+            if world.is_main:
+                print(loaded, flush=True)
         if config.checkpoint.dir is not None and world.is_main:
             checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(Path(config.checkpoint.dir)))
             checkpointer.prepare()

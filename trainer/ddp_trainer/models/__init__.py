@@ -39,6 +39,12 @@ class ModelConfig(Settings, group="model"):
     sparse_dropout: bool = option(
         True, "on CPUs, draw which values dropout drops instead of drawing for each (wide-resnet)"
     )
+    init_from: str | None = option(
+        None,
+        "weights to start from, as far as they fit: a file of torch.save or safetensors, or torchvision's, such as "
+        "ResNet50_Weights.DEFAULT; none: random ones",
+        flag="--init-from",
+    )
     sync_batchnorm: bool = option(False, "batch norm over the batches of all ranks together")
 
     def __post_init__(self) -> None:

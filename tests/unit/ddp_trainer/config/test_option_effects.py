@@ -69,6 +69,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "model.widen": ("2", *WIDE),
     "model.pool": ("2", *WIDE),
     "model.num_outputs": ("4",),
+    "model.init_from": ("nowhere.pt",),
     "model.small_maps": ("false", "--model", "resnet18", "--max-steps", "1"),
     "model.sparse_dropout": ("false", "--dropout", "0.1", *WIDE),
     "optim.name": ("adamw",),
