@@ -56,6 +56,7 @@ def run(job: Pods) -> tuple[int, ...]:
     return tuple(one.code for one in ended)
 
 
+@pytest.mark.nightly
 def test_a_job_trains_where_torch_has_other_private_parts(folder: Path) -> None:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
@@ -78,6 +79,8 @@ def test_a_failure_has_its_cause_where_torch_has_other_private_parts(folder: Pat
         job.stop()
     assert (ended.code, ended.message["category"]) == (82, "UserError"), ended.log
     assert ended.message["message"] == "KeyError: 'a cause'"
+    assert ended.log.count("torchrun runs as it is") == 1
+    assert "AttributeError" not in ended.log
 
 
 class TestOldest:

@@ -58,6 +58,7 @@ def test_other_convolutions_stay_as_they_are(other: nn.Module) -> None:
     assert type(model[0]) is nn.Conv2d
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(HEAP_CHECKER is None, reason="glibc's libc_malloc_debug is not installed")
 def test_a_run_with_channels_last_leaves_the_heap_whole(tmp_path: Path) -> None:
     arguments = (
