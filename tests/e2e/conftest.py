@@ -73,6 +73,12 @@ class Cluster:
         found: dict[str, Any] = (self.get(name) or {}).get("status") or {}
         return found
 
+    def why(self, name: str) -> str:
+        """Return what `ddp why` says of the training job."""
+        line = [sys.executable, "-m", "ddp_operator.cli", "why", name, "--namespace", self.namespace]
+        env = os.environ | {"KUBECONFIG": self.kubeconfig}
+        return subprocess.run(line, env=env, text=True, capture_output=True, timeout=60, check=True).stdout
+
     def until(self, probe: Callable[[], Any], what: str) -> Any:
         """Call ``probe`` until it returns something true."""
         deadline = time.monotonic() + PATIENCE

@@ -1,4 +1,4 @@
-"""Kueue, in a namespace whose LocalQueue is called default: jobs without any label of Kueue's are queued all the same.
+"""A real Kueue, in a namespace whose LocalQueue is called default: jobs without any label are queued all the same.
 
 Skipped where the cluster has no Kueue. What the tests make beside their namespace (a ResourceFlavor, a ClusterQueue) is
 called after it and deleted with it.
@@ -24,6 +24,8 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 for step in range(int(os.environ["STEPS"])):
     dist.barrier()
+    if os.environ.get("FAIL") and step == 5 and os.environ["RANK"] + os.environ["TORCHELASTIC_RESTART_COUNT"] == "10":
+        raise RuntimeError("once")
     print("step", step, flush=True)
     time.sleep(0.5)
 """
@@ -66,29 +68,66 @@ class Queue:
             self.cluster.kubectl("delete", kind, self.name, "--wait=false")
         self.cluster.kubectl("delete", "workloadpriorityclass", f"{self.name}-high")
 
-    def submit(self, name: str, steps: int, *, urgent: bool = False, **spec: Any) -> None:
-        """Create a job of two pods."""
+    def hold(self, policy: str) -> None:
+        """Set the ClusterQueue's stopPolicy."""
+        self.cluster.kubectl(
+            "patch", "clusterqueue", self.name, "--type=merge", "-p", f'{{"spec":{{"stopPolicy":"{policy}"}}}}'
+        )
+
+    def workload(self, name: str) -> dict[str, Any]:
+        """Return the newest Workload of a job's first attempt, or nothing."""
+        found = self.cluster.custom.list_namespaced_custom_object(KUEUE, self.version, self.name, "workloads")["items"]
+        mine = [one for one in found if one["metadata"]["ownerReferences"][0]["name"] == f"{name}-1"]
+        return max(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]), default={})
+
+    def submit(
+        self,
+        name: str,
+        steps: int,
+        *,
+        urgent: bool = False,
+        queue: str = "",
+        annotations: dict[str, str] | None = None,
+        fails: bool = False,
+        **spec: Any,
+    ) -> None:
+        """Create a job of two pods. ``fails``: rank 1 does, once."""
         job = adapt(DIGITS, name)
+        job["metadata"] |= {"annotations": annotations or {}, "labels": {f"{KUEUE}/queue-name": queue} if queue else {}}
         container = job["spec"]["template"]["spec"]["containers"][0]
         container["command"], container["args"] = ["python3", "-c", TRAIN], []
         container["resources"] = {"requests": {"cpu": "100m"}}
         container["env"] = [*container.get("env", []), {"name": "STEPS", "value": str(steps)}]
+        container["env"] += [{"name": "FAIL", "value": "1"}] if fails else []
         job["spec"] |= {"nodes": 2, **spec}
         if urgent:
-            job["metadata"]["labels"] = {f"{KUEUE}/priority-class": f"{self.name}-high"}
+            job["metadata"]["labels"][f"{KUEUE}/priority-class"] = f"{self.name}-high"
         done = self.cluster.apply(job)
         assert done.returncode == 0, done.stderr
 
-    def waits(self, name: str) -> str:
-        """Wait until a job waits for quota without a pod; return what it says."""
+    def scheduled(self, name: str) -> dict[str, Any]:
+        """Return a job's condition Scheduled."""
+        conditions = self.cluster.status(name).get("conditions") or []
+        return next((one for one in conditions if one["type"] == "Scheduled"), {})
+
+    def waits(self, name: str, words: str = "", reason: str = "QuotaPending") -> str:
+        """Wait until a job waits for this reason without a pod; return what it says, which has these words."""
 
         def probe() -> str:
-            conditions = {one["type"]: one for one in self.cluster.status(name).get("conditions") or []}
-            found = conditions.get("Scheduled", {})
-            queued = found.get("reason") == "QuotaPending" and not self.cluster.pods(name)
-            return str(found["message"]) if queued else ""
+            found = self.scheduled(name)
+            waits = found.get("reason") == reason and words in found["message"] and not self.cluster.pods(name)
+            return str(found["message"]) if waits else ""
 
-        return str(self.cluster.until(probe, f"{name} waits for quota"))
+        return str(self.cluster.until(probe, f"{name} waits: {reason}, {words}"))
+
+    def resize(self, name: str, nodes: int) -> None:
+        """Give a job another number of nodes, as its user does."""
+        done = self.cluster.kubectl("scale", "ddp", name, f"--replicas={nodes}")
+        assert done.returncode == 0, done.stderr
+
+    def pods(self, name: str) -> dict[str, str]:
+        """Return the phase of each of a job's pods by its UID."""
+        return {pod.metadata.uid: pod.status.phase for pod in self.cluster.pods(name)}
 
     def succeeds(self, *names: str) -> None:
         """Wait for the end of jobs that have lost nothing on the way."""
@@ -142,3 +181,115 @@ def test_a_job_that_is_suspended_gives_its_quota_back_until_it_is_resumed(cluste
     cluster.kubectl("patch", "ddp", "second", "--type=merge", "-p", '{"spec":{"suspend":false}}')
     queue.waits("second")
     queue.succeeds("first", "second")
+
+
+def test_a_queue_that_is_held_or_drained_is_the_reason_until_it_is_let_go(cluster: Cluster, queue: Queue) -> None:
+    queue.hold("Hold")
+    queue.submit("job", 40)
+    held = queue.waits("job", "is not active", "Inadmissible")
+    assert f"ClusterQueue {queue.name} of LocalQueue default" in held
+    queue.hold("None")
+    cluster.phase("job", "Running")
+    queue.hold("HoldAndDrain")
+    queue.waits("job", "it was evicted (ClusterQueueStopped)", "Inadmissible")
+    assert "stopPolicy" in cluster.why("job")
+    queue.hold("None")
+    queue.succeeds("job")
+
+
+def test_a_deactivated_job_stops_and_goes_on_when_it_is_active_again(cluster: Cluster, queue: Queue) -> None:
+    queue.submit("job", 40)
+    cluster.phase("job", "Running")
+    name = queue.workload("job")["metadata"]["name"]
+    for active in ("false", "true"):
+        cluster.kubectl("patch", "workload", name, "--type=merge", "-p", f'{{"spec":{{"active":{active}}}}}')
+        if active == "false":
+            queue.waits("job", f"its Workload {name} is deactivated", "WorkloadDeactivated")
+    queue.succeeds("job")
+
+
+def test_a_job_keeps_its_place_when_its_queue_is_corrected_while_it_waits(cluster: Cluster, queue: Queue) -> None:
+    queue.submit("job", 5, queue="nowhere", annotations={f"provreq.{KUEUE}/a": "b"})
+    queue.waits("job", "LocalQueue nowhere doesn't exist", "Inadmissible")
+    before = queue.workload("job")["metadata"]["uid"]
+    assert queue.workload("job")["metadata"]["annotations"][f"provreq.{KUEUE}/a"] == "b"
+    cluster.kubectl("label", "ddp", "job", f"{KUEUE}/queue-name=default", "--overwrite")
+    queue.succeeds("job")
+    assert queue.workload("job")["metadata"]["uid"] == before
+
+
+def test_a_job_that_never_fits_says_so_and_starts_when_it_is_smaller(cluster: Cluster, queue: Queue) -> None:
+    queue.submit("job", 5, nodes=3, elastic={"minNodes": 1, "maxNodes": 4})
+    queue.waits("job", "request > maximum capacity", "Inadmissible")
+    assert "ddp scale job" in cluster.why("job")
+    before = queue.workload("job")["metadata"]["uid"]
+    queue.resize("job", 2)
+    queue.succeeds("job")
+    assert queue.workload("job")["metadata"]["uid"] == before
+
+
+def test_a_size_for_which_a_job_would_be_stopped_waits(cluster: Cluster, queue: Queue) -> None:
+    queue.submit("job", 40, elastic={"minNodes": 1, "maxNodes": 4})
+    cluster.phase("job", "Running")
+    before = queue.pods("job").keys()
+    queue.resize("job", 3)
+    cluster.until(lambda: "size 3 waits" in queue.scheduled("job").get("message", ""), "the size is said to wait")
+    cluster.kubectl("label", "ddp", "job", f"{KUEUE}/queue-name=other", "--overwrite")
+    cluster.until(lambda: "queue other and size 3" in queue.scheduled("job").get("message", ""), "and so is the queue")
+    assert queue.pods("job").keys() == before
+    queue.succeeds("job")
+
+
+def test_an_elastic_job_of_kueue_grows_within_its_quota_and_trains_on_beyond_it(cluster: Cluster, queue: Queue) -> None:
+    elastic = {"minNodes": 1, "maxNodes": 3}
+    queue.submit("job", 60, nodes=1, elastic=elastic, annotations={f"{KUEUE}/elastic-job": "true"})
+    cluster.phase("job", "Running")
+    if not cluster.batch.read_namespaced_job("job-1", queue.name).spec.template.spec.scheduling_gates:
+        pytest.skip("this Kueue has the feature gate ElasticJobsViaWorkloadSlices switched off")
+    (first,) = queue.pods("job")
+    queue.resize("job", 2)
+    cluster.until(lambda: list(queue.pods("job").values()) == ["Running"] * 2, "two pods run")
+    grown = queue.pods("job").keys()
+    assert first in grown
+    queue.resize("job", 3)
+    words = "it waits for its quota, the others go on: "
+    cluster.until(lambda: words in queue.scheduled("job").get("message", ""), "the third pod waits for quota")
+    assert {uid for uid, phase in queue.pods("job").items() if phase == "Running"} == set(grown)
+    queue.resize("job", 2)
+    status = cluster.phase("job", "Succeeded", "Failed")
+    assert (status["phase"], status["attempt"], status["restarts"]["counted"]) == ("Succeeded", 1, 0)
+
+
+def test_a_lost_pod_costs_no_place_in_the_queue(cluster: Cluster, queue: Queue) -> None:
+    queue.submit("job", 20)
+    cluster.phase("job", "Running")
+    before = queue.workload("job")["metadata"]["uid"]
+    lost = cluster.pods("job")[1].metadata.name
+    cluster.kubectl("delete", "pod", lost, "--wait=false")
+    status = cluster.phase("job", "Succeeded", "Failed")
+    assert (status["phase"], status["attempt"], status["restarts"]["counted"]) == ("Succeeded", 1, 0)
+    assert queue.workload("job")["metadata"]["uid"] == before
+
+
+def test_a_failed_rank_costs_no_place_in_the_queue(cluster: Cluster, queue: Queue) -> None:
+    queue.submit("job", 20, fails=True)
+    cluster.phase("job", "Running")
+    before = queue.workload("job")["metadata"]["uid"], queue.pods("job").keys()
+    status = cluster.phase("job", "Succeeded", "Failed")
+    assert (status["phase"], status["attempt"], status["lastFailure"]["signature"][:12]) == (
+        "Succeeded",
+        1,
+        "RuntimeError",
+    )
+    assert (queue.workload("job")["metadata"]["uid"], queue.pods("job").keys()) == before
+
+
+def test_a_job_that_is_deleted_while_it_waits_leaves_the_queue(cluster: Cluster, queue: Queue) -> None:
+    queue.submit("first", 20)
+    cluster.phase("first", "Running")
+    queue.submit("second", 5)
+    queue.waits("second")
+    assert queue.workload("second")
+    cluster.kubectl("delete", "ddp", "second", "--wait=false")
+    cluster.until(lambda: not queue.workload("second"), "its Workload is gone")
+    queue.succeeds("first")

@@ -114,6 +114,8 @@ class TestMessages:
         few = child_job(nodes=1, queue="gpu", written=False, suspend=False)
         assert say(child_pod(0), jobs=[few]) == ("QuotaPending", "its queue has admitted 1 of 2 pods; those train")
         assert objects_to_inspect(*see(child_pod(0), jobs=[few]), NOW + timedelta(hours=1)) == (), "none is missing"
+        few["spec"]["template"] = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
+        assert say(child_pod(0), jobs=[few]) == ("WaitingForPods", "1/2 pods scheduled"), "it is about to grow"
 
     @pytest.mark.parametrize(
         ("queue", "nodes", "waits"),
