@@ -83,6 +83,9 @@ def explain_waiting(
     if not message:
         return Problem(c.QUOTA_PENDING, again.removeprefix("; ")) if again else None
     never = reason in _INADMISSIBLE or (reason == _PENDING and _NEVER.search(message) and not _IN_TIME.search(message))
+    fewest = max((pods.get("minCount") or 0 for pods in spec.get("podSets") or ()), default=0)
+    if fewest and "request > maximum capacity" in message:  # said of all of its pods
+        return Problem(c.QUOTA_PENDING, f"there is no room yet for {fewest} pods, its least number{again}")
     if reason == c.INADMISSIBLE and not spec.get("queueName"):
         message = "the Job names no LocalQueue, and the namespace has none called default"
     return Problem(c.INADMISSIBLE if never else c.QUOTA_PENDING, message + again)

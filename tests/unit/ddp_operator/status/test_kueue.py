@@ -70,6 +70,11 @@ class TestWorkload:
                 workload("Pending", "couldn't assign flavors to pod set main: flavor a doesn't match node affinity"),
                 ("Inadmissible", "couldn't assign flavors to pod set main: flavor a doesn't match node affinity"),
             ),
+            # It may begin with fewer pods, for which there will be room.
+            (
+                workload("Pending", TOO_MUCH, podSets=[{"count": 3, "minCount": 2}]),
+                ("QuotaPending", "there is no room yet for 2 pods, its least number"),
+            ),
             # Too much for one flavor, and another one will have room.
             (workload("Pending", f"{TOO_MUCH}, {NEEDS}"), ("QuotaPending", f"{TOO_MUCH}, {NEEDS}")),
             (
