@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from typing import Any
 
 import aiohttp
@@ -12,6 +13,7 @@ import pytest
 from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
 from ddp_operator.reconcile import reconciler
 from ddp_operator.runtime import Operator
+from ddp_operator.status import conditions
 from tests.support.builders import job_manifest
 from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors, StandIn
@@ -30,8 +32,9 @@ def written(server: StandIn) -> list[tuple[str, ...]]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have counts and words written at once, so that an operator that rests has written all."""
+    """Have counts and words written at once, so that an operator that rests has written all, however slow it is."""
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.0)
+    monkeypatch.setattr(conditions, "_PAGE_PATIENCE", timedelta(hours=1))  # pods here have no page
 
 
 def rests(server: StandIn, operator: Operator) -> bool:
