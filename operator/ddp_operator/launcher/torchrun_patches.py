@@ -94,6 +94,7 @@ class TorchrunPatches:
         self._heartbeats: Optional[Heartbeats] = None
         self._handler: Any = None  # of an elastic job's rendezvous, once it is known
         self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
+        self._restarts = 0
 
     def apply(self) -> None:
         """Put this object's methods around torchrun's."""
@@ -154,6 +155,9 @@ class TorchrunPatches:
 
     def _restart(self, inner: Any, agent: Any, *args: Any) -> Any:
         self._report({"restart": True})
+        self._restarts += 1
+        # What TORCHELASTIC_RESTART_COUNT is computed from: torchrun counts failures of its own ranks alone.
+        agent._remaining_restarts = agent._worker_group.spec.max_restarts - self._restarts
         return inner(agent, *args)
 
     def _monitor(self, inner: Any, agent: Any, *args: Any) -> Any:
