@@ -7,6 +7,7 @@ called after it and deleted with it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kubernetes import client
 
 from .conftest import Cluster, adapt
 from .test_cluster import DIGITS
+from .test_recovery import Training
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -293,3 +295,21 @@ def test_a_job_that_is_deleted_while_it_waits_leaves_the_queue(cluster: Cluster,
     cluster.kubectl("delete", "ddp", "second", "--wait=false")
     cluster.until(lambda: not queue.workload("second"), "its Workload is gone")
     queue.succeeds("first")
+
+
+def test_a_lost_pod_is_replaced_at_once_in_the_same_job_and_workload(cluster: Cluster, queue: Queue) -> None:
+    def workloads() -> set[str]:
+        found = cluster.kubectl("get", "workloads", "-o", "jsonpath={.items[*].metadata.uid}")
+        return set(found.stdout.split())
+
+    job = Training(cluster, "keeps")
+    done, held = job.trained(), workloads()
+    assert len(held) == 1
+    for index, what in ((1, "a worker's pod was deleted"), (0, "the master's pod was deleted")):
+        name = job.pod(index).metadata.name
+        job.recovered(done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), what)
+        done = job.trained(since=done)
+    status = job.status
+    told = status["restarts"]
+    assert (status["attempt"], told["total"], told["counted"], told["replaced"]) == (1, 0, 0, 2), status
+    assert (status["lastRestart"]["level"], workloads()) == ("ReplacedPod", held)

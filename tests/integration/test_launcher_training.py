@@ -165,7 +165,7 @@ def test_pods_wait_for_a_late_master_and_say_so(pods: PodsFactory) -> None:
 
 def test_training_goes_on_when_another_master_pod_takes_the_place_of_a_killed_one(pods: PodsFactory) -> None:
     script = TRAIN.replace("dist.all_reduce(total)\ndist.destroy", LOOP + "dist.destroy")
-    job = pods("train.py", script=script, max_restarts=2)
+    job = pods("train.py", script=script, max_restarts=1, config={"restarts_without_progress": 1})
     job.start()
     job.until(lambda: "sum 3.0" in job.log(0) and "sum 3.0" in job.log(1), "both ranks train")
     job.signal(0, signal.SIGKILL)

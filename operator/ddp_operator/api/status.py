@@ -13,7 +13,7 @@ Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Su
 ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
 """Phases that a job does not leave by itself."""
 ConditionStatus = Literal["True", "False", "Unknown"]
-RecoveryLevel = Literal["SamePods", "NewPods"]
+RecoveryLevel = Literal["SamePods", "ReplacedPod", "NewPods"]
 Time = Annotated[datetime, Meta(tz=True)]
 
 
@@ -107,7 +107,10 @@ class LastRestart(_Fields, frozen=True, kw_only=True):
     attempt: Annotated[int, Meta(description="The attempt that it started, or in which it was.")]
     level: Annotated[
         RecoveryLevel | None,
-        Meta(description="SamePods: the workers were restarted in their pods. NewPods: all pods were, in a new Job."),
+        Meta(
+            description="SamePods: the workers were restarted in their pods. ReplacedPod: so, once a lost pod was "
+            "replaced in its Job. NewPods: all pods were, in a new Job."
+        ),
     ] = None
     time: Annotated[Time, Meta(description="When training was interrupted.")]
     step: Annotated[int | None, Meta(description="Farthest step that was reported before it.")] = None

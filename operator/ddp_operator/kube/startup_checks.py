@@ -16,7 +16,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     KIND: ("get", "list", "watch", "delete"),
     f"{KIND}/status": ("update",),
     "Job": ("get", "list", "watch", "create", "patch", "delete"),
-    "Pod": ("get", "list", "watch", "delete"),
+    "Pod": ("get", "list", "watch", "create", "delete"),
     "Pod/status": ("patch",),
     "Service": ("get", "list", "create"),
     "ConfigMap": ("get", "list", "create"),

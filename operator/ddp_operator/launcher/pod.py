@@ -126,6 +126,12 @@ class Pod(LauncherConfig):
         return self.master == "localhost" or self.master.startswith("127.")
 
     @property
+    def awaits_peers(self) -> bool:
+        """Whether the workers start again for free, and wait for the others, where only a peer was lost."""
+        budget = self.in_place_restarts > 0 and self.restarts_without_progress is not None
+        return self.elastic or (self.nodes > 1 and budget)
+
+    @property
     def meets_others(self) -> bool:
         """Whether there is a rendezvous with other pods."""
         return self.nodes > 1 or self.elastic

@@ -81,11 +81,12 @@ class Restarts:
             time.sleep(_SECONDS_TO_SETTLE)  # what a rank wrote last is still on its way to its page
         self.failed_step = self._metrics.step(root["localRank"])
         self.repeated = self._recurrence.observe(build_signature(root), self.failed_step, time.monotonic() - self.began)
-        if free:
+        if free and self._pod.elastic:
             self._recurrence.without_progress = 0
             return True
-        self._ends = self.left <= 0 or self._is_pod_suspect(root)
-        return not self._ends and not self.repeated and all(one["outcome"].exit_code not in _FINAL for one in failures)
+        self._ends = (self.left <= 0 and not free) or self._is_pod_suspect(root)
+        final = self.repeated or any(one["outcome"].exit_code in _FINAL for one in failures)
+        return not self._ends and (free or not final)
 
     def _is_pod_suspect(self, root: dict[str, Any]) -> bool:
         """Tell whether the pod itself may be the cause: its memory, its GPU, or whatever lets no step be made."""
@@ -100,8 +101,7 @@ class Restarts:
     def count_in_place(self, stalled: Optional[str]) -> None:
         """Count a restart by torchrun; ``stalled`` is what a stalled rank did, where that is known."""
         self.count += 1
-        # All pods of a job of fixed size restart after a failure of one of them, and count it.
-        self._spent += not (self._free if self.failures else self._pod.elastic)
+        self._spent += bool(self.failures) and not self._free
         self.reason = describe_failure(find_root_cause(self.failures)) if self.failures else stalled or _PEERS_MOVE
 
     def spend(self) -> bool:

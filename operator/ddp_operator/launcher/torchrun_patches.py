@@ -173,7 +173,7 @@ class TorchrunPatches:
             failures = [blame_early_ends(failure, ranks, ended) for failure in failures]
         outcomes = [failure["outcome"] for failure in failures]
         not_counted = all(outcome.secondary or outcome.exit_code == EXIT_PREEMPTED for outcome in outcomes)
-        may_be_free = bool(failures) and pod.elastic and not_counted and not self._is_stopping
+        may_be_free = bool(failures) and pod.awaits_peers and not_counted and not self._is_stopping
         free = may_be_free and self._quorum.take_free_restart()
         if failures:
             again = self._may_restart({"failures": failures, "free": free})

@@ -26,9 +26,10 @@ from ddp_operator.kubeobjects import find_trainer, utc_now
 from ddp_operator.launcher.metrics import fetch_page
 from ddp_operator.local import adapt, machine, pods
 from ddp_operator.local.container import MissingReference, build_environment
-from ddp_operator.local.job_controller import JobDecision, build_pod, decide_job, is_controlled_by
+from ddp_operator.local.job_controller import JobDecision, decide_job, is_controlled_by
 from ddp_operator.local.kubelet import Kubelet
 from ddp_operator.local.store import Store, grace_of, place_of
+from ddp_operator.manifests.job_pod import build_pod
 
 _SCRAPE_SECONDS: Final = 2.0
 # Kubernetes' own alphabet for generated names: no vowels and no look-alikes.

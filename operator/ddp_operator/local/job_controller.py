@@ -16,12 +16,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_operator.cluster import Object
-from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
+from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
 from ddp_operator.kubeobjects import format_time
-
-LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
-LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
-LABEL_COMPLETION_INDEX: Final = ANNOTATION_COMPLETION_INDEX
 
 Json = dict[str, Any]
 
@@ -123,39 +119,6 @@ def decide_job(job: Object, pods: Iterable[Object], now: datetime, *, backoff: f
         del status["conditions"]
     names = tuple(_name(p) for p in delete)
     return JobDecision(status=status, release=(*release, *map(_name, let_go)), delete=names, create=create)
-
-
-def build_pod(job: Object, index: int, *, suffix: str) -> Json:
-    """Build the pod of one completion index as the Job controller does; ``suffix`` is its five random characters."""
-    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
-    template = deepcopy(dict(job["spec"]["template"]))
-    metadata = dict(template.get("metadata") or {})
-    labels = {**metadata.get("labels", {}), LABEL_JOB_NAME: name, "job-name": name}
-    labels |= {LABEL_CONTROLLER_UID: uid, "controller-uid": uid, LABEL_COMPLETION_INDEX: str(index)}
-    spec: Json = template["spec"]
-    spec.setdefault("hostname", f"{name}-{index}")
-    source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_COMPLETION_INDEX}']"}}
-    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
-        env = container.setdefault("env", [])
-        if all(variable["name"] != ENV_COMPLETION_INDEX for variable in env):
-            env.append({"name": ENV_COMPLETION_INDEX, "valueFrom": source})
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            **metadata,
-            "generateName": f"{name}-{index}-",
-            "name": f"{name}-{index}-{suffix}",
-            "namespace": job["metadata"]["namespace"],
-            "labels": labels,
-            "annotations": {**metadata.get("annotations", {}), ANNOTATION_COMPLETION_INDEX: str(index)},
-            "finalizers": [JOB_TRACKING_FINALIZER],
-            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
-        },
-        "spec": spec,
-        "status": {"phase": "Pending"},
-    }
 
 
 def completion_index(pod: Object) -> int | None:

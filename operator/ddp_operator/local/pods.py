@@ -14,8 +14,9 @@ from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import find_trainer, format_time
 from ddp_operator.launcher.pod import loopback_address
 from ddp_operator.local.container import Lookup, build_environment, expand, prepare_volumes, rewrite_paths
-from ddp_operator.local.job_controller import LABEL_JOB_NAME, Json
+from ddp_operator.local.job_controller import Json
 from ddp_operator.local.machine import VISIBLE_DEVICES
+from ddp_operator.manifests.job_pod import LABEL_JOB_NAME
 from ddp_operator.names import is_reserved_variable
 
 NODE_NAME: Final = "local"

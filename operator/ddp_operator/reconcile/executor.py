@@ -10,6 +10,7 @@ one, and ConfigMaps of that single name are all that the operator must be allowe
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -23,11 +24,13 @@ from ddp_operator.manifests.children import (
     build_launcher_users,
     load_launcher,
 )
+from ddp_operator.manifests.job_pod import build_pod
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.decision import (
     Action,
+    CreatePod,
     DeleteJob,
     DeleteResource,
     EnsureChildren,
@@ -150,6 +153,11 @@ class Executor:
                 await self._cluster.patch_job(
                     job.namespace, name, {"metadata": metadata}, seen=_job(observation, name).raw
                 )
+            case CreatePod(name, index, serial):
+                manifest = build_pod(_job(observation, name).raw, index, suffix=f"r{serial}")
+                # Where it may not, or is late, the Job controller makes one when its back-off is over.
+                with suppress(AlreadyExists, Refused):
+                    await self._cluster.create(manifest)
             case FailPod(_, uid, message):
                 for pod in (*observation.pods, *observation.orphans):
                     if pod.uid == uid:

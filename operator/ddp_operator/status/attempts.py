@@ -13,10 +13,10 @@ from ddp_operator import names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
 from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.kubeobjects import truncate
-from ddp_operator.launcher.failure_table import NODE_LOST
+from ddp_operator.launcher.failure_table import NODE_LOST, PREEMPTED
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
-from ddp_operator.status.budget import charge
+from ddp_operator.status.budget import charge, find_limit
 from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
@@ -92,17 +92,26 @@ def note_restart_in_place(state: State) -> Decision | None:
     again = count_new_restarts(status, page.in_place_restarts) if page is not None else 0
     if not again:
         return None
-    found = state.observation.failures_in_place
-    cause = find_in_place(status.attempt, tuple(one for one in found if count_new_restarts(status, one[1].restarts)))
+    found = tuple(one for one in state.observation.failures_in_place if count_new_restarts(status, one[1].restarts))
+    cause = find_in_place(status.attempt, found)
+    restarting = status.condition(c.RESTARTING)
+    replacing = restarting is not None and (restarting.status, restarting.reason) == ("True", c.POD_REPLACEMENT)
+    lost = replacing or state.pods.running < status.attempt_nodes
+    if lost and cause is not None and cause.category == PREEMPTED.name:
+        cause = None  # all ranks have saved and stopped together, because one pod had to
     charged = status.restarts
-    # Launchers keep to what the ledger allowed them; a page that claims more ends no job. Where pods come and go, most
-    # restarts are because of that.
-    times = min(again if state.spec.elastic is None else 1, state.spec.recovery.max_restarts - status.restarts.used)
-    if cause is not None and job.counts_in_place and times > 0:
+    if cause is not None and job.counts_in_place:
+        # Launchers keep to what the ledger allowed when the attempt began, each for itself.
+        times = len({end.restarts for _, end in found if not end.secondary})
         charged = charge(job, cause, state.pods, state.now, times)
+        limit = find_limit(job, cause, charged)
+        if limit is not None:
+            return fail(state, cause, *limit)
     described = describe(state, replace(status, restarts=charged))
-    restart = _last_restart(status, state.now, cause, level="SamePods")
-    return Decision(replace(described, last_restart=restart), requeue_after=AT_ONCE)
+    if cause is not None or not replacing:
+        restart = _last_restart(status, state.now, cause, level="SamePods")
+        described = replace(described, last_restart=restart)
+    return Decision(described, requeue_after=AT_ONCE)
 
 
 def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:

@@ -57,11 +57,20 @@ class FailPod:
 
 
 @dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create the pod of a completion index in the Job controller's stead. ``serial``: of how many by now."""
+
+    job_name: str
+    index: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteResource:
     """Delete the training job itself: its time to live is over."""
 
 
-Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | RelabelJob | FailPod | DeleteResource
+Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | RelabelJob | CreatePod | FailPod | DeleteResource
 
 
 @dataclass(frozen=True, slots=True)

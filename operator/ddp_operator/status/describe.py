@@ -90,6 +90,9 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     else:
         phase = "Running" if all_run else "Pending"
     replaced = restarting.reason == c.POD_REPLACEMENT and not job.status.is_true(c.RESTARTING)
+    if replaced:
+        lost = LastRestart(attempt=status.attempt, level="ReplacedPod", time=truncate(now))
+        status = replace(status, last_restart=note_steps(lost, status))
     status = replace(
         status,
         phase=phase,

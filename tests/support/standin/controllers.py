@@ -11,7 +11,8 @@ from collections.abc import Callable
 from datetime import datetime
 
 from ddp_operator.constants import JOB_TRACKING_FINALIZER
-from ddp_operator.local.job_controller import JobDecision, build_pod, decide_job
+from ddp_operator.local.job_controller import JobDecision, decide_job
+from ddp_operator.manifests.job_pod import build_pod
 
 from .actors import FINISHED, killed
 from .errors import Failure

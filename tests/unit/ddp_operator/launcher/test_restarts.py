@@ -58,12 +58,16 @@ def test_what_others_do_costs_nothing(
     assert reason in found.reason
 
 
-def test_in_a_job_of_fixed_size_a_restart_because_of_another_pod_costs_the_same(tmp_path: Path) -> None:
-    found = restarts(tmp_path)
+def test_only_the_pod_whose_rank_failed_spends_the_budget(tmp_path: Path) -> None:
+    found = restarts(tmp_path, 1, restarts_without_progress=1)
+    lost = {**failure(exit_code=86), "type": "", "outcome": Outcome("Network", 86, True)}
+    assert found.observe([lost], free=True)
     found.count_in_place(None)
+    found.forget()
     assert (found.count, found.left) == (1, 1)
+    assert found.observe([failure()], free=False)
     found.count_in_place(None)
-    assert not found.observe([failure()], free=False), "the budget is all pods'"
+    assert not found.observe([failure("other", code=7)], free=False)
 
 
 KILLED = {"type": "", "exitCode": -9}

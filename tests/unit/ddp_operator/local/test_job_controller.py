@@ -9,13 +9,13 @@ import pytest
 from ddp_operator.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.local.job_controller import (
     JobDecision,
-    build_pod,
     completion_index,
     decide_job,
     format_indexes,
     has_condition,
     parse_indexes,
 )
+from ddp_operator.manifests.job_pod import build_pod
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 STAMP = "2026-11-20T12:00:00Z"

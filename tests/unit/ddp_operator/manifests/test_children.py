@@ -13,8 +13,8 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
 from ddp_operator.launcher import bootstrap
-from ddp_operator.local.job_controller import build_pod
 from ddp_operator.manifests.children import build_children, load_launcher, without_docstrings
+from ddp_operator.manifests.job_pod import build_pod
 from tests.support.builders import UID, job, template, trainer
 
 

@@ -78,10 +78,12 @@ class TestFailureInPlace:
         told = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
         assert told == ["restart 1 of 3, in the same pods: UserError (rank 1): KeyError: 10"]
 
-    async def test_restarts_that_nobody_saw_apart_all_count_up_to_the_limit(self) -> None:
-        for counted, used in ((2, 2), (99, 3)):
-            harness = await self.train(self.page(counted), self.page(counted, category="UserError", restarts=counted))
-            assert (harness.status.restarts.used, harness.status.phase) == (used, "Running")
+    async def test_restarts_that_nobody_saw_apart_all_count_and_end_the_job_at_the_limit(self) -> None:
+        for most, phase, used in ((2, "Running", 2), (4, "Failed", 0)):
+            pages = [self.page(most, category="OOM", restarts=one) for one in range(1, most + 1)]
+            harness = await self.train(*pages)
+            assert (harness.status.phase, harness.status.restarts.used) == (phase, used)
+        assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
 
     async def test_without_a_root_cause_it_is_free(self) -> None:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))

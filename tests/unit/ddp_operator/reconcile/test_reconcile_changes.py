@@ -6,6 +6,7 @@ import pytest
 
 from ddp_operator import constants
 from ddp_operator.cluster import Key, Snapshot
+from ddp_operator.kubeobjects import parse_time
 from tests.support.builders import child_pod, last_words, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -215,6 +216,36 @@ class TestFailure:
             2,
             0,
         )
+
+    async def test_a_pod_that_is_taken_from_a_queued_job_is_replaced_before_the_back_off_is_over(self) -> None:
+        item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
+        harness = await ReconcilerHarness(item).train(TRAINING)
+        for index, serial in ((1, 1), (0, 2)):
+            meta = harness.pods()[index]["metadata"]
+            await harness.cluster.delete("Pod", "default", meta["name"], uid=meta["uid"])
+            await harness.settle()
+            assert harness.state("Restarting") == ("True", "PodReplacement")
+            made = [pod for pod in harness.pods() if pod["status"]["phase"] == "Pending"]
+            assert [pod["metadata"]["name"] for pod in made] == [f"train-1-{index}-r{serial}"]
+            harness.run_pods()
+            harness.clock.advance(11)
+            await harness.settle()
+            assert (harness.status.phase, harness.status.attempt) == ("Running", 1)
+        restarts, last = harness.status.restarts, harness.status.last_restart
+        assert (restarts.counted, restarts.total, restarts.replaced) == (0, 0, 2)
+        assert last is not None
+        assert last.level == "ReplacedPod"
+
+    async def test_a_pod_that_was_killed_soon_after_its_start_is_left_to_the_back_off(self) -> None:
+        for age, made in ((59, 0), (61, 1)):
+            item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
+            harness = await ReconcilerHarness(item).train(TRAINING)
+            born = parse_time(harness.pods()[1]["metadata"]["creationTimestamp"])
+            assert born is not None
+            harness.clock.advance(age - (harness.clock() - born).total_seconds())
+            harness.end_pod(1, 137)
+            await harness.settle()
+            assert len([pod for pod in harness.pods() if pod["status"]["phase"] == "Pending"]) == made
 
     async def test_only_pod_that_is_killed_is_a_restart_too(self) -> None:
         harness = await ReconcilerHarness(nodes=1).train(TRAINING)

@@ -1,0 +1,44 @@
+"""The pod of one completion index, from its Job's template: what the Job controller makes of it."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, Final
+
+from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
+
+LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
+LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
+LABEL_COMPLETION_INDEX: Final = ANNOTATION_COMPLETION_INDEX
+
+
+def build_pod(job: Mapping[str, Any], index: int, *, suffix: str) -> dict[str, Any]:
+    """Build the pod of one completion index as the Job controller does; ``suffix`` ends its name."""
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    template = deepcopy(dict(job["spec"]["template"]))
+    metadata = dict(template.get("metadata") or {})
+    labels = {**metadata.get("labels", {}), LABEL_JOB_NAME: name, "job-name": name}
+    labels |= {LABEL_CONTROLLER_UID: uid, "controller-uid": uid, LABEL_COMPLETION_INDEX: str(index)}
+    spec: dict[str, Any] = template["spec"]
+    spec.setdefault("hostname", f"{name}-{index}")
+    source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_COMPLETION_INDEX}']"}}
+    for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        env = container.setdefault("env", [])
+        if all(variable["name"] != ENV_COMPLETION_INDEX for variable in env):
+            env.append({"name": ENV_COMPLETION_INDEX, "valueFrom": source})
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **metadata,
+            "generateName": f"{name}-{index}-",
+            "name": f"{name}-{index}-{suffix}",
+            "namespace": job["metadata"]["namespace"],
+            "labels": labels,
+            "annotations": {**metadata.get("annotations", {}), ANNOTATION_COMPLETION_INDEX: str(index)},
+            "finalizers": [JOB_TRACKING_FINALIZER],
+            "ownerReferences": [{**owner, "controller": True}],
+        },
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
