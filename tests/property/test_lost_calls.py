@@ -143,7 +143,7 @@ def test_pods_of_a_deleted_job_are_the_garbage_collectors_for_a_while() -> None:
         sim.controllers.collects_garbage = False
         sim.edit(suspend=True)
         await sim.settle(20)
-        assert words(sim) == "waiting for 2 pods of the previous attempt to terminate"
+        assert words(sim) == "waiting for 2 pods to terminate"
         await sim.settle(20)
         assert words(sim).endswith("check that kube-controller-manager is running")
 

@@ -50,7 +50,8 @@ def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: 
 def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
     former_alive = observation.former_alive(attempt)
     if former_alive:
-        message = f"waiting for {former_alive} pods of the previous attempt to terminate"
+        whose = "" if job.spec.suspend else " of the previous attempt"
+        message = f"waiting for {former_alive} pods{whose} to terminate"
         since = observation.orphaned_since
         if since is not None and now - since >= _NOTICE:
             message += "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"

@@ -1,6 +1,6 @@
 """When a job's pods may run: whether a queue decides that, and until when they may wait and run.
 
-The operator may delete a Job that a queue suspends and resumes, and changes nothing of it.
+The operator may delete a Job that a queue suspends and resumes, and changes only what stops nothing of it.
 """
 
 from datetime import datetime, timedelta
@@ -58,8 +58,11 @@ def describe_late_edits(job: DDPTrainingJob, view: JobView | None) -> str:
     queue = job.labels.get(KUEUE_QUEUE_LABEL)
     found = [f"queue {queue}"] if queue and queue != view.queue and not view.suspended else []
     found += [f"size {job.spec.nodes}"] if size_waits(job, view) else []
+    if not found:
+        return ""
+    waits = "wait" if len(found) > 1 else "waits"
     suspend = f"ddp suspend {job.name}, then ddp resume {job.name}"
-    return f"; {' and '.join(found)} waits, as Kueue would stop what runs: to take it, {suspend}" if found else ""
+    return f"; {' and '.join(found)} {waits}, as its queue would stop what runs: to go on with that, {suspend}"
 
 
 def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:

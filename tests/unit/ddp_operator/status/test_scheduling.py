@@ -121,9 +121,9 @@ class TestMessages:
         ("queue", "nodes", "waits"),
         [
             ("gpu", 2, ""),
-            ("other", 2, "queue other"),
-            ("gpu", 3, "size 3"),
-            ("other", 3, "queue other and size 3"),
+            ("other", 2, "queue other waits"),
+            ("gpu", 3, "size 3 waits"),
+            ("other", 3, "queue other and size 3 wait"),
         ],
     )
     def test_what_a_queue_does_not_take_while_the_job_runs_is_said(self, queue: str, nodes: int, waits: str) -> None:
@@ -131,8 +131,8 @@ class TestMessages:
         typed = job(status=STATUS, nodes=nodes, labels=labels)
         seen = observe(typed, [child_job(queue="gpu")], [child_pod(0), child_pod(1)])
         fact = describe_scheduling(typed, seen, 1, 2, NOW)
-        todo = "to take it, ddp suspend train, then ddp resume train"
-        words = f"; {waits} waits, as Kueue would stop what runs: {todo}" if waits else ""
+        todo = "to go on with that, ddp suspend train, then ddp resume train"
+        words = f"; {waits}, as its queue would stop what runs: {todo}" if waits else ""
         assert (fact.status, fact.message) == ("True", f"2/2 pods scheduled{words}")
 
     def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
@@ -212,6 +212,10 @@ class TestMessages:
         words = "waiting for 1 pods of the previous attempt to terminate"
         told = "; their Job is gone, but nobody deletes them: check that kube-controller-manager is running"
         assert (fact.reason, fact.message) == ("WaitingForFormerPods", words + told * (age == 30))
+
+    def test_pods_that_a_suspension_ends_are_of_no_other_attempt(self) -> None:
+        said = say(child_pod(owner="gone"), jobs=[], suspend=True)
+        assert said == ("WaitingForFormerPods", "waiting for 1 pods to terminate")
 
     @pytest.mark.parametrize("age", [29, 30])
     def test_scheduler_that_does_not_act_is_named(self, age: float) -> None:
