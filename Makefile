@@ -173,6 +173,7 @@ monitoring: ## a Prometheus with the alerts on this machine, for ddp run --metri
 bench: install ## measure ddp run and a killed worker's restart against torchrun by hand, and the idle operator
 	@$(PY) -m tests.bench.run_overhead $(ARGS)
 	@$(PY) -m tests.bench.recovery
+	@$(PY) -m tests.bench.warm_start
 	@$(PY) -m tests.bench.operator_idle
 
 .PHONY: bench-scale

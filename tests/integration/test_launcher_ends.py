@@ -61,7 +61,7 @@ def test_sigkill_of_the_launcher_leaves_no_process(pods: PodsFactory, tmp_path: 
     job.start()
     job.until(lambda: len(list(tmp_path.glob("started-*"))) == 2, "both ranks run")
     processes = descendants(job)
-    assert len(processes) == 4  # the agent, its workers, and what marks their lines
+    assert len(processes) == 6  # two fork servers, the agent, its workers, and what marks their lines
     job.signal(0, signal.SIGKILL)
     until_gone(job, processes)
 
@@ -172,7 +172,7 @@ time.sleep(0 if again else 600)
 
 def test_a_signal_is_named_and_retryable(pods: PodsFactory) -> None:
     script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    (ended,) = pods("train.py", script=script, nodes=1, nproc=2).run()
+    (ended,) = pods("train.py", script=script, nodes=1, nproc=2, warm=False).run()
     assert ended.code == 82
     assert "Fatal Python error: Segmentation fault" in ended.message["traceback"]
     assert ended.message["category"] == "Unknown"
@@ -279,7 +279,7 @@ else:
     job = pods("train.py", script=script, nodes=1, nproc=2)
     job.start()
     seen = job.until(lambda: 'ddp_loss{rank="0"} 0.5' in (text := job.page()) and text, "the rank's page")
-    assert 'ddp_launcher_phase{phase="Running"} 1' in seen
+    job.until(lambda: 'ddp_launcher_phase{phase="Running"} 1' in job.page(), "the agent has seen that they run")
     assert "ddp_launcher_in_place_restarts_total 0" in seen
     assert job.page(path="healthz") == "ok\n"
     (tmp_path / "enough").touch()

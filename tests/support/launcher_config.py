@@ -20,6 +20,7 @@ CONFIG = LauncherConfig(
     preflight=None,
     log_patterns=(),
     epochs=None,
+    warm_start=True,
 )
 
 

@@ -26,6 +26,9 @@ os.chdir(folder)
 os.environ.clear()
 os.environ.update(environ)
 sys.argv[:] = argv
+if argv[0].endswith("launcher.py"):
+    from tests.support.warm_launcher import fork_server
+    os.posix_spawn = fork_server
 if argv[0] == "-m":
     del sys.argv[0]
     runpy.run_module(argv[1], run_name="__main__", alter_sys=True)

@@ -13,6 +13,7 @@ import torch._dynamo  # noqa: E402
 import torch.distributed.run  # noqa: E402, F401
 
 import ddp_trainer.trainer  # noqa: E402, F401
+import tests.support.warm_launcher  # noqa: E402, F401
 
 for name in UNUSED:
     del sys.modules[name]

@@ -91,6 +91,13 @@ class Recovery(_Fields, frozen=True, kw_only=True):
             "scheduled without them."
         ),
     ] = True
+    warm_start: Annotated[
+        Literal["Auto", "Off"] | None,
+        Meta(
+            description="Auto, also where unset: a pod imports PyTorch once, and its ranks are forked from that one "
+            "at each start and restart. Off: each rank starts in a fresh interpreter."
+        ),
+    ] = None
 
 
 class Watchdog(_Fields, frozen=True, kw_only=True):

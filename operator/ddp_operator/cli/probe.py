@@ -6,6 +6,7 @@ One file, standard library only, Python 3.9: it is handed to the container's own
     probe.py watch <port> <interval in seconds>
 """
 
+import glob
 import json
 import os
 import re
@@ -46,13 +47,16 @@ def descends(pid: int, ancestor: int) -> bool:
 
 
 def find_worker(rank: int, ancestor: int = 0) -> int:
-    """Return the process of a rank, 0 if there is none: the topmost, since children inherit RANK."""
-    wanted = str(rank).encode()
+    """Return the process of a rank, 0 if there is none: as its shim has recorded it in the pod's runtime directory."""
     for name in filter(str.isdigit, os.listdir("/proc")):
-        if environment(name).get(b"RANK") != wanted or environment(parent(name)).get(b"RANK") == wanted:
+        runtime = environment(name).get(b"DDP_RUNTIME_DIR")
+        if runtime is None or (ancestor and not descends(int(name), ancestor)):
             continue
-        if not ancestor or descends(int(name), ancestor):
-            return int(name)
+        for path in glob.glob(os.path.join(os.fsdecode(runtime), "workers", "*.json")):
+            with open(path, encoding="utf-8") as stream:
+                about = json.load(stream)
+            if (about["pid"], about["rank"]) == (int(name), rank):
+                return int(name)
     return 0
 
 

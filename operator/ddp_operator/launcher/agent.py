@@ -1,4 +1,4 @@
-"""torchrun's agent: a forked child of the launcher, the only one that imports torch, and the channel of its reports."""
+"""torchrun's agent: forked for the launcher from a process that has imported torch, and the channel of its reports."""
 
 import importlib
 import json
@@ -6,25 +6,32 @@ import os
 import select
 import signal
 import socket
-import sys
 from contextlib import suppress
-from typing import Any, Iterable, Optional
+from typing import Any, Optional, Sequence
 
-from .contract import ENV_AGENT_PID
-from .files import log
-from .pod import Pod
-from .processes import STOP_SIGNALS, die_with, kill
+from .fork_server import RankForker, request_fork, start_fork_server
+from .pod import Pod, decode_pod, encode_config
+from .processes import kill
 from .rendezvous import fork_store
-from .torchrun_patches import adapt_torchrun
+from .torchrun_patches import adapt_torchrun, log_errors_only
 from .tracebacks import describe
 
-_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 RESTART, END = b"r", b"e"  # the launcher's reply to the agent's report of failures
 _SECONDS_FOR_REPLY = 10.0
 
 
-def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.socket, store_guard: Optional[int]) -> int:
-    """Run torchrun in this process and report to the launcher over ``channel``. Returns the exit code."""
+def agent_main(
+    request: dict[str, Any],
+    channel: socket.socket,
+    guards: Sequence[int],
+    problem: Optional[Exception],
+    forker: Optional[RankForker],
+) -> int:
+    """Run torchrun in this process and report to the launcher over ``channel``. Returns the exit code.
+
+    ``guards``: of the store that this agent hosts; ``problem``: why torch could not be imported.
+    """
+    pod = decode_pod(request["pod"])
 
     def report(event: dict[str, Any]) -> None:
         channel.sendall(json.dumps(event).encode() + b"\n")
@@ -35,17 +42,16 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
         return not select.select([channel], [], [], _SECONDS_FOR_REPLY)[0] or channel.recv(1) == RESTART
 
     try:
-        quiet = os.environ.setdefault(_CPP_LOG_LEVEL, "") == ""
-        if quiet:  # a store that ends before its clients fills the log with C++ stacks, also when all is well
-            os.environ[_CPP_LOG_LEVEL] = "ERROR"
+        if problem is not None:
+            raise problem
         torch = importlib.import_module("torch")
-        if quiet:
-            del os.environ[_CPP_LOG_LEVEL]  # the workers' own logs stay as they are
-        if store_guard is not None:
-            report({"store": fork_store(torch, pod.port, store_guard, channel)})
-            os.close(store_guard)
+        # A store that ends before its clients fills the log with C++ stacks, also when all is well.
+        log_errors_only(torch)
+        for guard in guards:
+            report({"store": fork_store(torch, pod.port, guard, channel)})
+            os.close(guard)
         torchrun = importlib.import_module("torch.distributed.run")
-        leave = adapt_torchrun(pod, report, may_restart)
+        leave = adapt_torchrun(pod, report, may_restart, forker)
         if channel.recv(1) != b"g":  # the launcher sends it when the master is reachable
             return 1
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
@@ -54,10 +60,10 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
         report({"result": "error", **describe(error)})
         return 1
     try:
-        arguments = torchrun.parse_args([*flags, "--no-python", *entry])
+        arguments = torchrun.parse_args([*request["flags"], "--no-python", *request["entry"]])
     except SystemExit:
-        problem = {"type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""}
-        report({"result": "error", **problem})
+        refusal = {"type": "ArgumentError", "message": "torchrun refused its arguments", "traceback": ""}
+        report({"result": "error", **refusal})
         return 2
     try:
         torchrun.run(arguments)
@@ -78,58 +84,39 @@ def agent_main(pod: Pod, flags: list[str], entry: list[str], channel: socket.soc
 class AgentProcess:
     """The agent that runs now, or ran last, as the launcher sees it.
 
-    ``status`` is None while it runs, a signal as a negative number.
+    ``status`` is None while it runs, a signal as a negative number. Until the agent has reported ``pid`` is that of
+    ``server``, from which it is being forked; 0: there is none.
     """
 
-    def __init__(self, pod: Pod, entry: list[str]) -> None:
+    def __init__(self, pod: Pod, entry: Sequence[str], *, warm: bool) -> None:
         self._pod = pod
-        self._entry = entry
-        self.pid = 0
+        self._entry = list(entry)
+        self._worker = self._entry[self._entry.index("worker") + 1 :] if warm else []
+        self.pid = self.server = self.rank_server = 0
         self.status: Optional[int] = None
         self.channel: Optional[socket.socket] = None  # None once the agent has closed its end
+        self._requests: Optional[socket.socket] = None
         self._unread = b""
 
-    def start(self, flags: list[str], store_guard: Optional[int], launchers: Iterable[Optional[int]]) -> None:
-        """Fork the agent. It closes ``launchers``, which are descriptors of the launcher's own."""
+    def start(self, flags: Sequence[str], store_guard: Optional[int]) -> None:
+        """Ask for an agent; the first one, and one after the server's end, waits for the import of torch."""
         if self.channel is not None:
             self.channel.close()
         self.status, self._unread = None, b""
         self.channel, theirs = socket.socketpair()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        launcher = os.getpid()
-        # A signal to the agent that came before it has put off our handlers would be lost.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        self.pid = os.fork()
-        if self.pid:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-            if store_guard is not None:
-                os.close(store_guard)
-            self.channel.setblocking(False)
-            return
-        code = 1
-        try:
-            signal.set_wakeup_fd(-1)
-            for number in (*range(1, 16), signal.SIGUSR1, signal.SIGCHLD):
-                if number not in (signal.SIGKILL, signal.SIGSEGV, signal.SIGFPE, signal.SIGPIPE):
-                    signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.setsid()
-            die_with(launcher)
-            for descriptor in launchers:
-                if descriptor is not None and descriptor >= 0:
-                    os.close(descriptor)
-            self.channel.close()
-            os.environ[ENV_AGENT_PID] = str(os.getpid())
-            code = agent_main(self._pod, flags, self._entry, theirs, store_guard)
-        except BaseException as error:
-            log(describe(error)["traceback"])
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        if not self.server or self._requests is None:
+            if self._requests is not None:
+                self._requests.close()
+            self.server, self._requests = start_fork_server(self._worker)
+        self.pid, self.rank_server = self.server, 0
+        request = {"pod": encode_config(self._pod), "flags": list(flags), "entry": self._entry}
+        guards = [] if store_guard is None else [store_guard]
+        with suppress(OSError):  # it has ended, as the channel will show
+            request_fork(self._requests, request, [theirs.fileno(), *guards])
+        theirs.close()
+        for guard in guards:
+            os.close(guard)
+        self.channel.setblocking(False)
 
     def send(self, message: bytes) -> None:
         """Send to the agent, unless it has ended meanwhile."""
@@ -151,7 +138,20 @@ class AgentProcess:
                 self.channel = None
             self._unread += data
         *lines, self._unread = self._unread.split(b"\n")
-        return [json.loads(line) for line in lines]
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if "server" in event:
+                self.pid, self.rank_server = event["pid"], event["server"]
+        if self.channel is None and not self.rank_server:
+            self.kill()  # it never came to be: the server ends as it would have
+        return events
+
+    def note_end(self, pid: int, status: int) -> None:
+        """Take in that a child of the launcher's has ended."""
+        if pid == self.pid:
+            self.status = os.waitstatus_to_exitcode(status)
+        if pid == self.server:
+            self.server = 0
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal to the agent."""

@@ -2,13 +2,16 @@
 
     launcher.py run <torchrun flags> -- <what follows `python` on its command line>
     launcher.py run <torchrun flags> --no-python -- <program> …
-    launcher.py worker …            (internal: what torchrun starts for each rank)
+    launcher.py worker …            (internal: a rank in an interpreter of its own)
+    launcher.py forkserver …        (internal: what imports PyTorch for the agent and the ranks)
 
 The operator mounts it, called launcher.py, into any image that has Python >= 3.9 and torch >= 2.2. The modules beside
 it are the package ``ddp_launcher``. Processes of a pod, each of which dies with the one before it:
 
-    supervisor (standard library)  ->  torchrun's agent (forked, imports torch)  ->  workers (through the shim)
-                                       on pod 0 also the rendezvous store, forked from the agent after the import
+    supervisor (standard library)  ->  fork server (imports torch)
+                                   ->  torchrun's agent (forked from it)  ->  its fork server
+                                                                          ->  workers (forked from that, in the shim)
+                                                                          ->  on pod 0 the rendezvous store
 
 ``docs/pod-contract.md`` has the environment, the exit codes and the files that the launcher reads and writes.
 """
@@ -37,13 +40,15 @@ def main() -> int:
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     subcommand, words = sys.argv[1:2], sys.argv[2:]
-    if subcommand not in (["run"], ["worker"]):
+    if subcommand not in (["run"], ["worker"], ["forkserver"]):
         sys.stderr.write(__doc__ or "")
         return 81
     package = type(sys)(PACKAGE)
     package.__path__ = [folder]
     sys.modules[PACKAGE] = package
-    if subcommand == ["worker"]:  # of which each rank compiles no more than it needs
+    if subcommand == ["forkserver"]:
+        words = importlib.import_module(f"{PACKAGE}.fork_server").serve(words)  # returns in a rank
+    if subcommand != ["run"]:  # of which each rank compiles no more than it needs
         importlib.import_module(f"{PACKAGE}.worker").worker_main(words)
     code: int = importlib.import_module(f"{PACKAGE}.main").run_main(words, _SIGNALS)
     return code

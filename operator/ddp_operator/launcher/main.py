@@ -8,9 +8,10 @@ from typing import Sequence
 from .command_line import find_missing_program, split_python_line
 from .contract import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
 from .failure_table import EXIT_CODES
-from .files import BOOTSTRAP
+from .files import BOOTSTRAP, log
 from .known_loops import find_total
 from .pod import add_pod_flags, default_threads, make_runtime_dir, read_pod
+from .processes import adopt_orphans
 from .supervisor import Supervisor
 from .termination import build_report, finish
 from .tracebacks import describe
@@ -52,9 +53,15 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
     os.environ[ENV_RUNTIME_DIR] = runtime
     own = [sys.executable, "-u", *(line.flags if line else []), BOOTSTRAP, "worker"]
     kind, what = ("program", command) if line is None else (line.kind, [line.target, *line.args])
+    obstacle = "" if adopt_orphans() else "this system has no child subreapers"
+    if line is not None and set(line.flags) - {"-u"}:
+        obstacle = f"the command has options of the interpreter, {' '.join(line.flags)}"
+    warm = pod.warm_start and line is not None
+    if warm and obstacle:
+        log(f"ranks start in fresh interpreters, each of which imports PyTorch: {obstacle}")
     try:
         entry = [*own, kind, "${local_rank}", *what]
-        return Supervisor(pod, add_pod_flags(flags, pod), entry, signals).run()
+        return Supervisor(pod, add_pod_flags(flags, pod), entry, signals, warm=warm and not obstacle).run()
     except Exception as error:
         broken = describe(error)
         message = f"the launcher itself failed: {broken['type']}: {broken['message']}"

@@ -63,6 +63,7 @@ class LauncherConfig:
     preflight: Optional[PreflightConfig]
     log_patterns: tuple[str, ...]
     epochs: Optional[int]
+    warm_start: bool
 
 
 _NESTED = {"watchdog": WatchdogConfig, "preflight": PreflightConfig}
@@ -82,6 +83,12 @@ def decode_config(text: Optional[str]) -> LauncherConfig:
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{ENV_LAUNCHER_CONFIG} cannot be read: {type(error).__name__}: {error}") from None
     return config
+
+
+def decode_pod(text: str) -> "Pod":
+    """Read what ``encode_config`` made of a pod."""
+    pod: Pod = _from_json(Pod, json.loads(text))
+    return pod
 
 
 def _to_json(value: Any) -> Any:

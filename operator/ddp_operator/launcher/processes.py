@@ -51,12 +51,17 @@ def load_libc() -> Any:
     return ctypes.CDLL(None)
 
 
-def prctl(option: int, value: int) -> None:
-    """Call prctl(2) where there is one."""
+def prctl(option: int, value: int) -> bool:
+    """Call prctl(2) where there is one. Returns whether it did what it was asked."""
     try:
-        load_libc().prctl(option, value, 0, 0, 0)
+        return bool(load_libc().prctl(option, value, 0, 0, 0) == 0)
     except (ImportError, OSError, AttributeError):
-        pass
+        return False
+
+
+def adopt_orphans(*, wanted: bool = True) -> bool:
+    """Let orphaned descendants become children of this process, or of one above it again. Returns whether they do."""
+    return prctl(36, wanted)  # PR_SET_CHILD_SUBREAPER
 
 
 def die_with(parent: int) -> None:

@@ -6,7 +6,6 @@ import select
 import signal
 import threading
 import time
-import warnings
 from typing import Any, Optional
 
 from .agent import END, RESTART, AgentProcess
@@ -25,7 +24,7 @@ from .metrics import Metrics
 from .output import OutputReader
 from .pod import Pod
 from .preflight import build_preflight_rows, describe_preflight
-from .processes import STOP_SIGNALS, find_family, kill, list_children, prctl, process_state
+from .processes import STOP_SIGNALS, find_family, kill, list_children, process_state
 from .rendezvous import count_connections, wait_for_master
 from .restarts import Restarts
 from .stall import read_board
@@ -44,7 +43,7 @@ _LINGER_SECONDS = 3.0
 class Supervisor:
     """What holds a pod's processes together. ``signals``: those that came before there was a supervisor."""
 
-    def __init__(self, pod: Pod, flags: list[str], entry: list[str], signals: list[int]) -> None:
+    def __init__(self, pod: Pod, flags: list[str], entry: list[str], signals: list[int], *, warm: bool) -> None:
         self.pod = pod
         self._flags = flags
         self._signals = signals
@@ -52,10 +51,10 @@ class Supervisor:
         self._result: dict[str, Any] = {}  # how the agent reports that it ended
         self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
         self._preflight: dict[str, Any] = {}
-        self._master: list[tuple[int, Optional[str]]] = []  # for which agent the wait is over, and the problem
+        self._master: list[tuple[Any, Optional[str]]] = []  # whose wait is over, and the problem
         self._stop_deadline: Optional[float] = None
         self._idle_since: Optional[float] = None  # since when the stopping agent has had no worker
-        self._agent = AgentProcess(pod, entry)
+        self._agent = AgentProcess(pod, entry, warm=warm)
         self._store = 0
         self._store_guard: Optional[int] = None
         taken = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # torchrun's own ways to mark lines win
@@ -72,10 +71,11 @@ class Supervisor:
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_end, False)
         self._lifeline = int(os.environ.pop(ENV_LIFELINE_FD, None) or -1)
+        if self._lifeline >= 0:
+            os.set_inheritable(self._lifeline, False)
 
     def run(self) -> int:
         """Run the pod to its end. Returns the exit code."""
-        prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come here and can be ended
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, signal.SIGUSR1):
             signal.signal(number, lambda received, frame: self._signals.append(received))
@@ -124,15 +124,13 @@ class Supervisor:
         under_way = self._phase == "Rendezvous" and self._restarts.count > 0
         if not under_way and not self._restarts.spend():
             return False
-        # Forking beside threads is safe here: ours hold no lock that the agent needs.
-        warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
         outcome, reason, hint = examine_agent(self.pod, self._result, self._agent.status or 0)
         self._restarts.reason = reason
         self._restarts.forget()
         if not under_way:
             self._show_failure(outcome, build_report(node=self.pod.node, message=reason, hint=hint))
         log(f"starting torchrun's agent again, restart {self._restarts.count}: {reason}")
-        self._end_processes(keep={self._store, self._reader.pid})
+        self._end_processes(keep={self._store, self._reader.pid, self._agent.server})
         self._result = {}
         return True
 
@@ -141,20 +139,20 @@ class Supervisor:
         if self.pod.meets_others and self.pod.node == 0 and not self._static and not self._store:
             guard, self._store_guard = os.pipe()
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
-        ours = (self._wake, self._wake_end, self._store_guard, self._reader.guard, self._lifeline)
-        self._agent.start(flags, guard, ours)
+        self._agent.start(flags, guard)
 
     def _release_agent(self) -> None:
         """Let the agent meet the others as soon as the master is there; until then it imports torch."""
         if self.pod.meets_others:
             self._enter("WaitingForMaster")
-            threading.Thread(target=self._wait_for_master, args=(self._agent.pid,), daemon=True, name="master").start()
+            wait = threading.Thread(target=self._wait_for_master, args=(self._agent.channel,), daemon=True)
+            wait.start()
         else:
             self._agent.send(b"g")
 
-    def _wait_for_master(self, agent: int) -> None:
+    def _wait_for_master(self, channel: Any) -> None:
         port = None if self.pod.node == 0 else self.pod.port
-        self._master.append((agent, wait_for_master(self.pod.master, port, self.pod.join_timeout_seconds)))
+        self._master.append((channel, wait_for_master(self.pod.master, port, self.pod.join_timeout_seconds)))
         os.write(self._wake_end, b"\0")
 
     # -- watching
@@ -177,8 +175,8 @@ class Supervisor:
         while self._signals:
             self._on_signal(self._signals.pop(0))
         while self._master:
-            agent, problem = self._master.pop()
-            if agent != self._agent.pid:
+            channel, problem = self._master.pop()
+            if channel is not self._agent.channel:
                 continue
             if problem is None:
                 self._agent.send(b"g")
@@ -196,7 +194,8 @@ class Supervisor:
     def _has_no_workers(self) -> bool:
         """Tell whether the agent has had no living worker for a while."""
         now = time.monotonic()
-        if any(process_state(pid) for pid in find_family(self._agent.pid)[1:] if pid != self._store):
+        others = {self._agent.pid, self._agent.rank_server, self._store}
+        if any(process_state(pid) for pid in find_family(self._agent.pid) if pid not in others):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
@@ -226,8 +225,8 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            if pid == self._agent.pid:
-                self._agent.status = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+            self._receive()  # an agent that has ended may just have reported its pid
+            self._agent.note_end(pid, status)
             if pid == self._store:
                 self._store = 0
             if pid == self._reader.pid:

@@ -4,17 +4,20 @@ import importlib
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any, Callable, Iterable, Optional
 
 from .contract import EXIT_PREEMPTED, STALL_REPORT_FILE, STOPPING_FILE
 from .failure import blame_early_ends, examine
 from .files import log
+from .fork_server import RankForker
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
 from .processes import STOPPED_STATES, kill, process_state
 from .rendezvous import AwakeClock, Heartbeats, RendezvousQuorum, query_store
 from .stall import StallBoard
 
+_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _SECONDS_WITHOUT_STORE = 5.0
 _SECONDS_FOR_ENDS = 5.0  # that pods which have trained together may end one after another
 _LAST_BARRIER = "torchelastic/agent/terminal_state/num_members"  # torchrun's key, in the store of a round
@@ -28,6 +31,8 @@ _PRIVATE_PARTS = {
     f"{_AGENT}()": ("_store", "_worker_group", "_remaining_restarts", "_pcontext"),
     f"{_PROCESSES}": ("_terminate_process_handler",),
     f"{_PROCESSES}:PContext": ("close", "pids"),
+    f"{_PROCESSES}:SubprocessHandler": ("_popen",),
+    f"{_PROCESSES}:SubprocessHandler()": ("_stdout", "_stderr"),
     f"{_RENDEZVOUS}": ("_delay", "_should_keep_alive", "_RendezvousExitOp"),
     f"{_RENDEZVOUS}:_Action": ("SYNC", "KEEP_ALIVE", "MARK_RENDEZVOUS_COMPLETE"),
     f"{_RENDEZVOUS}:_NodeDescGenerator": ("generate",),
@@ -57,21 +62,36 @@ def find_missing_parts() -> list[str]:
     return missing
 
 
-def adapt_torchrun(pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool]) -> Callable[[], None]:
+def log_errors_only(torch: Any) -> None:
+    """Let C++ of this process log errors only, unless the pod's environment says what is logged."""
+    if os.environ.get(_CPP_LOG_LEVEL):
+        return
+    import ctypes
+
+    os.environ[_CPP_LOG_LEVEL] = "ERROR"
+    with suppress(OSError, AttributeError):  # where the symbol is another one the log is longer
+        ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))._ZN3c1011initLoggingEv()
+    del os.environ[_CPP_LOG_LEVEL]
+
+
+def adapt_torchrun(
+    pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool], forker: Optional[RankForker]
+) -> Callable[[], None]:
     """Teach the agent what torchrun has no flag for, or nothing where this torch lacks a part that this needs.
 
-    ``report`` sends an event to the launcher; ``may_restart`` sends failures, and returns whether a restart follows.
-    Returns a function that takes this pod out of the rendezvous.
+    ``report`` sends an event to the launcher; ``may_restart`` sends failures, and returns whether a restart follows;
+    ``forker`` forks the ranks, None: they start in fresh interpreters. Returns a function that takes this pod out of
+    the rendezvous.
     """
     missing = find_missing_parts()
     if not missing:
-        patches = TorchrunPatches(pod, report, may_restart)
+        patches = TorchrunPatches(pod, report, may_restart, forker)
         patches.apply()
         return patches.leave
     log(
         f"torch {importlib.import_module('torch').__version__} lacks {', '.join(missing)}: torchrun runs as it is. "
-        "Training works; there are no preflight, no phases and no restarts in place by the kind of a failure, workers "
-        "have torchrun's 30 s to save, and an elastic job meets by torchrun's own timeouts"
+        "Training works; there are no warm start, no preflight, no phases and no restarts in place by the kind of a "
+        "failure, workers have torchrun's 30 s to save, and an elastic job meets by torchrun's own timeouts"
     )
     report({"phase": "Running"})
     return lambda: None
@@ -84,8 +104,10 @@ class TorchrunPatches:
     why. In an elastic job it restarts for free when other pods come and go, and knows whom to wait for.
     """
 
-    def __init__(self, pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool]) -> None:
-        self._pod, self._report, self._may_restart = pod, report, may_restart
+    def __init__(
+        self, pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool], forker: Optional[RankForker]
+    ) -> None:
+        self._pod, self._report, self._may_restart, self._forker = pod, report, may_restart, forker
         self._processes: Any = importlib.import_module(_PROCESSES)
         self._rounds: Any = importlib.import_module(_RENDEZVOUS)
         self._gate = SignalGate(self._processes)
@@ -106,6 +128,8 @@ class TorchrunPatches:
         _wrap(agent, "_restart_workers", self._restart)
         _wrap(agent, "_monitor_workers", self._monitor)
         _wrap(self._processes.PContext, "close", self._close)
+        if self._forker is not None:
+            _wrap(self._processes.SubprocessHandler, "_popen", self._open)
         _wrap(rounds.DynamicRendezvousHandler, "num_nodes_waiting", self._count_waiting)
         if pod.success_policy == "RankZero" and pod.node == 0:
             _wrap(agent, "_exit_barrier", self._wait_for_ends)  # torchrun would wait there for 300 s
@@ -180,6 +204,10 @@ class TorchrunPatches:
             # Pods that have ended do not come to another rendezvous: it would only time out.
             agent._remaining_restarts = int(again and not ended)
         return result
+
+    def _open(self, inner: Any, handler: Any, args: Any, env: dict[str, str]) -> Any:
+        forked = self._forker and self._forker.fork(args, env, (handler._stdout, handler._stderr))
+        return forked or inner(handler, args, env)
 
     def _close(self, inner: Any, context: Any, death_sig: Any = None, timeout: float = 30) -> Any:
         saves = self._is_stopping or self._pod.elastic

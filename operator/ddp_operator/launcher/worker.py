@@ -53,6 +53,13 @@ class GroupRecorder:
             self._blind = True
         return spec
 
+    def start(self) -> None:
+        """Watch the module, which this rank's program will import or a fork server has imported already."""
+        if _GROUPS_MODULE in sys.modules:
+            self._watch(sys.modules[_GROUPS_MODULE])
+        else:
+            sys.meta_path.insert(0, self)
+
     def _watch(self, module: Any) -> None:
         update = getattr(module, "_update_default_pg", None)
         if update is None:
@@ -132,7 +139,7 @@ def worker_main(words: Sequence[str]) -> NoReturn:
         faulthandler.enable()  # a crash in native code says at least where the script was
     pid = os.getpid()
     groups = GroupRecorder(group_file)
-    sys.meta_path.insert(0, groups)
+    groups.start()
     try:
         _run_python(kind, target, args)
     except BaseException as error:
@@ -155,6 +162,8 @@ def _run_python(kind: str, target: str, args: list[str]) -> None:
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     bootstrap, sys.modules["__main__"] = sys.modules["__main__"], main
+    if "__mp_main__" in sys.modules:  # what children of multiprocessing call it, imported before there was a program
+        sys.modules["__mp_main__"] = main
     main.__dict__["__loader__"] = None
     sys.argv = [target, *args]
     unsafe = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))

@@ -120,6 +120,7 @@ def build_launcher_config(
         preflight=preflight if checks and flight.mode != "Off" else None,
         log_patterns=tuple(spec.metrics.log_patterns),
         epochs=spec.metrics.epochs,
+        warm_start=spec.recovery.warm_start != "Off",
     )
 
 

@@ -48,6 +48,14 @@ class PContext:
         return {}
 
 
+class SubprocessHandler:
+    def __init__(self) -> None:
+        self._stdout = self._stderr = None
+
+    def _popen(self, args: Any, env: Any) -> None:
+        pass
+
+
 class DynamicRendezvousHandler:
     def __init__(self) -> None:
         self._state_holder = self._op_executor = None
@@ -141,6 +149,7 @@ _module("torch.distributed.elastic.multiprocessing.errors", ChildFailedError=Chi
 _module(
     "torch.distributed.elastic.multiprocessing.api",
     PContext=PContext,
+    SubprocessHandler=SubprocessHandler,
     SignalException=SignalException,
     _terminate_process_handler=None,
 )

@@ -314,16 +314,22 @@ class TestDrill:
 
 
 class TestProbe:
-    def test_the_process_of_a_rank_is_found_and_not_its_child(self) -> None:
-        """A DataLoader worker inherits RANK."""
+    def test_the_process_of_a_rank_is_found_as_it_has_recorded_itself(self, tmp_path: Path) -> None:
+        """A DataLoader worker inherits the environment, and of a forked rank no other process sees RANK."""
         inner = "import time; time.sleep(600)"
         code = (
             f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {inner!r}]); print(p.pid, flush=True)"
         )
         worker = [sys.executable, "-c", f"{code}; p.wait()"]
-        with subprocess.Popen(worker, env=os.environ | {"RANK": "7"}, stdout=subprocess.PIPE) as process:
+        env = os.environ | {"DDP_RUNTIME_DIR": str(tmp_path)}
+        (tmp_path / "workers").mkdir()
+        with subprocess.Popen(worker, env=env, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             child = int(process.stdout.readline())
+            assert probe.find_worker(7, os.getpid()) == 0
+            for local_rank, pid in enumerate((1 << 22, process.pid), 6):
+                about = {"pid": pid, "rank": local_rank, "localRank": local_rank}
+                (tmp_path / "workers" / f"{local_rank}.json").write_text(json.dumps(about))
             try:
                 assert probe.parent(child) == process.pid
                 assert probe.find_worker(7, os.getpid()) == process.pid

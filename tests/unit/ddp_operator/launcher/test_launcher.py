@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_operator.launcher.agent import AgentProcess
 from ddp_operator.launcher.command_line import PythonLine, split_python_line
 from ddp_operator.launcher.contract import COMMENT_LAST_FAILURE
 from ddp_operator.launcher.failure import examine
@@ -332,7 +333,7 @@ def test_a_failure_before_a_stop_counts_also_where_the_agent_is_late_to_say_that
     (tmp_path / "errors").mkdir()
     error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": "ValueError", "message": "the cause"}
     write_json(str(tmp_path / "errors" / "1.json"), error)
-    pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], [])
+    pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], [], warm=False)
     pod._restarts.count = pod._restarts._spent = restarts
     pod._enter("Rendezvous")
     pod._agent.pid = 2**22 + 1  # nobody
@@ -359,35 +360,60 @@ def test_a_taken_port_costs_no_page_where_its_reader_can_be_told_another(
     with socket.create_server(("", 0)) as taken:
         wanted = taken.getsockname()[1]
         pod = launcher_pod(tmp_path, metrics_port=wanted)
-        Supervisor(pod, [], [], [])._serve_metrics()
+        Supervisor(pod, [], [], [], warm=False)._serve_metrics()
         assert f"no metrics: cannot listen on port {wanted}" in capsys.readouterr().err
         monkeypatch.setenv("DDP_PORT_FILE", str(tmp_path / "port"))
-        Supervisor(pod, [], [], [])._serve_metrics()
+        Supervisor(pod, [], [], [], warm=False)._serve_metrics()
     port = json.loads((tmp_path / "port").read_text())
     assert f"metrics are on port {port}: cannot listen on {wanted}" in capsys.readouterr().err
     assert "ddp_launcher_phase" in fetch_page(port)
 
 
-def test_no_signal_is_lost_in_an_agent_that_has_the_launchers_handlers_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fork() -> int:
-        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        return 4321
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AgentProcess, socket.socket, list[int]]]:
+    """An agent that was asked for, the end of its channel, and whom signals were sent to. Its server is 4321."""
+    requests, theirs = socket.socketpair()
+    killed: list[int] = []
+    monkeypatch.setattr("ddp_operator.launcher.agent.start_fork_server", lambda worker: (4321, requests))
+    monkeypatch.setattr("ddp_operator.launcher.agent.kill", lambda pid, number: killed.append(pid))
+    process = AgentProcess(launcher_pod(tmp_path), ["python", "worker", "script", "0", "train.py"], warm=True)
+    process.start(["--nnodes=1"], None)
+    _, (descriptor,), _, _ = socket.recv_fds(theirs, 4, 1)
+    assert json.loads(theirs.recv(1 << 16))["flags"] == ["--nnodes=1"]
+    with socket.socket(fileno=descriptor) as channel, theirs:
+        yield process, channel, killed
+    requests.close()
 
-    monkeypatch.setattr(os, "fork", fork)
-    pod = Supervisor(launcher_pod(tmp_path), [], [], [])
-    pod._start_agent()
-    assert pod._agent.pid == 4321
-    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    assert pod._agent.channel is not None
-    pod._agent.channel.close()
+
+def test_an_agent_is_its_server_until_it_has_reported(agent: Any) -> None:
+    process, channel, killed = agent
+    process.kill(signal.SIGTERM)
+    channel.sendall(b'{"pid": 77, "server": 78}\n{"phase": "Rendezvous"}\n')
+    assert [event.get("phase") for event in process.receive()] == [None, "Rendezvous"]
+    process.kill(signal.SIGTERM)
+    assert killed == [4321, 77]
+    process.note_end(4321, 0)
+    assert (process.status, process.server) == (None, 0)  # the next one needs another server
+    process.note_end(77, signal.SIGKILL)
+    assert process.status == -signal.SIGKILL
+    channel.close()
+    process.receive()
+    assert killed == [4321, 77]
+
+
+def test_an_agent_that_never_came_to_be_ends_as_its_server_does(agent: Any) -> None:
+    process, channel, killed = agent
+    channel.close()
+    assert process.receive() == []
+    assert killed == [4321]  # which may have ended by itself, with a status of its own
+    process.note_end(4321, signal.SIGSEGV)
+    assert (process.status, process.server) == (-signal.SIGSEGV, 0)
 
 
 def test_a_stop_reaches_the_workers_also_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], [])
+    pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], [], warm=False)
     sent: list[int] = []
     monkeypatch.setattr(pod._agent, "kill", sent.append)
     pod._on_signal(signal.SIGTERM)

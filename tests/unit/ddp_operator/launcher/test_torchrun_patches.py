@@ -64,7 +64,7 @@ def test_torchrun_stays_as_it_is_where_this_torch_lacks_a_part(
     members = {name: getattr(server.LocalElasticAgent, name) for name in dir(server.LocalElasticAgent)}
     missing = hide(monkeypatch)
     told: list[dict[str, Any]] = []
-    adapt_torchrun(launcher_pod(tmp_path, nodes=2), told.append, lambda event: False)()
+    adapt_torchrun(launcher_pod(tmp_path, nodes=2), told.append, lambda event: False, None)()
     (line,) = capsys.readouterr().err.splitlines()
     assert f" lacks {missing}: torchrun runs as it is." in line
     assert told == [{"phase": "Running"}]

@@ -1,0 +1,76 @@
+"""Which programs find in a forked process what they have in a fresh interpreter. The process tier forks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddp_operator.launcher.fork_server import ForkedRank, find_obstacle
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace()))
+    return tmp_path
+
+
+def test_what_has_happened_in_the_server_may_stand_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_obstacle("code", "pass", threads=1) is None
+    assert "has 2 threads" in (find_obstacle("code", "pass", threads=2) or "")
+    monkeypatch.setattr(sys.modules["torch"].cuda, "_is_in_bad_fork", lambda: True, raising=False)
+    assert "the GPU was used" in (find_obstacle("code", "pass", threads=1) or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("os.environ['OMP_NUM_THREADS'] = '4'", "OMP_NUM_THREADS"),
+        ('os.environ [ "MKL_NUM_THREADS" ]=n', "MKL_NUM_THREADS"),
+        ("environ.setdefault('KMP_AFFINITY', 'compact')", "KMP_AFFINITY"),
+        ("os.environ.update({'TORCH_LOGS': '+all'})", "TORCH_LOGS"),
+        ("os.putenv('PYTORCH_JIT', '0')", "PYTORCH_JIT"),
+        ("os.environ['OMP_NUM_THREADS'] == '4'", None),
+        ("threads = os.environ['OMP_NUM_THREADS']", None),
+        ("os.environ.get('OMP_NUM_THREADS', '1')", None),
+        ("os.environ['TORCH_NCCL_BLOCKING_WAIT'] = '1'", None),
+        ("os.environ['TORCH_HOME'] = '/cache'", None),
+        ("os.environ['CUDA_VISIBLE_DEVICES'] = '1'", None),
+    ],
+)
+def test_a_variable_that_the_script_sets_before_the_import_is_seen(folder: Path, line: str, name: str | None) -> None:
+    (folder / "package").mkdir()
+    for path in ("train.py", "package/train.py", "package/__main__.py"):
+        (folder / path).write_text(f"import os\n{line}\nimport torch\n")
+    programs = [("script", "train.py"), ("script", "package"), ("module", "package.train"), ("module", "package")]
+    for kind, target in (*programs, ("code", line)):
+        obstacle = find_obstacle(kind, target, threads=1)
+        assert (obstacle and obstacle.split()[3]) == name, (kind, target)
+
+
+@pytest.mark.parametrize("shadow", ["json.py", "json/__init__.py"])
+def test_a_neighbour_with_the_name_of_an_imported_module_is_seen(folder: Path, shadow: str) -> None:
+    (folder / "src" / "json").mkdir(parents=True)
+    (folder / "src" / "train.py").write_text("")
+    (folder / "train.py").symlink_to("src/train.py")
+    assert find_obstacle("script", "train.py", threads=1) is None
+    (folder / "src" / shadow).write_text("")
+    assert f"src/{shadow} stands in" in (find_obstacle("script", "train.py", threads=1) or "")
+    assert find_obstacle("code", "pass", threads=1) is None
+
+
+def test_a_forked_rank_is_waited_for_as_a_popen_is() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)"], stdin=-1) as process:
+        rank = ForkedRank(process.pid)
+        assert rank.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            rank.wait(0.01)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert (rank.wait(), rank.poll()) == (3, 3)
+        rank.send_signal(9)  # to nobody
+        process.returncode = 3
