@@ -37,7 +37,7 @@ def build_pod(job: Mapping[str, Any], index: int, *, suffix: str) -> dict[str, A
             "labels": labels,
             "annotations": {**metadata.get("annotations", {}), ANNOTATION_COMPLETION_INDEX: str(index)},
             "finalizers": [JOB_TRACKING_FINALIZER],
-            "ownerReferences": [{**owner, "controller": True}],
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
         },
         "spec": spec,
         "status": {"phase": "Pending"},

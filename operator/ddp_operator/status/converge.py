@@ -148,7 +148,7 @@ def blocked_by_avoidance(pods: Pods) -> tuple[datetime, str] | None:
 
 
 def _missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
-    """Return the pods to create in a queued Job, whose other pods wait for them (ADR 0018).
+    """Return the pods to create in a queued Job, whose other pods wait for them (ADR 0019).
 
     The Job controller would do so too, but waits 10 s after the first failure, twice as long after each further one. A
     pod that was killed soon after its start is left to it.
