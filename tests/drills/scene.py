@@ -28,7 +28,8 @@ PATIENCE = float(os.environ.get("DDP_DRILL_PATIENCE", "240"))
 MARK = "DDP_DRILL"
 STEPS, EVERY, STRIKE = 40, 5, 12
 """Steps of the job, steps between checkpoints, and the step (from 0) at which most faults come."""
-PAUSE = 0.05
+PAUSE = 0.15
+"""Seconds after each step: so long that the operator sees a restart in place before the job has ended."""
 ARGUMENTS = (
     "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "16", "--epochs", "1",
     "--max-steps", str(STEPS), "--checkpoint-every-steps", str(EVERY), "--checkpoint-every-epochs", "0",

@@ -274,7 +274,7 @@ class TestHeartbeats:
         holder = rounds._BackendRendezvousStateHolder(None, settings)
         long_ago = datetime(2024, 2, 29, tzinfo=UTC)
         state = holder.state
-        patches = TorchrunPatches(launcher_pod(tmp_path, elastic=True), print, lambda event: False)
+        patches = TorchrunPatches(launcher_pod(tmp_path, elastic=True), print, lambda event: False, None)
         state.complete, state.round = True, 3
         for name in ("a", "b"):  # as a newcomer finds them when the store has been held up
             node = rounds._NodeDesc(name, 0, 0)
