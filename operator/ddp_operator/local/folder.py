@@ -171,10 +171,11 @@ class RunFolder:
         self.write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
 
     def clear(self) -> None:
-        """Remove temporary files that a killed run has left: its own, and those of its pods' launchers."""
+        """Remove temporary files and pipes that a killed run has left: its own, and those of its pods' launchers."""
         # The summary is written last: with it the run has ended normally.
         if self.status.exists() and not self.summary.exists() and not self.in_use:
-            clear_half_written(self.path, "*.tmp", "metrics/*.tmp", "pods/*/runtime/**/*.tmp")
+            runtime = "pods/*/runtime"
+            clear_half_written(self.path, "*.tmp", "metrics/*.tmp", f"{runtime}/**/*.tmp", f"{runtime}/output/*")
 
     def last_write(self) -> float:
         """Return when the run last wrote here (Unix seconds): a page each second while pods run. Raises: OSError."""

@@ -40,6 +40,7 @@ from ddp_operator.workqueue import backoff
 
 _RETRY_SECONDS: Final = 1.0
 _PENDING_SECONDS: Final = 2.0  # here pods start at once, unless they wait for GPUs
+_PROGRESS_SECONDS: Final = 1.0  # pages are read: no network and no API server bears it here
 _MAX_ERRORS: Final = 8
 """Passes in a row with an unexpected error after which the run is stopped: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
@@ -146,7 +147,7 @@ class Run:
         try:
             self._add_objects()
             self._print_plan()
-            reconciler = Reconciler(self._cluster)
+            reconciler = Reconciler(self._cluster, progress_interval=_PROGRESS_SECONDS)
             wait = await self._pass(reconciler)
             # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
             self._showing = True

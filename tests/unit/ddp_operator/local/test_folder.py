@@ -84,10 +84,10 @@ def test_what_a_killed_run_left_half_written_goes_with_the_next_one(
     assert writer.stdout is not None
     folder = RunFolder(Path(writer.stdout.readline().strip()))
     runtime = folder.path / "pods" / "p" / "runtime" / "errors"
-    volume = folder.path / "pods" / "p" / "volumes" / "scratch"
-    for made in (runtime, volume):
+    output, volume = runtime.parent / "output", folder.path / "pods" / "p" / "volumes" / "scratch"
+    for made in (runtime, output, volume):
         made.mkdir(parents=True)
-    half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp", runtime / "0.json.77.tmp"]
+    half = [folder.path / "status.yaml.tmp", folder.pages / "p.prom.tmp", runtime / "0.json.77.tmp", output / "0"]
     users = [volume / "mine.tmp", tmp_path / "claims" / "c" / "theirs.tmp"]
     users[1].parent.mkdir(parents=True)
     for path in (*half, *users):
