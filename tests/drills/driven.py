@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,11 @@ def run_job(plan: RunPlan) -> Outcome:
     return asyncio.run(Driven(plan).run())
 
 
-def _start(*args: Any, inner: Any = processes.start, **kwargs: Any) -> Any:
-    command, index = args[0], kwargs["environment"][constants.ENV_COMPLETION_INDEX]
-    prefix = os.environ.get(f"DRILL_PREFIX_{index}", "").split("\n")
-    return inner([*filter(None, prefix), *command], *args[1:], **kwargs)
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], *args: Any, inner: Any = processes.start, **kwargs: Any
+) -> Any:
+    prefix = os.environ.get(f"DRILL_PREFIX_{environment[constants.ENV_COMPLETION_INDEX]}", "").split("\n")
+    return inner([*filter(None, prefix), *command], environment, *args, **kwargs)
 
 
 async def _scrape(pod: Mapping[str, Any], page_port: int | None) -> str | None:
