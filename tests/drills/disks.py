@@ -46,7 +46,7 @@ def fill_run(scene: Scene) -> Outcome:
     run = scene.start(arguments=["--log-every", "1000"])
     scene.until_step(run)
     free = _fill(runs)
-    scene.until(lambda: "the run goes on without" in run.output, "a word about the disk", alive=run)
+    scene.until(lambda: "the run continues without" in run.output, "a word about the disk", alive=run)
     struck = kill([run.tree().workers[1]])
     free()
     run.succeed(restarts=0, in_place=1)
