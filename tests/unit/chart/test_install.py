@@ -123,9 +123,9 @@ def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPla
     subject = f"--as=system:serviceaccount:team-a:{account}"
     for verb, resource, namespace in (
         ("create", "jobs", "team-c"), ("list", "pods", "default"), ("get", "secrets", "team-a"),
-        ("create", "rolebindings", "team-a"), ("create", "pods/exec", "team-a"),
+        ("create", "rolebindings", "team-a"), ("create", "pods --subresource=exec", "team-a"),
     ):  # fmt: skip
-        asked = plane.kubectl("auth", "can-i", verb, resource, "-n", namespace, subject, check=False)
+        asked = plane.kubectl("auth", "can-i", verb, *resource.split(), "-n", namespace, subject, check=False)
         assert asked.stdout.strip() == "no", (verb, resource, namespace)
 
 
