@@ -30,7 +30,6 @@ OURS = "/apis/ddp-operator.dev/v1alpha1"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 HOME = "ddp-operator"
 SAMPLES = sorted((ROOT / "deploy/samples").glob("*.yaml"))
-# One container with a shell in it is all that a stolen account would need.
 REFUSED: list[tuple[str, str, Any]] = [
     # What is secret.
     ("GET", "/api/v1/secrets", None),
