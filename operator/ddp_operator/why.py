@@ -5,7 +5,7 @@ Pure. The status already holds the cluster's own words; what is added here is th
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from ddp_operator.api.status import Condition, LastFailure, Progress, Status
 from ddp_operator.failures import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.progress import format_duration
-from ddp_operator.status.conditions import find_blocker, find_obstacle
+from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 
 _LOOK_AT_LOGS: Final = "Look at the end of its log: ddp logs {name}."
 # reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.
@@ -36,20 +36,25 @@ REMEDIES: Final = {
     # Scheduled
     "Unschedulable": "Free or add nodes that have what the pods ask for, ask for less in resources, nodeSelector or "
     "tolerations, or run on fewer nodes: ddp scale {name} N.",
-    "QuotaPending": "It starts when it is admitted; the queue and those before it: kubectl get localqueues,workloads.",
+    "QuotaPending": "It starts when it is admitted; the queue and those before it: kubectl get "
+    "localqueues,workloads{option}.",
     "Inadmissible": "It does not start by itself: create the queue that is named (kubectl get "
-    "localqueues,clusterqueues), or move the job to another one by its label kueue.x-k8s.io/queue-name.",
+    "localqueues,clusterqueues{option}), or move the job to another one by its label kueue.x-k8s.io/queue-name.",
+    "QueueStopped": "It goes on when whoever runs the queue lets it (stopPolicy: None, flavors and admission checks "
+    "that exist): kubectl describe localqueues,clusterqueues{option}.",
+    "WorkloadFinished": "Kueue does not look at it again. To queue the job anew: ddp suspend {name}, then ddp resume "
+    "{name}.",
     "WorkloadDeactivated": "It does not start by itself; to queue it again, set spec.active of the Workload that is "
-    "named to true: kubectl edit workload.",
+    "named to true: kubectl edit workload{option}.",
     "WorkloadMissing": "Kueue tries again within some minutes once what it needs is there, or at once when the job's "
     "label kueue.x-k8s.io/priority-class is changed.",
     "ImagePull": "Check the image's name and tag, and imagePullSecrets if the registry is private. As long as no pod "
     "has run, a corrected file can be applied to the same job.",
     "PodsForbidden": "A quota, a policy or a missing service account keeps the pods from being made: change the job or "
     "ask whoever owns the namespace.",
-    "VolumeNotReady": "Check the claim: kubectl get pvc. One that several nodes use must be ReadWriteMany.",
-    "PodsNotStarting": "kubectl describe pod on the pod that is named has the kubelet's words; what is missing may be "
-    "made later.",
+    "VolumeNotReady": "Check the claim: kubectl get pvc{option}. One that several nodes use must be ReadWriteMany.",
+    "PodsNotStarting": "kubectl describe pod{option} on the pod that is named has the kubelet's words; what is missing "
+    "may be made later.",
     "WaitingForPods": "Pods are being made and placed; if this lasts for minutes, the Events of the Job say why.",
     "WaitingForFormerPods": "The next attempt starts when they are gone; a pod on a dead node is given up after "
     "spec.recovery.forceDeleteAfterSeconds.",
@@ -99,10 +104,6 @@ _BETTER: Final = {
     "scale {name} N), ask for less in resources, or have the queue's quota raised.",
     r"untolerated taint|doesn't match node affinity": "It does not start by itself: correct nodeSelector, affinity or "
     "tolerations, or move the job to another queue by its label kueue.x-k8s.io/queue-name.",
-    r"is held|is not active|is inactive|is stopped": "It goes on when whoever runs the queue lets it (stopPolicy: "
-    "None, flavors and admission checks that exist): kubectl describe localqueues,clusterqueues.",
-    r"its Workload \S+ has ended": "Kueue does not look at it again. To queue the job anew: ddp suspend {name}, then "
-    "ddp resume {name}.",
     r"violates PodSecurity": "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image "
     "must then run as a user other than root.",
     r"image will run as root": "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
@@ -111,11 +112,6 @@ _BETTER: Final = {
     r'(?i)\b(secret|configmap) "[^"]+" not found': "Create it in the job's namespace, and the pods start by themselves "
     "within two minutes; or correct its name in a new job.",
 }
-# The suggested commands that look into a namespace.
-_COMMANDS: Final = (
-    r"\b(?:ddp \w+ {name}|kubectl describe ddp {name}|job-name={name})(?![\w-])"
-    r"|kubectl (?:(?:get|describe) localqueues,\w+|get pvc|edit workload|describe pod)\b"
-)
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # An operator that runs looks at a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
@@ -143,19 +139,13 @@ def explain_why(
 
     ``option``: what the commands that are suggested need to find its namespace, such as `` -n team``.
     """
-    why = _explain(resource, events, now)
-    name = re.escape(why.name)
-    return replace(why, todo=re.sub(_COMMANDS.format(name=name), lambda match: match[0] + option, why.todo))
-
-
-def _explain(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: datetime) -> Why:
     metadata = resource["metadata"]
     name = str(metadata["name"])
     try:
         status = msgspec.convert(resource.get("status") or {}, Status)
     except msgspec.ValidationError:  # a newer operator's, or somebody wrote into it
         words = f"{name} has a status that this version of ddp cannot read."
-        return Why(name, "Unknown", "", words, _DESCRIBE.format(name=name))
+        return Why(name, "Unknown", "", words, _fill(_DESCRIBE, name, option))
     phase = status.phase or "Pending"
     if "deletionTimestamp" in metadata:
         return Why(name, phase, "Deleting", f"{name} is being deleted.", "Its pods end within their grace time.")
@@ -163,22 +153,24 @@ def _explain(resource: Mapping[str, Any], events: Sequence[Mapping[str, Any]], n
         apart = next((c for c in status.conditions if (c.type, c.status) == ("Distributed", "False")), None)
         if apart is not None:
             what = f"{_describe_success(name, status)} But {sentence(apart.message)}"
-            return Why(name, phase, apart.reason, what, REMEDIES[apart.reason])
+            return Why(name, phase, apart.reason, what, _fill(REMEDIES[apart.reason], name, option))
         return Why(name, phase, "", _describe_success(name, status))
     if phase == "Failed":
-        return _explain_failure(name, status)
+        return _explain_failure(name, status, option)
     if not status.conditions:
         return _explain_unseen(name, metadata, events, now)
     condition = find_obstacle(status)
     if condition is not None:
-        return _explain_condition(name, phase, condition, status, events, now)
+        what, condition = _describe_obstacle(name, condition, status, events, now)
+        return Why(name, phase, condition.reason, what, _fill(_find_remedy(condition), name, option, status))
     hint = _describe_hint(status.last_failure) if status.last_failure and status.restarts.all else ""
     return Why(name, phase, "", _describe_training(name, status), hint)
 
 
-def _explain_condition(
-    name: str, phase: str, condition: Condition, status: Status, events: Sequence[Mapping[str, Any]], now: datetime
-) -> Why:
+def _describe_obstacle(
+    name: str, condition: Condition, status: Status, events: Sequence[Mapping[str, Any]], now: datetime
+) -> tuple[str, Condition]:
+    """Return what is to be said of the condition that a job waits for, and the one that it waits for in truth."""
     since = condition.last_transition_time
     lasting = f" for {format_duration((now - since).total_seconds())}" if since and since <= now else ""
     opening = {
@@ -199,17 +191,22 @@ def _explain_condition(
     if condition.type == "Restarting" and (blocker := find_blocker(status)):
         what += f" Its pods wait ({blocker.reason}): {sentence(blocker.message)}"
         condition = blocker
-    return Why(name, phase, condition.reason, what, _remedy(condition, name, status))
+    return what, condition
 
 
-def _remedy(condition: Condition, name: str, status: Status) -> str:
+def _find_remedy(condition: Condition) -> str:
     better = next((text for words, text in _BETTER.items() if re.search(words, condition.message)), None)
-    saved = status.checkpoint
+    return better or REMEDIES.get(condition.reason, _DESCRIBE)
+
+
+def _fill(remedy: str, name: str, option: str, status: Status | None = None) -> str:
+    """Return a remedy whose commands name the job and, where that is needed, its namespace."""
+    saved = status.checkpoint if status is not None else None
     onward = f"from the checkpoint of step {saved.step}" if saved else "from the beginning: no checkpoint was reported"
-    return (better or REMEDIES.get(condition.reason, _DESCRIBE)).format(name=name, onward=onward)
+    return remedy.format(name=name + option, option=option, onward=onward)
 
 
-def _explain_failure(name: str, status: Status) -> Why:
+def _explain_failure(name: str, status: Status, option: str) -> Why:
     condition = next((c for c in status.conditions if (c.type, c.status) == ("Failed", "True")), None)
     reason = condition.reason if condition else ""
     failure = status.last_failure
@@ -219,12 +216,12 @@ def _explain_failure(name: str, status: Status) -> Why:
     what += f" ({reason}): {sentence(words)}" if words else f" ({reason})." if reason else "."
     remedy = REMEDIES.get(reason, "")
     if failure is None:
-        return Why(name, "Failed", reason, what, (remedy or _LOOK_AT_LOGS).format(name=name))
+        return Why(name, "Failed", reason, what, _fill(remedy or _LOOK_AT_LOGS, name, option))
     is_cause = failure.conclusion or failure.category == reason
     what += f" The {'cause' if is_cause else 'last failure'} was {_describe_cause(failure)}"
     # The launcher's hint knows the error; the reason only says why there was no further attempt.
     remedy = remedy or ("" if failure.hint else _LOOK_AT_LOGS)
-    todo = " ".join(filter(None, (_describe_hint(failure), remedy.format(name=name))))
+    todo = " ".join(filter(None, (_describe_hint(failure), _fill(remedy, name, option))))
     return Why(name, "Failed", reason, what, todo)
 
 
@@ -273,8 +270,8 @@ def _describe_training(name: str, status: Status) -> str:
 def _describe_aside(status: Status) -> str:
     """Return what is to be said of pods that are all placed: of a size that waits, of sidecars."""
     scheduled = status.condition("Scheduled")
-    more = scheduled.message.partition("; ")[2] if scheduled and scheduled.status == "True" else ""
-    return f" {sentence(more[:1].upper() + more[1:])}" if more else ""
+    aside = scheduled is not None and scheduled.reason in (CHANGE_PENDING, SIDECAR_RESTARTED)
+    return f" {sentence(scheduled.message)}" if scheduled is not None and aside else ""
 
 
 def _describe_hint(failure: LastFailure) -> str:

@@ -188,12 +188,12 @@ def test_a_job_that_is_suspended_gives_its_quota_back_until_it_is_resumed(cluste
 def test_a_queue_that_is_held_or_drained_is_the_reason_until_it_is_let_go(cluster: Cluster, queue: Queue) -> None:
     queue.hold("Hold")
     queue.submit("job", 40)
-    held = queue.waits("job", "is not active", "Inadmissible")
+    held = queue.waits("job", "is not active", "QueueStopped")
     assert f"ClusterQueue {queue.name} of LocalQueue default" in held
     queue.hold("None")
     cluster.phase("job", "Running")
     queue.hold("HoldAndDrain")
-    queue.waits("job", "it was evicted (ClusterQueueStopped)", "Inadmissible")
+    queue.waits("job", "it was evicted (ClusterQueueStopped)", "QueueStopped")
     assert "stopPolicy" in cluster.why("job")
     queue.hold("None")
     queue.succeeds("job")

@@ -17,13 +17,13 @@ from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Sn
 from ddp_operator.failures import Termination
 from ddp_operator.kubeobjects import scheduling_gates
 from ddp_operator.manifests.children import load_launcher
-from ddp_operator.progress import Page, RateMeter, StalledRank, parse_page
+from ddp_operator.progress import Page, RateMeter, parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers
 from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
-from ddp_operator.status.observation import Children, Observation, Problem, view_children
+from ddp_operator.status.observation import Children, Observation, Problem, Stall, view_children
 from ddp_operator.status.ownership import may_have_lost_labels
 from ddp_operator.status.stragglers import Ranks
 from ddp_operator.status.views import NodeView, PodView, view_node
@@ -42,7 +42,8 @@ class Memory:
     meter: RateMeter = field(default_factory=RateMeter)
     ranks_compared: tuple[datetime, int, Ranks] | None = None
     """When, in which attempt, and what the ranks had done by then."""
-    stalled: dict[int, StalledRank] = field(default_factory=dict)
+    stall: Stall | None = None
+    pull_errors: Mapping[str, str] = field(default_factory=dict)
     events_read: tuple[datetime, Mapping[str, Problem]] | None = None
     checked: tuple[str, int] | None = None
     """UID and generation of the spec of which it is known that children can be built from it."""
@@ -85,7 +86,8 @@ class Observer:
         requested, page = await self._read_page(job, children, memory)
         problems = await self._read_events(key, job, snapshot, children, memory)
         shared, complete, launcher_lost = _find_shared(job, snapshot, children, problems)
-        ranks, slow, stalled = await self._compare_ranks(job, children, page, memory)
+        slow, stall = await self._compare_ranks(job, children, page, memory)
+        memory.pull_errors = scheduling.find_pull_errors(children.pods, memory.pull_errors)
         # Pods that the garbage collector has to delete and does not.
         left = any(pod.alive and not pod.deleting for pod in children.orphans)
         memory.orphaned_since = (memory.orphaned_since or self._clock()) if left else None
@@ -101,9 +103,9 @@ class Observer:
             nodes=await self._read_nodes(job, children),
             problems=problems,
             polling_jobs=len(self._polling),
-            ranks=ranks,
             stragglers=slow,
-            stalled=stalled,
+            stall=stall,
+            pull_errors=memory.pull_errors,
             failures_in_place=await self._read_failures(job, children, page),
             orphaned_since=memory.orphaned_since,
             recheck_after=_NEWS_DELAY if unseen else None,
@@ -202,26 +204,28 @@ class Observer:
 
     async def _compare_ranks(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
-    ) -> tuple[Ranks, tuple[Straggler, ...] | None, tuple[StalledRank, ...]]:
+    ) -> tuple[tuple[Straggler, ...] | None, Stall | None]:
         """Read the other pods' pages, once a minute and when steps have stopped, and compare the ranks."""
-        now, stalled = self._clock(), stragglers.is_stalled(job, page)
-        if page is None or not (stalled or (page.training and page.ranks)):
-            return {}, None, ()
-        places: dict[int, StalledRank] = memory.stalled | {one.rank: one for one in page.stalled} if stalled else {}
-        memory.stalled = places
+        if page is None:
+            return None, None
+        now, stalled, known = self._clock(), stragglers.is_stalled(job, page), memory.stall
+        memory.stall = None
+        if not (stalled or (page.training and page.ranks)):
+            return None, None
+        places = {one.rank: one for one in (*(known.places if known else ()), *page.stalled)}
         compared, attempt, before = memory.ranks_compared or (None, 0, {})
-        said = job.status.condition(c.PROGRESSING)
-        known = said is not None and said.reason == c.STALLED
-        known = known and (not places or stragglers.is_explained(places.values()))
-        if seconds_since(compared, now) < stragglers.WINDOW and (known or not stalled):
-            return {}, None, tuple(sorted(places.values()))
-        ranks = dict(page.ranks)
-        for _, other in await self._read_pages(job, stragglers.sample_pods(children.pods_of(job.status.attempt))):
-            ranks |= other.ranks
-            places.update((one.rank, one) for one in other.stalled)
-        memory.ranks_compared = now, job.status.attempt, ranks
-        slow = stragglers.find_stragglers(before, ranks) if attempt == job.status.attempt else None
-        return ranks, slow, tuple(sorted(places.values()))
+        ranks, slow = dict(page.ranks), None
+        explained = known is not None and (not places or stragglers.is_explained(places.values()))
+        if seconds_since(compared, now) >= stragglers.WINDOW or (stalled and not explained):
+            for _, other in await self._read_pages(job, stragglers.sample_pods(children.pods_of(job.status.attempt))):
+                ranks |= other.ranks
+                places.update((one.rank, one) for one in other.stalled)
+            memory.ranks_compared = now, job.status.attempt, ranks
+            slow = stragglers.find_stragglers(before, ranks) if attempt == job.status.attempt else None
+        if stalled:
+            began = known or Stall(stragglers.stalled_since(page, now), ranks)
+            memory.stall = replace(began, places=tuple(sorted(places.values())))
+        return slow, memory.stall
 
     async def _read_failures(
         self, job: DDPTrainingJob, children: Children, page: Page | None

@@ -36,11 +36,15 @@ STOPPING: Final = "Stopping"
 NOT_SUSPENDED: Final = "NotSuspended"
 # Scheduled
 ALL_PODS_SCHEDULED: Final = "AllPodsScheduled"
+CHANGE_PENDING: Final = "ChangePending"  # all pods are, and so are these
+SIDECAR_RESTARTED: Final = "SidecarRestarted"
 WAITING_FOR_PODS: Final = "WaitingForPods"
 WAITING_FOR_FORMER_PODS: Final = "WaitingForFormerPods"
 UNSCHEDULABLE: Final = "Unschedulable"
 QUOTA_PENDING: Final = "QuotaPending"
 INADMISSIBLE: Final = "Inadmissible"
+QUEUE_STOPPED: Final = "QueueStopped"
+WORKLOAD_FINISHED: Final = "WorkloadFinished"
 WORKLOAD_DEACTIVATED: Final = "WorkloadDeactivated"
 WORKLOAD_MISSING: Final = "WorkloadMissing"
 PODS_FORBIDDEN: Final = "PodsForbidden"
@@ -51,6 +55,8 @@ BLOCKING: Final = (
     UNSCHEDULABLE,
     QUOTA_PENDING,
     INADMISSIBLE,
+    QUEUE_STOPPED,
+    WORKLOAD_FINISHED,
     WORKLOAD_DEACTIVATED,
     WORKLOAD_MISSING,
     PODS_FORBIDDEN,
@@ -59,7 +65,14 @@ BLOCKING: Final = (
     PODS_NOT_STARTING,
 )
 """Those that do not go by themselves: somebody has to act, or a queue."""
-SCHEDULED_REASONS: Final = (ALL_PODS_SCHEDULED, WAITING_FOR_PODS, WAITING_FOR_FORMER_PODS, *BLOCKING)
+SCHEDULED_REASONS: Final = (
+    ALL_PODS_SCHEDULED,
+    CHANGE_PENDING,
+    SIDECAR_RESTARTED,
+    WAITING_FOR_PODS,
+    WAITING_FOR_FORMER_PODS,
+    *BLOCKING,
+)
 # Rendezvoused
 ALL_RANKS_JOINED: Final = "AllRanksJoined"
 ENOUGH_RANKS_JOINED: Final = "EnoughRanksJoined"

@@ -67,7 +67,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         rendezvous = Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, cut_off[1])
     queues = waits_in_queue(job, observation.job(status.attempt))
     restarting = restart or _restarting(job, rendezvous, was_joined=was_joined, all_run=all_run, waits_in_queue=queues)
-    progressing = (describe_stall(job, observation, now) if all_run else None) or _progressing(
+    progressing = (describe_stall(job, observation) if all_run else None) or _progressing(
         job, observation.page, rendezvous, was_joined=was_joined, all_run=all_run
     )
     facts = [

@@ -12,18 +12,24 @@ from ddp_operator.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Problem
 
-QUEUE_REASONS: Final = (c.QUOTA_PENDING, c.INADMISSIBLE, c.WORKLOAD_DEACTIVATED, c.WORKLOAD_MISSING)
+QUEUE_REASONS: Final = (
+    c.QUOTA_PENDING,
+    c.INADMISSIBLE,
+    c.QUEUE_STOPPED,
+    c.WORKLOAD_FINISHED,
+    c.WORKLOAD_DEACTIVATED,
+    c.WORKLOAD_MISSING,
+)
 """Those of Scheduled that come from here."""
 # Of QuotaReserved: those that do not go while queue and job are as they are. The first is of all versions.
 _INADMISSIBLE = (
     c.INADMISSIBLE,
     "Misconfigured",
-    "Suspended",
-    "OnHold",
     "AdmissionGated",
     "ExceedsMaxQuota",
     "NoMatchingFlavor",
 )
+_STOPPED = ("Suspended", "OnHold")
 # Before 0.19 only the message tells. It has an obstacle for each flavor, and one that others will free is enough.
 _PENDING = "Pending"
 _NEVER = re.compile(
@@ -55,7 +61,7 @@ def explain_waiting(
     finished, evicted = _true(workload, "Finished"), _true(workload, "Evicted")
     if finished:
         why = f"{finished.get('reason')}: {line(finished.get('message'))}"
-        return Problem(c.INADMISSIBLE, f"its Workload {name} has ended ({why})")
+        return Problem(c.WORKLOAD_FINISHED, f"its Workload {name} has ended ({why})")
     if spec.get("active") is False:
         cause = line(evicted.get("message")).removeprefix("The workload is deactivated").strip()
         return Problem(
@@ -72,12 +78,13 @@ def explain_waiting(
         ]
         waits = f"quota is reserved; waiting for admission check {', '.join(checks)}"
         return Problem(c.QUOTA_PENDING, waits) if checks else None
-    if held := _describe_hold(queue):
-        return Problem(c.INADMISSIBLE, held + again)
+    if held := _find_hold(queue):
+        return Problem(held.reason, held.message + again)
     if at := (status.get("requeueState") or {}).get("requeueAt"):
         return Problem(c.QUOTA_PENDING, f"{line(evicted.get('message'))}; it is queued again at {at}")
     reserved = _condition(workload, "QuotaReserved")
     reason, message = str(reserved.get("reason")), line(reserved.get("message"))
+    stopped = reason in _STOPPED or _NOT_ACTIVE.search(message) is not None
     if queue is not None and _NOT_ACTIVE.search(message):
         message = ""  # it is active again, and Kueue has not said more of this Workload since
     if not message:
@@ -86,24 +93,26 @@ def explain_waiting(
     fewest = max((pods.get("minCount") or 0 for pods in spec.get("podSets") or ()), default=0)
     if fewest and "request > maximum capacity" in message:  # said of all of its pods
         return Problem(c.QUOTA_PENDING, f"there is no room yet for {fewest} pods, its least number{again}")
+    if stopped:
+        return Problem(c.QUEUE_STOPPED, message + again)
     if reason == c.INADMISSIBLE and not spec.get("queueName"):
         message = "the Job names no LocalQueue, and the namespace has none called default"
     return Problem(c.INADMISSIBLE if never else c.QUOTA_PENDING, message + again)
 
 
-def _describe_hold(queue: Mapping[str, Any] | None) -> str:
+def _find_hold(queue: Mapping[str, Any] | None) -> Problem | None:
     """Return why a LocalQueue admits nothing: Kueue tells the Workloads that wait in it later, and not all of them."""
     if queue is None:
-        return ""
+        return None
     name, spec, active = queue["metadata"]["name"], queue.get("spec") or {}, _condition(queue, "Active")
     if (policy := spec.get("stopPolicy") or "None") != "None":
-        return f"LocalQueue {name} is held (spec.stopPolicy is {policy})"
+        return Problem(c.QUEUE_STOPPED, f"LocalQueue {name} is held (spec.stopPolicy is {policy})")
     if active.get("status") != "False":
-        return ""
-    if active.get("reason") == "ClusterQueueDoesNotExist":
-        return f"ClusterQueue {spec.get('clusterQueue')} of LocalQueue {name} does not exist"
+        return None
     cluster_queue = f"ClusterQueue {spec.get('clusterQueue')} of LocalQueue {name}"
-    return f"{cluster_queue} is not active: it is held, or what it names is missing"
+    if active.get("reason") == "ClusterQueueDoesNotExist":
+        return Problem(c.INADMISSIBLE, f"{cluster_queue} does not exist")
+    return Problem(c.QUEUE_STOPPED, f"{cluster_queue} is not active: it is held, or what it names is missing")
 
 
 def _name_missing_workload(job: Mapping[str, Any]) -> Problem | None:

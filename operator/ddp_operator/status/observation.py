@@ -81,6 +81,15 @@ class Problem(NamedTuple):
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Steps that have stopped: since when, how far the ranks were then, and what is known of those that hang."""
+
+    since: datetime
+    ranks: Mapping[int, RankSample] = field(default_factory=dict)
+    places: tuple[StalledRank, ...] = ()
+
+
 @dataclass(frozen=True)
 class Observation(Children):
     """The children, and what nodes, Events, queues and metrics pages say of them."""
@@ -100,10 +109,12 @@ class Observation(Children):
     """By the UID of the Job or the pod."""
     polling_jobs: int = 0
     """How many training jobs have objects of which Events are read."""
-    ranks: Mapping[int, RankSample] = field(default_factory=dict)
     stragglers: tuple[Straggler, ...] | None = None
     """None: ranks were not compared."""
-    stalled: tuple[StalledRank, ...] = ()
+    stall: Stall | None = None
+    """None: steps are made, or no page says whether they are."""
+    pull_errors: Mapping[str, str] = field(default_factory=dict)
+    """The latest message that says why the image of a pod is not there, by the pod's UID."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
     """What pods say of the failures after which their workers were restarted in place, when one of those is new."""
     orphaned_since: datetime | None = None

@@ -32,11 +32,11 @@ _READS_A_SECOND = 5.0
 _MAX_INSPECTED = 3
 _GATED = "SchedulingGated"
 _SCHEDULER_EVENT = "FailedScheduling"
+# What kubelets before 1.32 say between two tries to pull an image.
+_PAUSE = "Back-off pulling image "
 _TELLING = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", _SCHEDULER_EVENT)
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
-# What kubelets before 1.32 say between two tries to pull an image.
-_PAUSE = "Back-off pulling image "
 # What the scheduler of Kubernetes 1.36 says of a pod that could be placed if it were not for the rest of its gang.
 _GANG_WAITS = "pod group is unschedulable, waiting for "
 
@@ -44,7 +44,9 @@ _GANG_WAITS = "pod group is unschedulable, waiting for "
 def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
     """Return Scheduled of an attempt that shall have so many pods."""
     fact = _describe_pods(job, observation, attempt, nodes, now)
-    return replace(fact, message=fact.message + describe_late_edits(job, observation.job(attempt)))
+    edits = describe_late_edits(job, observation.job(attempt))
+    reason = c.CHANGE_PENDING if edits and fact.status == "True" else fact.reason
+    return replace(fact, reason=reason, message=fact.message + edits)
 
 
 def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
@@ -60,11 +62,12 @@ def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, 
     problem = observation.problems.get(attempt_job.uid) if attempt_job else None
     waiting = [(pod, *why) for pod in current if pod.alive and (why := _why(pod, observation, problem))]
     if waiting:
-        return Fact(c.SCHEDULED, "False", *_describe_waiting(job, waiting))
+        return Fact(c.SCHEDULED, "False", *_describe_waiting(waiting))
     scheduled = sum(pod.scheduled or not pod.alive for pod in current)
     if scheduled >= nodes:
-        message = f"{nodes}/{nodes} pods scheduled{_describe_sidecars(current)}"
-        return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, message)
+        sidecars = _describe_sidecars(current)
+        reason = c.SIDECAR_RESTARTED if sidecars else c.ALL_PODS_SCHEDULED
+        return Fact(c.SCHEDULED, "True", reason, f"{nodes}/{nodes} pods scheduled{sidecars}")
     placed = f"{scheduled}/{nodes} pods scheduled"
     if attempt_job is not None and waits_in_queue(job, attempt_job):
         return Fact(c.SCHEDULED, "False", *_describe_queueing(attempt_job, problem))
@@ -81,13 +84,10 @@ def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, 
     return Fact(c.SCHEDULED, "False", reason, f"{absent} ({placed})" if absent else placed)
 
 
-def _describe_waiting(job: DDPTrainingJob, waiting: Sequence[tuple[PodView, str, str]]) -> tuple[str, str]:
+def _describe_waiting(waiting: Sequence[tuple[PodView, str, str]]) -> tuple[str, str]:
     """Return reason and message of pods that wait for a node, an image or a volume."""
     # Of a gang most pods say no more than that they wait for the others: the scheduler's message on one tells why.
     pod, reason, message = min(waiting, key=lambda item: item[2].startswith(_GANG_WAITS))
-    before = job.status.condition(c.SCHEDULED)
-    if message.startswith(_PAUSE) and before and before.reason == reason and pod.name in before.message:
-        return reason, before.message  # the new one says no more than that it waits
     others = f" (and {len(waiting) - 1} more pods)" if len(waiting) > 1 else ""
     return reason, f"{pod.name}{others}: {message}"
 
@@ -155,6 +155,12 @@ def event_poll_delay(job: DDPTrainingJob, children: Children, now: datetime, pol
     return max(min(most, max(_LEAST, waited.total_seconds() / 2)), polling_jobs / _READS_A_SECOND)
 
 
+def find_pull_errors(pods: Iterable[PodView], known: Mapping[str, str]) -> dict[str, str]:
+    """Return why images are not there, by the UIDs of the pods that wait for them. ``known``: at the last look."""
+    waiting = {pod.uid: pod.waiting_message for pod in pods if pod.waiting_reason == c.IMAGE_PULL}
+    return {uid: known.get(uid, said) if said.startswith(_PAUSE) else said for uid, said in waiting.items()}
+
+
 def latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
     """Return the latest warning that says why an object does not get on."""
     warnings = [event for event in events if event.get("type") == "Warning" and event.get("reason") in _TELLING]
@@ -184,7 +190,7 @@ def _why(pod: PodView, observation: Observation, of_job: Problem | None) -> tupl
         about_volume = _VOLUME_WORDS.search(pod.waiting_message) is not None
         return (c.VOLUME_NOT_READY if about_volume else c.UNSCHEDULABLE), pod.waiting_message
     if pod.waiting_reason == c.IMAGE_PULL:
-        return c.IMAGE_PULL, pod.waiting_message
+        return c.IMAGE_PULL, observation.pull_errors.get(pod.uid, pod.waiting_message)
     problem = observation.problems.get(pod.uid) if pod.phase == "Pending" else None
     if problem is not None and problem.reason == _SCHEDULER_EVENT and pod.scheduled:
         problem = None  # it waited for a node, and has one now

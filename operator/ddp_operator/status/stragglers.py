@@ -12,7 +12,7 @@ from ddp_operator.kubeobjects import format_time
 from ddp_operator.progress import Page, RankSample, StalledRank, build_progress
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
-from ddp_operator.status.observation import Observation
+from ddp_operator.status.observation import Observation, Stall
 from ddp_operator.status.views import PodView
 
 Ranks = Mapping[int, RankSample]
@@ -70,20 +70,17 @@ def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
     return stalled > 0 and not (job.spec.metrics.log_patterns and stalled < watchdog.start_seconds)
 
 
-def describe_stall(job: DDPTrainingJob, observation: Observation, now: datetime) -> Fact | None:
+def describe_stall(job: DDPTrainingJob, observation: Observation) -> Fact | None:
     """Return Progressing of a job whose steps have stopped, or None.
 
     Its message stands until a step or a heartbeat comes, or the workers begin anew; that the page shows no stall any
-    more is no progress, for so it is when the hung workers have been ended. It changes when more is known.
+    more is no progress, for so it is when the hung workers have been ended.
     """
     page, before = observation.page, job.status.condition(c.PROGRESSING)
-    old = before.message if before is not None and before.reason == c.STALLED else ""
-    if is_stalled(job, page):
-        places = _choose_places(observation.stalled)
-        if old and all(place in old for place in places):
-            return Fact(c.PROGRESSING, "False", c.STALLED, old)
-        return Fact(c.PROGRESSING, "False", c.STALLED, _describe(page, observation.ranks, places, now))
-    return Fact(c.PROGRESSING, "False", c.STALLED, old) if old and not _goes_on(job, page) else None
+    if observation.stall is not None:
+        return Fact(c.PROGRESSING, "False", c.STALLED, _describe(page, observation.stall))
+    stands = before is not None and before.reason == c.STALLED and not _goes_on(job, page)
+    return Fact(c.PROGRESSING, "False", c.STALLED, before.message) if before is not None and stands else None
 
 
 def _goes_on(job: DDPTrainingJob, page: Page | None) -> bool:
@@ -107,13 +104,17 @@ def _choose_places(places: Sequence[StalledRank]) -> list[str]:
     return list(dict.fromkeys(one.what for one in places if one.order <= least))[:_MAX_PLACES]
 
 
-def _describe(page: Page | None, ranks: Ranks, places: Sequence[str], now: datetime) -> str:
-    age = max(_age(page), _seconds(page, constants.METRIC_STALLED))
-    since = format_time(now - timedelta(seconds=min(age, 1e8)))
+def stalled_since(page: Page, now: datetime) -> datetime:
+    """Return since when a page shows no step."""
+    return now - timedelta(seconds=min(max(_age(page), _seconds(page, constants.METRIC_STALLED)), 1e8))
+
+
+def _describe(page: Page | None, stall: Stall) -> str:
+    since = format_time(stall.since)
     what = f"no step since {since}"
     if page is not None and not page.training:
         what = f"no step was reported, and the workers have used no CPU since {since}"
-    return f"{what}; {'; '.join(places) or _who_lags(ranks)}"
+    return f"{what}; {'; '.join(_choose_places(stall.places)) or _who_lags(stall.ranks)}"
 
 
 def _who_lags(ranks: Ranks) -> str:

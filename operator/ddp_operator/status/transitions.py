@@ -151,7 +151,9 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
     yield from _stalls(old, new)
     for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.DISTRIBUTED, c.SUCCEEDED, c.FAILED):
         now, then = new.condition(kind), old.condition(kind)
-        if now is None or (then is not None and (then.status, then.reason) == (now.status, now.reason)):
+        if now is None or (then is not None and then.status == now.status and now.status == "True"):
+            continue
+        if then is not None and (then.status, then.reason) == (now.status, now.reason):
             continue
         if kind == c.DISTRIBUTED:
             if now.status == "False":

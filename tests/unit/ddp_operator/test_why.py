@@ -71,6 +71,8 @@ class TestWhatIsTold:
             ("QuotaPending", "It starts when it is admitted"),
             ("Inadmissible", "It does not start by itself: create the queue that is named"),
             ("WorkloadDeactivated", "set spec.active of the Workload that is named to true"),
+            ("QueueStopped", "It goes on when whoever runs the queue lets it"),
+            ("WorkloadFinished", "ddp suspend x, then ddp resume x"),
             ("WorkloadMissing", "when the job's label kueue.x-k8s.io/priority-class is changed"),
         ],
     )
@@ -87,18 +89,16 @@ class TestWhatIsTold:
         [
             ("insufficient quota for cpu in flavor a, request > maximum capacity (3 > 2)", "ddp scale x N"),
             ("flavor a doesn't match node affinity", "correct nodeSelector, affinity or tolerations"),
-            ("LocalQueue q is held (spec.stopPolicy is Hold)", "It goes on when whoever runs the queue lets it"),
-            ("its Workload job-x has ended (OutOfSync: words)", "ddp suspend x, then ddp resume x"),
         ],
     )
     def test_a_queue_that_never_admits_it_as_things_are(self, words: str, todo: str) -> None:
         assert todo in why(condition(c.SCHEDULED, "False", "Inadmissible", f"Job x-1 waits: {words}")).todo
 
     def test_what_waits_while_it_runs_is_said_with_and_without_another_obstacle(self) -> None:
-        scheduled = condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, "2/2 pods scheduled; size 3 waits")
+        scheduled = condition(c.SCHEDULED, "True", c.CHANGE_PENDING, "2/2 pods scheduled; size 3 waits")
         slow = condition(c.PROGRESSING, "False", c.NO_STEP_YET, "no step")
         for conditions in ((scheduled,), (scheduled, slow)):
-            assert " Size 3 waits." in why(*conditions, phase="Running").what
+            assert " 2/2 pods scheduled; size 3 waits." in why(*conditions, phase="Running").what
 
     def test_the_paragraph_is_what_and_todo(self) -> None:
         found = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))
@@ -372,7 +372,7 @@ class TestEvents:
 class TestRemedies:
     @pytest.mark.parametrize("reason", sorted(REMEDIES))
     def test_every_remedy_takes_the_name_and_is_a_sentence(self, reason: str) -> None:
-        text = REMEDIES[reason].format(name="digits", onward="from step 3")
+        text = REMEDIES[reason].format(name="digits", onward="from step 3", option="")
         assert "{" not in text
         assert text[0].isupper() or text.startswith("kubectl")
         assert text.endswith((".", "N."))

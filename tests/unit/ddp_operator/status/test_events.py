@@ -34,6 +34,7 @@ def events(old: Any, new: Any) -> list[tuple[str, str, str]]:
         (None, condition("Scheduled", "False", "WaitingForPods"), []),
         (None, condition("Scheduled", "True"), [("Normal", "Scheduled", "words")]),
         (condition("Scheduled", "True"), condition("Scheduled", "True", message="2 of 2"), []),
+        (condition("Scheduled", "True"), condition("Scheduled", "True", "SidecarRestarted"), []),
         (None, condition("Scheduled", "False", "Unschedulable"), [("Warning", "Unschedulable", "words")]),
         (
             condition("Scheduled", "False", "Unschedulable", "0/2 nodes"),

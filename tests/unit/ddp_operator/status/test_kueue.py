@@ -85,7 +85,7 @@ class TestWorkload:
                 workload("Misconfigured", "LocalQueue gpu doesn't exist"),
                 ("Inadmissible", "LocalQueue gpu doesn't exist"),
             ),
-            (workload("Suspended", "ClusterQueue all is stopped"), ("Inadmissible", "ClusterQueue all is stopped")),
+            (workload("Suspended", "ClusterQueue all is stopped"), ("QueueStopped", "ClusterQueue all is stopped")),
             (
                 workload("Inadmissible", "LocalQueue  doesn't exist", queueName=""),
                 ("Inadmissible", "the Job names no LocalQueue, and the namespace has none called default"),
@@ -137,7 +137,7 @@ class TestWorkload:
             (workload("", "", condition("Evicted", "Preempted")), ("QuotaPending", "it was evicted (Preempted)")),
             (
                 workload("Pending", "x", condition("Finished", "OutOfSync", "not the Job's")),
-                ("Inadmissible", "its Workload job-train-1-0a1b2 has ended (OutOfSync: not the Job's)"),
+                ("WorkloadFinished", "its Workload job-train-1-0a1b2 has ended (OutOfSync: not the Job's)"),
             ),
         ],
     )
@@ -177,20 +177,23 @@ class TestQueue:
     """Kueue 0.13 says of a hold in the Workload half a minute later, or when it looks at it for another reason."""
 
     @pytest.mark.parametrize(
-        ("found", "why"),
+        ("found", "reason", "why"),
         [
-            (queue(stopPolicy="Hold"), "LocalQueue gpu is held (spec.stopPolicy is Hold)"),
+            (queue(stopPolicy="Hold"), "QueueStopped", "LocalQueue gpu is held (spec.stopPolicy is Hold)"),
             (
                 queue("ClusterQueueIsInactive", stopPolicy="None"),
+                "QueueStopped",
                 "ClusterQueue all of LocalQueue gpu is not active: it is held, or what it names is missing",
             ),
-            (queue("ClusterQueueDoesNotExist"), "ClusterQueue all of LocalQueue gpu does not exist"),
+            (queue("ClusterQueueDoesNotExist"), "Inadmissible", "ClusterQueue all of LocalQueue gpu does not exist"),
         ],
     )
-    def test_that_admits_nothing_is_the_reason_whatever_the_workload_says(self, found: Any, why: str) -> None:
-        assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], found) == Problem("Inadmissible", why)
+    def test_that_admits_nothing_is_the_reason_whatever_the_workload_says(
+        self, found: Any, reason: str, why: str
+    ) -> None:
+        assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], found) == Problem(reason, why)
         evicted = workload("Pending", NEEDS, condition("Evicted", "ClusterQueueStopped", "The ClusterQueue is stopped"))
-        after = Problem("Inadmissible", f"{why}; it was evicted (ClusterQueueStopped)")
+        after = Problem(reason, f"{why}; it was evicted (ClusterQueueStopped)")
         assert explain_waiting(QUEUED, [evicted], found) == after
         reserved = workload("QuotaReserved", status="True", checks=[("b", "Pending")])
         assert explain_waiting(QUEUED, [reserved], found) == explain_waiting(QUEUED, [reserved]), (
@@ -200,5 +203,5 @@ class TestQueue:
     def test_that_is_active_again_is_no_obstacle(self) -> None:
         stale = workload("Inadmissible", "ClusterQueue all is inactive")
         assert explain_waiting(QUEUED, [stale], queue()) is None
-        assert explain_waiting(QUEUED, [stale]) == Problem("Inadmissible", "ClusterQueue all is inactive"), "unread"
+        assert explain_waiting(QUEUED, [stale]) == Problem("QueueStopped", "ClusterQueue all is inactive"), "unread"
         assert explain_waiting(QUEUED, [workload("Pending", NEEDS)], queue()) == Problem("QuotaPending", NEEDS)

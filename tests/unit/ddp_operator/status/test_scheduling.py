@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddp_operator.api.status import Condition, Status
+from ddp_operator.api.status import Status
 from ddp_operator.cluster import Refused
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.status.observation import Observation, Problem
 from ddp_operator.status.scheduling import (
     describe_scheduling,
     event_poll_delay,
+    find_pull_errors,
     latest_warning,
     objects_to_inspect,
 )
@@ -66,7 +67,7 @@ class TestMessages:
         pods = child_pod(0), child_pod(1, spec=spec, status={"initContainerStatuses": [side], **running})
         typed, seen = see(*pods)
         fact = describe_scheduling(typed, seen, 1, 2, NOW)
-        assert (fact.status, fact.reason) == ("True", "AllPodsScheduled")
+        assert (fact.status, fact.reason) == ("True", "SidecarRestarted")
         assert fact.message == (
             "2/2 pods scheduled; sidecar mesh of pod train-1-1-abcde: 7 restarts (last reason: OOMKilled)"
         )
@@ -133,6 +134,7 @@ class TestMessages:
         fact = describe_scheduling(typed, seen, 1, 2, NOW)
         todo = "to go on with that, ddp suspend train, then ddp resume train"
         words = f"; {waits}, as its queue would stop what runs: {todo}" if waits else ""
+        assert fact.reason == ("ChangePending" if waits else "AllPodsScheduled")
         assert (fact.status, fact.message) == ("True", f"2/2 pods scheduled{words}")
 
     def test_image_that_cannot_be_pulled_is_said_once_for_tries_and_pauses(self) -> None:
@@ -148,9 +150,10 @@ class TestMessages:
         # Kubelets before 1.32 say no more than that they wait: what was said before stands.
         bare = pod("ImagePullBackOff", 'Back-off pulling image "x:1"')
         typed, seen = see(bare)
-        said = Condition(type="Scheduled", status="False", reason=first[0], message=first[1], last_transition_time=NOW)
-        status = msgspec.structs.replace(typed.status, conditions=(said,))
-        assert describe_scheduling(replace(typed, status=status), seen, 1, 2, NOW).message == first[1]
+        tried = find_pull_errors(see(pod("ErrImagePull", cause))[1].pods, {})
+        known = find_pull_errors(seen.pods, tried)
+        assert describe_scheduling(typed, replace(seen, pull_errors=known), 1, 2, NOW).message == first[1]
+        assert find_pull_errors(see(pod("ErrImagePull", "denied"))[1].pods, known) != known
         assert say(bare) == ("ImagePull", 'train-1-0-abcde: Back-off pulling image "x:1"')
 
     def test_suspension_by_the_user_is_no_waiting_in_a_queue(self) -> None:

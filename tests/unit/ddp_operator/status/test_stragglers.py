@@ -17,7 +17,8 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
 from ddp_operator.status.describe import without_eta
-from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, sample_pods
+from ddp_operator.status.observation import Stall
+from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
@@ -38,13 +39,17 @@ def run(
     seconds: float = 1,
     pods: Any = RUNNING,
     stalled: tuple[StalledRank, ...] = (),
+    began: Stall | None = None,
     **spec: Any,
 ) -> Decision:
     typed = job(status=status, nodes=2, **spec)
     jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
-    seen = observe(typed, jobs, pods, parse_page(text) if text else None)
-    seen = dataclasses.replace(seen, ranks=ranks or {}, stalled=stalled)
-    return decide(typed, seen, NOW + timedelta(seconds=seconds))
+    now, found = NOW + timedelta(seconds=seconds), parse_page(text) if text else None
+    seen = observe(typed, jobs, pods, found)
+    if found is not None and is_stalled(typed, found):
+        began = began or Stall(stalled_since(found, now), ranks or {})
+        seen = dataclasses.replace(seen, stall=dataclasses.replace(began, places=stalled))
+    return decide(typed, seen, now)
 
 
 def progressing(decision: Decision) -> tuple[str, str, str]:
@@ -90,19 +95,25 @@ class TestStall:
         assert progressing(run(stall(999, **{constants.METRIC_SAVING: 1})))[1] == "Training"
         assert progressing(run(page(phase="Running", **{constants.METRIC_HEARTBEAT_AGE: 999})))[1] == "NoStepYet"
 
-    def test_keeps_its_message_until_it_ends(self) -> None:
-        first = run(stall(120), seconds=300).status
-        second = run(stall(130), status=first, seconds=310)
-        assert second.status.conditions == first.conditions
-        assert progressing(run(stall(0), status=second.status, seconds=320))[1] == "Training"
+    async def test_keeps_its_message_until_it_ends(self) -> None:
+        harness = await ReconcilerHarness(nodes=2).train(stall(0))
+        said = set()
+        for age in (150.2, 159.9, 171.4):
+            harness.cluster.page = stall(age)
+            harness.clock.advance(10)
+            await harness.settle()
+            said.add(harness.condition(c.PROGRESSING).message)
+        assert len(said) == 1
+        assert progressing(run(stall(0), status=harness.status, seconds=320))[1] == "Training"
 
     def test_names_the_place_as_soon_as_a_launcher_knows_it(self) -> None:
         first = run(stall(120), seconds=300).status
-        second = run(stall(300) + hung(300), status=first, stalled=BEHIND, seconds=480)
-        since = format_time(NOW + timedelta(seconds=180))
+        began = Stall(NOW + timedelta(seconds=180))
+        second = run(stall(300) + hung(300), status=first, stalled=BEHIND, began=began, seconds=480)
+        since = format_time(began.since)
         assert progressing(second)[2] == f"no step since {since}; rank 1 is in train_step (train.py:50)"
         assert [event.reason for event in transition_events(first, second.status)] == ["Stalled"]
-        third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, seconds=490)
+        third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, began=began, seconds=490)
         assert transition_events(second.status, third.status) == ()
 
     def test_a_launcher_that_has_found_one_is_enough(self) -> None:
@@ -165,6 +176,22 @@ class TestStall:
         harness.clock.advance(10)
         await harness.settle()
         assert harness.events[-1] == "Training"
+
+    async def test_what_is_known_of_a_stall_is_said_once_whoever_reads_it(self) -> None:
+        where = constants.METRIC_STALLED_RANK
+        place = (
+            f'# TYPE {where} gauge\n{where}{{rank="1",state="Busy",what="rank 1 is in train_step (train.py:50)"}} 1\n'
+        )
+        harness = await ReconcilerHarness(nodes=2).train(stall(0))
+        harness.cluster.page = stall(150) + hung(150)
+        harness.clock.advance(10)
+        await harness.settle()
+        harness.cluster.page += place
+        for _ in range(12):
+            harness.clock.advance(10)
+            await harness.settle()
+        assert harness.events.count("Stalled") == 2, "once that it stalls, once where"
+        assert harness.condition(c.PROGRESSING).message.endswith("rank 1 is in train_step (train.py:50)")
 
 
 class TestStragglers:
