@@ -153,9 +153,9 @@ def start(
         held.stop()
 
 
-def run_script(folder: Path, script: str, world_size: int) -> Ranks:
-    """Run ``script`` on ``world_size`` ranks to the end, with ``folder`` as its argument, and insist on success."""
-    with start(folder, [str(folder)], world_size, script=script) as ranks:
+def run_script(folder: Path, script: str, world_size: int, *, arguments: Sequence[str] = ()) -> Ranks:
+    """Run ``script`` on ``world_size`` ranks to the end, by default with ``folder`` as argument; insist on success."""
+    with start(folder, arguments or [str(folder)], world_size, script=script) as ranks:
         codes = ranks.codes()
     assert codes == [0] * world_size, "".join(ranks.output(rank) for rank in range(world_size))
     return ranks

@@ -32,6 +32,7 @@ REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 RUN_BY = {
     "tutorial.md": "tests/integration/test_tutorial.py",
     "your-script.md": "tests/unit/ddp_operator/launcher/test_trainer_status.py",
+    "trainer.md": "tests/integration/test_trainer_spawn.py",
 }
 
 

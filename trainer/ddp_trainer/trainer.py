@@ -22,12 +22,13 @@ from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position
 
 
-def run(config: RunConfig, env: RankEnv) -> Position:
-    """Train as ``config`` says and return how far it came.
+def run(config: RunConfig, env: RankEnv | None = None) -> Position:
+    """Train as ``config`` says and return how far it came; ``env``: this process's place, by default torchrun's word.
 
     Raises :class:`UserError` on every rank alike for what the user can fix, :class:`Preempted` after a signal,
     :class:`Superseded` where a later attempt at the same job has begun.
     """
+    env = RankEnv.from_environ() if env is None else env
     world = World.start(config.distributed, env)
     exporter = Exporter.start(epochs=config.epochs, port=config.metrics.port, env=env)
     try:

@@ -92,3 +92,8 @@ class RankEnv:
             number("LOCAL_WORLD_SIZE", 1),
             number("TORCHELASTIC_RESTART_COUNT", 0),
         )
+
+    @classmethod
+    def spawned(cls, local_rank: int, processes: int, *, node: int = 0, nodes: int = 1) -> Self:
+        """The place of a process that ``torch.multiprocessing.spawn`` has started, of as many on each of the nodes."""
+        return cls(node * processes + local_rank, local_rank, nodes * processes, processes)

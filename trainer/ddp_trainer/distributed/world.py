@@ -23,6 +23,7 @@ class World:
     def __init__(self, env: RankEnv, device: torch.device) -> None:
         self.env = env
         self.device = device
+        self._joined = False
 
     @property
     def rank(self) -> int:
@@ -48,7 +49,8 @@ class World:
     def start(cls, config: DistributedConfig, env: RankEnv) -> Self:
         """Choose the device and join the process group.
 
-        Raises :class:`UserError` where the node has too few GPUs.
+        A group that is there already, as in a function that ``torch.multiprocessing.spawn`` has called, is used and
+        left to whoever made it. Raises :class:`UserError` where the node has too few GPUs, or ranks can't find rank 0.
         """
         problem: UserError | None = None
         try:
@@ -60,15 +62,9 @@ class World:
             torch.cuda.set_device(device)
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, available_cpus() // env.local_world_size))
-        if env.world_size > 1:
-            backend = config.backend
-            if backend == "auto":
-                backend = "nccl" if device.type == "cuda" else "gloo"
-            # Next to NCCL a gloo backend for CPU tensors: agreeing on errors and signals must not touch the device.
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", timeout=timedelta(seconds=config.timeout_seconds)
-            )
         world = cls(env, device)
+        if world.is_distributed:
+            world._join(config)
         with world.agreed():
             if problem is not None:
                 raise problem
@@ -81,9 +77,40 @@ class World:
         )
         return world
 
+    def _join(self, config: DistributedConfig) -> None:
+        # Next to NCCL a gloo backend for CPU tensors: agreeing on errors and signals must not touch the device.
+        both = "cpu:gloo,cuda:nccl"
+        if dist.is_initialized():
+            place = dist.get_rank(), dist.get_world_size()
+            require(
+                "cpu:" in dist.get_backend_config() and place == (self.rank, self.size),
+                "distributed.backend",
+                f"the process group that is there already is rank {place[0]}'s of {place[1]} with "
+                f"{dist.get_backend_config()}; the trainer needs rank {self.rank} of {self.size} and CPU tensors",
+                f"leave init_process_group to the trainer, or call it with the backend {both} or gloo",
+            )
+            return
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        require(
+            not missing,
+            "distributed",
+            f"{' and '.join(missing)} are not in the environment",
+            "start the trainer with torchrun, or set them, the same for all ranks",
+        )
+        backend = config.backend
+        if backend == "auto":
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            both if backend == "nccl" else "gloo",
+            timeout=timedelta(seconds=config.timeout_seconds),
+            rank=self.rank,
+            world_size=self.size,
+        )
+        self._joined = True
+
     def close(self) -> None:
-        """Leave the process group."""
-        if self.is_distributed and dist.is_initialized():
+        """Leave the process group, if it was joined here."""
+        if self._joined and dist.is_initialized():
             dist.destroy_process_group()
 
     def sum(self, values: Sequence[float]) -> list[float]:

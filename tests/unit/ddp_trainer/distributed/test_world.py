@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.world import World
@@ -71,10 +72,14 @@ def test_collectives_wait_as_long_as_they_are_given(monkeypatch: pytest.MonkeyPa
     class Asked(Exception):
         pass
 
-    def ask(backend: str, timeout: timedelta) -> None:
+    def ask(backend: str, timeout: timedelta, rank: int, world_size: int) -> None:
         raise Asked(backend, timeout)
 
     monkeypatch.setattr("torch.distributed.init_process_group", ask)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    with pytest.raises(UserError, match=r"^distributed: MASTER_PORT"):
+        World.start(DistributedConfig(device="cpu"), RankEnv(world_size=2))
+    monkeypatch.setenv("MASTER_PORT", "29500")
     with pytest.raises(Asked) as asked:
         World.start(DistributedConfig(device="cpu", timeout_seconds=7.5), RankEnv(world_size=2))
     assert asked.value.args == ("gloo", timedelta(seconds=7.5))
@@ -98,6 +103,22 @@ def test_more_processes_than_gpus_is_a_user_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(UserError, match="2 processes but shows 1 GPU;"):
         World.start(DistributedConfig(), RankEnv(local_rank=1, local_world_size=2))
+
+
+def test_spawned_processes_are_counted_node_by_node() -> None:
+    assert RankEnv.spawned(1, 2) == RankEnv(1, 1, 2, 2)
+    assert RankEnv.spawned(1, 4, node=2, nodes=3) == RankEnv(9, 1, 12, 4)
+
+
+def test_a_group_that_is_there_already_is_used_and_left_alone() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UserError, match=r"rank 0's of 1 with .*; the trainer needs rank 0 of 2"):
+            World.start(DistributedConfig(device="cpu"), RankEnv(world_size=2))
+        World(RankEnv(world_size=2), torch.device("cpu")).close()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_one_process_needs_no_process_group() -> None:
