@@ -295,4 +295,4 @@ def _last_warning(events: Sequence[Mapping[str, Any]], said: str) -> str:
 
 def _without_tries(text: str) -> str:
     """Return a message without the end of each pod's name, which differs from one try to the next."""
-    return re.sub(r'-(?:[0-9]+-[a-z0-9]{5}|\*)(?=")', "", text)
+    return re.sub(r'-(?:[0-9]+-(?:[a-z0-9]{5}|r[0-9]+)|\*)(?=")', "", text)

@@ -14,16 +14,31 @@ def _expect_no_step_twice(scene: Scene, run: Running) -> None:
         raise Perished(f"the steps of rank 0 are not 0 to {STEPS - 1}, each once: {made}\n{run.output}")
 
 
-@drill("pod-deleted", "somebody deletes pod 1: all ranks save the same step, and a free attempt goes on from it")
+@drill("pod-deleted", "somebody deletes pod 1: all ranks save the same step, pod 0 waits for a new pod 1, and goes on")
 def delete_pod(scene: Scene) -> Outcome:
     run = scene.start(program=PROGRAM)
     scene.until_step(run)
     run.note_ports()
     struck = scene.ask(do="delete pod", index=1)
-    status = run.succeed(restarts=1)
-    failure = status["lastFailure"]
-    if status["restarts"]["free"] != 1 or failure["category"] != "Preempted" or failure["node"] != 1:
-        raise Perished(f"not told as a disruption of pod 1: {status['restarts']}, {failure}")
+    return _check_replaced(scene, run, 1, struck)
+
+
+@drill("master-pod-deleted", "somebody deletes pod 0, with the rendezvous' store in it: pod 1 waits for a new pod 0")
+def delete_master_pod(scene: Scene) -> Outcome:
+    run = scene.start(program=PROGRAM)
+    scene.until_step(run)
+    run.note_ports()
+    struck = scene.ask(do="delete pod", index=0)
+    return _check_replaced(scene, run, 0, struck)
+
+
+def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> Outcome:
+    status = run.succeed(restarts=0)
+    failure, restarts = status["lastFailure"], status["restarts"]
+    if restarts["replaced"] != 1 or restarts["counted"] or status["lastRestart"]["level"] != "ReplacedPod":
+        raise Perished(f"pod {pod} was not replaced in its Job, or it costs something: {status}\n{run.output}")
+    if failure["category"] != "Preempted" or failure["node"] != pod:
+        raise Perished(f"not told as a disruption of pod {pod}: {failure}")
     _expect_no_step_twice(scene, run)
     scene.check_state()
     return scene.recovery(struck, floor="agents")

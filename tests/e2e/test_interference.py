@@ -25,7 +25,8 @@ def test_an_evicted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> N
 
     job.recovered(done, evict, "a pod was evicted")
     status = job.status
-    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    told = status["restarts"]
+    assert (status["attempt"], told["replaced"], told["counted"]) == (1, 1, 0), status
     failure = status["lastFailure"]
     assert (failure["category"], failure["node"]) == ("Preempted", 1), failure
     assert "EvictionByEvictionAPI" in failure["message"], failure

@@ -161,8 +161,10 @@ def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> No
         done = job.trained()
         name = job.pod(index).metadata.name
         job.recovered(done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), what)
-    restarts = job.status["restarts"]
-    assert (restarts["free"], restarts["counted"]) == (2, 0)
+    status = job.status
+    told = status["restarts"]
+    assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 2, 0, 0), status
+    assert status["lastRestart"]["level"] == "ReplacedPod"
 
 
 def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: Cluster) -> None:

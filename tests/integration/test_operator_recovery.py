@@ -31,7 +31,9 @@ async def finish(actors: ClusterActors, job: str) -> dict[str, Any]:
     return status
 
 
-async def test_an_evicted_pod_costs_a_new_attempt_and_no_budget(actors: ClusterActors, start: Start) -> None:
+async def test_an_evicted_pod_of_a_job_that_has_not_met_costs_a_new_attempt_and_no_budget(
+    actors: ClusterActors, start: Start
+) -> None:
     start()
     await running(actors)
     pod = await actors.pod("digits-1", 1)

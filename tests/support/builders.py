@@ -17,6 +17,7 @@ from ddp_operator.cluster import Snapshot
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.progress import Page
 from ddp_operator.status.observation import Observation, view_children
+from tests.support.launcher_config import encoded_config
 
 Json = dict[str, Any]
 
@@ -73,7 +74,7 @@ def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: s
     """Return a child Job. ``conditions`` maps types to messages; ``deleting`` and ``suspend`` as they say.
 
     ``written``: the record of what the operator wrote into ``suspend`` (by default what stands there; None: there is
-    none); ``queue``: Kueue's label; ``status``: members of the raw status.
+    none); ``queue``: Kueue's label; ``awaits_peers``: its launchers do; ``status``: members of the raw status.
     """
     conditions: Mapping[str, str] = changes.pop("conditions", {})
     at = format_time(changes.pop("at", NOW))
@@ -100,7 +101,10 @@ def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: s
         metadata["annotations"] = {constants.ANNOTATION_SUSPEND: str(written).lower()}
     if queue := changes.pop("queue", ""):
         metadata["labels"][constants.KUEUE_QUEUE_LABEL] = queue
-    spec = {"completions": nodes, "parallelism": nodes, "suspend": suspend}
+    spec: Json = {"completions": nodes, "parallelism": nodes, "suspend": suspend}
+    if changes.pop("awaits_peers", False):
+        config = encoded_config(nodes=2, in_place_restarts=1, restarts_without_progress=1)
+        spec["template"] = template(trainer(env=[{"name": name, "value": text} for name, text in config.items()]))
     status: Json = changes.pop("status", {})
     assert not changes, changes
     stated = [

@@ -177,4 +177,5 @@ def jobs(draw: st.DrawFn, attempt: int) -> Json:
         deleting=draw(st.booleans()),
         suspend=draw(st.booleans()),
         conditions=dict.fromkeys(kinds, "words"),
+        awaits_peers=draw(st.booleans()),
     )

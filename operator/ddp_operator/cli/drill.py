@@ -294,7 +294,7 @@ class LocalRun:
     def _metrics_port(self) -> int | None:
         """Return the metrics port of the newest pod 0; None before it listens."""
         files = Path(self._folder.name).glob("drill-*/pods/*/metrics-port")
-        own = [file for file in files if re.search(r"-0-[a-z0-9]{5}$", file.parent.name)]
+        own = [file for file in files if re.search(r"-0-[a-z0-9]+$", file.parent.name)]
         with suppress(OSError, ValueError):
             return int(max(own, key=lambda file: file.stat().st_mtime_ns, default=Path()).read_text(encoding="utf-8"))
         return None

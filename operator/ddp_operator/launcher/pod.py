@@ -65,6 +65,12 @@ class LauncherConfig:
     epochs: Optional[int]
     warm_start: bool
 
+    @property
+    def awaits_peers(self) -> bool:
+        """Whether the workers start again for free, and wait for the others, where only a peer was lost."""
+        budget = self.in_place_restarts > 0 and self.restarts_without_progress is not None
+        return self.elastic or (self.nodes > 1 and budget)
+
 
 _NESTED = {"watchdog": WatchdogConfig, "preflight": PreflightConfig}
 
@@ -131,12 +137,6 @@ class Pod(LauncherConfig):
     def local(self) -> bool:
         """Whether all pods are on this machine (`ddp run`)."""
         return self.master == "localhost" or self.master.startswith("127.")
-
-    @property
-    def awaits_peers(self) -> bool:
-        """Whether the workers start again for free, and wait for the others, where only a peer was lost."""
-        budget = self.in_place_restarts > 0 and self.restarts_without_progress is not None
-        return self.elastic or (self.nodes > 1 and budget)
 
     @property
     def meets_others(self) -> bool:

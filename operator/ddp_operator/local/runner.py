@@ -44,7 +44,12 @@ _PROGRESS_SECONDS: Final = 1.0  # pages are read: no network and no API server b
 _MAX_ERRORS: Final = 8
 """Passes in a row with an unexpected error after which the run is stopped: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
-_RESTARTS: Final = (conditions.GROUP_RESTART, conditions.DISRUPTED, conditions.RESTARTED_IN_PLACE)
+_RESTARTS: Final = (
+    conditions.GROUP_RESTART,
+    conditions.DISRUPTED,
+    conditions.POD_REPLACEMENT,
+    conditions.RESTARTED_IN_PLACE,
+)
 CLAIMS: Final = "claims"
 
 

@@ -16,7 +16,15 @@ from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.launcher.failure_table import UNKNOWN
 from ddp_operator.local.folder import RunFolder, read_rows
-from ddp_operator.status.conditions import DISRUPTED, FAILED, INTERRUPTED, NODES_READMITTED, RESIZED, RESUMED
+from ddp_operator.status.conditions import (
+    DISRUPTED,
+    FAILED,
+    INTERRUPTED,
+    NODES_READMITTED,
+    POD_REPLACEMENT,
+    RESIZED,
+    RESUMED,
+)
 
 Point = tuple[float, float]
 Row = Mapping[str, float]
@@ -24,7 +32,7 @@ Row = Mapping[str, float]
 _SERIES = re.compile(r'^(\w+)\{rank="(\d+)"\} (\S+)$', re.MULTILINE)
 _STEP_COUNT = "ddp_step_seconds_count"
 _FAILURE = "Failure"
-_OTHER_CAUSES = (RESIZED, DISRUPTED, RESUMED, NODES_READMITTED)
+_OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
 _LATE = 15.0  # seconds until the operator has read of a restart in place
 

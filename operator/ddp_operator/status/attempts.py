@@ -13,7 +13,7 @@ from ddp_operator import names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
 from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.kubeobjects import truncate
-from ddp_operator.launcher.failure_table import NODE_LOST, PREEMPTED
+from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.budget import charge, find_limit
@@ -22,6 +22,7 @@ from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node, find_in_place
 from ddp_operator.status.observation import State
+from ddp_operator.status.replacement import is_consequence, is_replacing
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import size_waits
 
@@ -94,11 +95,9 @@ def note_restart_in_place(state: State) -> Decision | None:
         return None
     found = tuple(one for one in state.observation.failures_in_place if count_new_restarts(status, one[1].restarts))
     cause = find_in_place(status.attempt, found)
-    restarting = status.condition(c.RESTARTING)
-    replacing = restarting is not None and (restarting.status, restarting.reason) == ("True", c.POD_REPLACEMENT)
-    lost = replacing or state.pods.running < status.attempt_nodes
-    if lost and cause is not None and cause.category == PREEMPTED.name:
-        cause = None  # all ranks have saved and stopped together, because one pod had to
+    replacing = is_replacing(state)
+    if cause is not None and is_consequence(state, cause):
+        cause = None
     charged = status.restarts
     if cause is not None and job.counts_in_place:
         # Launchers keep to what the ledger allowed when the attempt began, each for itself.

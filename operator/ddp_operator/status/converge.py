@@ -25,8 +25,9 @@ from ddp_operator.status.decision import (
 )
 from ddp_operator.status.describe import describe
 from ddp_operator.status.observation import Observation, Pods, State
+from ddp_operator.status.replacement import create_missing_pods
 from ddp_operator.status.scheduling import event_poll_delay
-from ddp_operator.status.views import JobView, PodView
+from ddp_operator.status.views import JobView
 from ddp_operator.status.waiting import active_deadline, edited_for_queue, is_queued, pending_deadline, resumes
 
 SOON = 1.0
@@ -35,7 +36,6 @@ RECHECK_REFUSAL = 30.0
 NODE_PATIENCE = timedelta(seconds=60)
 """How long the nodes that failed are avoided although no other can take a pod; an autoscaler may bring one."""
 _FIRST_STEP = timedelta(minutes=2)
-_SOON_LOST = timedelta(seconds=60)
 # How long pods that have trained together may end one after another.
 _LATE_COMERS = timedelta(seconds=30)
 # While something is awaited that sends an event, in case that is lost: the end of pods, of a Job.
@@ -73,7 +73,7 @@ def converge(state: State, progress_interval: float) -> Decision:
         waits += [SOON for action in actions if isinstance(action, RelabelJob)]
         if attempt_job.nodes != job.status.attempt_nodes and can_resize(state, attempt_job):
             actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
-        actions += _missing_pods(state, attempt_job)
+        actions += create_missing_pods(state, attempt_job)
         if not observation.shared_complete and not attempt_job.finished and refusal is None:
             actions.append(EnsureChildren(attempt, job.status.attempt_nodes))
     resumed = {"start_time": truncate(now), "attempt_time": truncate(now)} if resumes(job) else {}
@@ -145,30 +145,6 @@ def blocked_by_avoidance(pods: Pods) -> tuple[datetime, str] | None:
         and pod.avoids_nodes
     ]
     return min(found, default=None)
-
-
-def _missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
-    """Return the pods to create in a queued Job, whose other pods wait for them (ADR 0019).
-
-    The Job controller would do so too, but waits 10 s after the first failure, twice as long after each further one. A
-    pod that was killed soon after its start is left to it.
-    """
-    restarting = state.status.condition(c.RESTARTING)
-    if restarting is None or (restarting.status, restarting.reason) != ("True", c.POD_REPLACEMENT):
-        return []
-    waits = attempt_job.finished or attempt_job.suspended or state.spec.suspend or attempt_job.started is None
-    if waits or not is_queued(state.job, attempt_job) or any(pod.ganged for pod in state.pods):
-        return []
-    newest, serial = state.pods.newest, state.status.restarts.replaced
-    indexes = [index for index in range(attempt_job.nodes) if _is_gone(newest.get(index), state.now)]
-    return [CreatePod(attempt_job.name, index, serial) for index in indexes]
-
-
-def _is_gone(pod: PodView | None, now: datetime) -> bool:
-    """Tell whether a pod is to be replaced at once; None: its Job has let it go."""
-    if pod is None or pod.alive or pod.phase == "Succeeded":
-        return pod is None
-    return pod.disrupted or pod.deleting or now - pod.created >= _SOON_LOST
 
 
 def _held_back(state: State) -> float:

@@ -8,6 +8,7 @@ reads.
 import dataclasses
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,10 +35,10 @@ from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import Observation, State
+from ddp_operator.status.replacement import is_replaced
 from ddp_operator.status.views import PodView
 from ddp_operator.status.waiting import (
     active_deadline,
-    is_queued,
     pending_deadline,
     size_waits,
     waiting_since,
@@ -92,7 +93,7 @@ def decide(
             attempt_job,
             pods,
             now,
-            keeps_job=_keeps_job(state),
+            is_replaced=partial(is_replaced, state),
             since=now if was_suspending(job) else waiting_since(job, attempt_job),
             nodes=observation.nodes,
         )
@@ -195,23 +196,6 @@ def _explains(state: State, found: tuple[tuple[PodView, str], ...]) -> bool:
         and failure.attempt == state.status.attempt - 1
         and is_guess(failure)
     )
-
-
-def _keeps_job(state: State) -> bool:
-    """Tell whether a lost pod is better replaced inside its Job than answered by a new attempt (ADR 0010).
-
-    A new Job would stand at the end of its queue again. An elastic job's other pods go on meanwhile, as long as there
-    are enough and pod 0, where they meet, is among them.
-    """
-    if state.spec.elastic is not None:
-        well = {
-            pod.index
-            for pod in state.pods
-            if pod.phase == "Succeeded" or (pod.alive and not pod.deleting and not pod.disrupted)
-        }
-        if 0 in well and len(well) >= state.spec.elastic.min_nodes:
-            return True
-    return is_queued(state.job, state.attempt_job)
 
 
 def _reject(state: State, refusal: Refusal) -> Decision:

@@ -18,14 +18,16 @@ from ddp_operator.api.status import (
     Restarts,
     Status,
 )
+from ddp_operator.failures import describe_restart
 from ddp_operator.kubeobjects import EPOCH, parse_time, truncate
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.decision import Refusal
-from ddp_operator.status.diagnosis import find_in_place
+from ddp_operator.status.diagnosis import find_in_place, find_taken
 from ddp_operator.status.lost_nodes import describe_lost_contact
 from ddp_operator.status.observation import Observation, Pods, State
+from ddp_operator.status.replacement import is_consequence
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.stragglers import describe_stall
 from ddp_operator.status.waiting import waits_in_queue
@@ -50,7 +52,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     elif not pods and not was_joined:
         status = _take_former_report(status, observation.pods_of(status.attempt - 1), now)
     in_place = find_in_place(status.attempt, observation.failures_in_place)
-    if in_place is not None and not _is_older(in_place, status.last_failure):
+    known = status.last_failure
+    if in_place is not None and not is_consequence(state, in_place) and not _is_older(in_place, known):
         status = replace(status, last_failure=in_place)
     if status.first_run_time is None and any(pod.has_run for pod in observation.pods):
         status = replace(status, first_run_time=truncate(now))
@@ -67,6 +70,13 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         rendezvous = Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, cut_off[1])
     queues = waits_in_queue(job, observation.job(status.attempt))
     restarting = restart or _restarting(job, rendezvous, was_joined=was_joined, all_run=all_run, waits_in_queue=queues)
+    replaced = restarting.reason == c.POD_REPLACEMENT and not job.status.is_true(c.RESTARTING)
+    if replaced:
+        lost = find_taken(status.attempt, pods.newest.values())
+        begun = LastRestart(attempt=status.attempt, level="ReplacedPod", time=truncate(now))
+        status = replace(status, last_restart=note_steps(begun, status), last_failure=lost or status.last_failure)
+        message = describe_restart("lost pod replaced, not counted", lost, status.checkpoint)
+        restarting = Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, message)
     progressing = (describe_stall(job, observation) if all_run else None) or _progressing(
         job, observation.page, rendezvous, was_joined=was_joined, all_run=all_run
     )
@@ -89,10 +99,6 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         phase = "Restarting"
     else:
         phase = "Running" if all_run else "Pending"
-    replaced = restarting.reason == c.POD_REPLACEMENT and not job.status.is_true(c.RESTARTING)
-    if replaced:
-        lost = LastRestart(attempt=status.attempt, level="ReplacedPod", time=truncate(now))
-        status = replace(status, last_restart=note_steps(lost, status))
     status = replace(
         status,
         phase=phase,
@@ -249,7 +255,7 @@ def _restarting(
         return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)  # its pods are not replaced: the queue took them back
     resizing = before is not None and before.status == "True" and before.reason == c.RESIZED
     if was_joined and not all_run and not job.spec.suspend and not resizing:
-        return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, "a pod was lost and is being replaced")
+        return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, "")
     if before is not None and before.status == "True" and rendezvous.status == "False":
         return Fact(c.RESTARTING, "True", before.reason, before.message)
     return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)

@@ -1,6 +1,6 @@
 """Whether an attempt has failed, and why: the earliest root cause across its pods, not a secondary failure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -18,7 +18,6 @@ from ddp_operator.status.views import JobView, NodeView, PodView
 
 # A pod that was killed longer before the first secondary failure has long been replaced: it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
-_NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", NODE_LOST.name)
 
 
 MOST_FAILURES = 128
@@ -50,20 +49,20 @@ def diagnose(
     pods: tuple[PodView, ...],
     now: datetime,
     *,
-    keeps_job: bool = True,
+    is_replaced: Callable[[PodView], bool] = lambda pod: True,
     since: datetime | None = None,
     nodes: Mapping[str, NodeView] | None = None,
 ) -> Diagnosis | None:
     """Return the diagnosis of an attempt, or None where it has not failed.
 
-    ``keeps_job``: a pod that was taken away is left to the Job controller, which replaces it. Otherwise its attempt is
-    over. What was deleted before ``since`` was deleted by a suspension. ``nodes``: those that were asked after.
+    ``is_replaced``: whether a lost pod gets a successor in the Job; otherwise the attempt is over. What was deleted
+    before ``since`` was deleted by a suspension. ``nodes``: those that were asked after.
     """
     ended = [(pod, pod.termination) for pod in pods if pod.termination and pod.termination.container_exit_code != 0]
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
     job_failed = job is not None and job.failed
     if not fatal and not job_failed:
-        return None if keeps_job else _diagnose_taken(attempt, job, pods, since)
+        return _diagnose_taken(attempt, job, pods, is_replaced, since)
     roots = [(pod, end) for pod, end in fatal if not end.secondary]
     times = [end.time for _, end in fatal if end.time is not None]
     if not times and job is not None and job.failed_at is not None:
@@ -127,7 +126,11 @@ def is_guess(failure: LastFailure) -> bool:
 
 
 def _diagnose_taken(
-    attempt: int, job: JobView | None, pods: tuple[PodView, ...], since: datetime | None
+    attempt: int,
+    job: JobView | None,
+    pods: tuple[PodView, ...],
+    is_replaced: Callable[[PodView], bool],
+    since: datetime | None,
 ) -> Diagnosis | None:
     """Diagnose an attempt that lost a pod while its Job goes on: it would wait for the Job controller's back-off."""
     if job is None or job.finished or job.deleting or job.suspended or (job.suspend_changed and job.started is None):
@@ -140,6 +143,7 @@ def _diagnose_taken(
         and pod.phase != "Succeeded"
         and pod.index not in replaced
         and not (since and pod.deleted_at and pod.deleted_at < since)
+        and not is_replaced(pod)
     ]
     taken = [pod for pod in lost if pod.disrupted or pod.deleting]
     if taken:
@@ -163,8 +167,14 @@ def _was_taken_before(pod: PodView, first: datetime | None, job: JobView | None)
     return timedelta(0) < failed - pod.deleted_at <= _SAME_INCIDENT
 
 
+def find_taken(attempt: int, pods: Iterable[PodView]) -> LastFailure | None:
+    """Return the loss of the pod that was taken away first; None: none was."""
+    taken = [pod for pod in pods if pod.has_run and pod.phase != "Succeeded" and (pod.disrupted or pod.deleting)]
+    return _disruption(attempt, min(taken, key=_taken_order)).cause if taken else None
+
+
 def _disruption(attempt: int, pod: PodView) -> Diagnosis:
-    category = NODE_LOST if pod.disruption in _NODE_REASONS else PREEMPTED
+    category = NODE_LOST if pod.lost_with_node else PREEMPTED
     how = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
     moment = pod.termination.time if pod.termination else None
     time = datetime.fromtimestamp(moment, UTC) if moment is not None else pod.deleted_at

@@ -142,6 +142,9 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
         which += ", in the same pods"
         cause = new.last_failure if new.last_failure != old.last_failure else None
         yield Event("Normal", c.RESTARTED_IN_PLACE, describe_restart(which, cause, new.checkpoint))
+    replacing = new.condition(c.RESTARTING)
+    if replacing is not None and new.attempt == old.attempt and new.restarts.replaced > old.restarts.replaced:
+        yield Event("Normal", c.POD_REPLACEMENT, replacing.message)
     if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
         restarting = new.condition(c.RESTARTING)
         if old.attempt == 0:

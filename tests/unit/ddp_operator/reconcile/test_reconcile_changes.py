@@ -217,8 +217,9 @@ class TestFailure:
             0,
         )
 
-    async def test_a_pod_that_is_taken_from_a_queued_job_is_replaced_before_the_back_off_is_over(self) -> None:
-        item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
+    @pytest.mark.parametrize("labels", [{}, {"kueue.x-k8s.io/queue-name": "gpu"}], ids=["no queue", "queue"])
+    async def test_a_pod_that_is_taken_is_replaced_before_the_back_off_is_over(self, labels: dict[str, str]) -> None:
+        item = resource(labels=labels, nodes=2)
         harness = await ReconcilerHarness(item).train(TRAINING)
         for index, serial in ((1, 1), (0, 2)):
             meta = harness.pods()[index]["metadata"]
@@ -235,6 +236,8 @@ class TestFailure:
         assert (restarts.counted, restarts.total, restarts.replaced) == (0, 0, 2)
         assert last is not None
         assert last.level == "ReplacedPod"
+        assert (harness.status.last_failure and harness.status.last_failure.category) == "Preempted"
+        assert harness.events.count("PodReplacement") == 2
 
     async def test_a_pod_that_was_killed_soon_after_its_start_is_left_to_the_back_off(self) -> None:
         for age, made in ((59, 0), (61, 1)):

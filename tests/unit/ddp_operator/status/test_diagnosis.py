@@ -29,8 +29,10 @@ def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float 
     return child_pod(index, "Failed", code=code, message=message, at=at(seconds), **changes)
 
 
-def diagnosis(*pods: Any, job: Any = None, seconds: float = 1, keeps_job: bool = True) -> Diagnosis | None:
-    return diagnose(1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds), keeps_job=keeps_job)
+def diagnosis(*pods: Any, job: Any = None, seconds: float = 1, replaces: bool = True) -> Diagnosis | None:
+    return diagnose(
+        1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds), is_replaced=lambda pod: replaces
+    )
 
 
 def blamed(found: Diagnosis | None) -> tuple[int | None, str]:
@@ -103,7 +105,7 @@ class TestCause:
         words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
         status = {"reason": "Evicted", "message": words}
         last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if said else {}
-        found = diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), keeps_job=False)
+        found = diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), replaces=False)
         assert found is not None
         assert found.cause is not None
         assert (found.cause.category, found.cause.message, found.disruption) == ("Unknown", f"Evicted: {words}", False)
@@ -113,7 +115,7 @@ class TestCause:
         status = {"reason": "Evicted", "message": "The node was low on resource: memory."}
         pod = child_pod(1, "Failed", code=85, message=last_words("Preempted"), disrupted="TerminationByKubelet")
         pod["status"] |= status
-        found = diagnosis(pod, child_pod(0), keeps_job=False)
+        found = diagnosis(pod, child_pod(0), replaces=False)
         assert found is not None
         assert found.disruption
 
@@ -297,5 +299,5 @@ def test_pods_of_a_job_that_somebody_suspended_and_resumed_at_once_were_not_take
     started = {} if suspended == "True" else {"startTime": format_time(NOW)}
     job = view_job(child_job(status={"conditions": [condition]} | started))
     pod = view_pod(child_pod(0, deleting=True))
-    found = diagnose(1, job, (pod,), at(6), keeps_job=False, since=None if since is None else at(since))
+    found = diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False, since=None if since is None else at(since))
     assert (found is not None) is (taken and suspended == "False")

@@ -63,7 +63,7 @@ def known(at: int, saved: int = 0, **restarts: Any) -> Status:
 
 class TestDisruption:
     @pytest.mark.parametrize("phase", ["Running", "Failed"])
-    def test_evicted_pod_begins_a_free_attempt_while_it_still_saves(self, phase: str) -> None:
+    def test_evicted_pod_whose_peers_cannot_wait_begins_a_free_attempt_while_it_still_saves(self, phase: str) -> None:
         code = {"code": 85} if phase == "Failed" else {}
         evicted = child_pod(1, phase, deleting=True, grace=150, disrupted="EvictionByEvictionAPI", **code)
         decision = run(child_pod(0), evicted)

@@ -1,0 +1,89 @@
+"""Which lost pods are replaced in their Job, and which begin a new attempt."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import Restarts, Status
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide
+from ddp_operator.status.decision import CreatePod, Decision
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+JOB = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"})
+LOST = child_pod(1, "Failed", code=85, deleting=True, disrupted="EvictionByEvictionAPI")
+
+
+def known(kind: str, reason: str, **changes: Any) -> Status:
+    return replace(STARTED, conditions=c.merge_conditions((), [c.Fact(kind, "True", reason)], NOW, 1), **changes)
+
+
+MET = known(c.RENDEZVOUSED, c.ALL_RANKS_JOINED)
+REPLACING = known(c.RESTARTING, c.POD_REPLACEMENT, restarts=Restarts(replaced=1))
+
+
+def run(*pods: Any, status: Status = MET, raw_job: Any = JOB, **spec: Any) -> Decision:
+    typed = job(status=status, **{"nodes": 2, **spec})
+    return decide(typed, observe(typed, [raw_job], pods), NOW)
+
+
+def created(decision: Decision) -> list[CreatePod]:
+    return [action for action in decision.actions if isinstance(action, CreatePod)]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [LOST, child_pod(1, deleting=True, grace=30)],
+    ids=["ended", "still saves"],
+)
+def test_a_pod_that_is_taken_away_is_told_first_and_costs_nothing(lost: Any) -> None:
+    decision = run(child_pod(0), lost)
+    assert (decision.status.attempt, decision.status.phase, created(decision)) == (1, "Restarting", [])
+    assert decision.status.restarts == Restarts(replaced=1, all=1)
+    failure, last = decision.status.last_failure, decision.status.last_restart
+    assert failure is not None
+    assert (failure.category, failure.pod) == ("Preempted", "train-1-1-abcde")
+    assert last is not None
+    assert last.level == "ReplacedPod"
+    told = next(one.message for one in decision.status.conditions if one.type == c.RESTARTING)
+    assert told.startswith("lost pod replaced, not counted: Preempted (pod train-1-1-abcde, node node-a): the pod was")
+
+
+def test_a_pod_that_is_announced_to_go_still_trains() -> None:
+    decision = run(child_pod(0), child_pod(1, disrupted="TerminationByKubelet"))
+    assert (decision.status.attempt, decision.status.phase, decision.status.restarts.replaced) == (1, "Running", 0)
+
+
+def test_it_is_replaced_once_it_has_ended_and_so_is_another_that_is_lost_meanwhile() -> None:
+    assert created(run(child_pod(0), child_pod(1, deleting=True, grace=30), status=REPLACING)) == []
+    assert created(run(child_pod(0), LOST, status=REPLACING)) == [CreatePod("train-1", 1, 1)]
+    assert created(run(LOST, status=REPLACING)) == [CreatePod("train-1", index, 1) for index in (0, 1)]
+
+
+def test_a_successor_that_comes_up_is_left_alone() -> None:
+    decision = run(child_pod(0), LOST, child_pod(1, "Pending", suffix="r1"), status=REPLACING)
+    assert (decision.status.attempt, created(decision)) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("pods", "changes"),
+    [
+        ((child_pod(0), LOST), {"raw_job": child_job()}),
+        ((child_pod(0), LOST), {"status": STARTED}),
+        ((child_pod(0), LOST), {"recovery": {"countDisruptions": True}}),
+        ((child_pod(0), child_pod(1, disrupted="DeletionByTaintManager")), {}),
+        ((child_pod(0), child_pod(1, "Failed", code=137)), {}),
+        ((child_pod(0, "Succeeded"), LOST), {}),
+        ((child_pod(0, spec={"schedulingGroup": {"podGroupName": "g"}}), LOST), {}),
+        ((child_pod(0), child_pod(1, deleting=True, suffix="r1")), {"status": REPLACING}),
+        ((child_pod(0, "Failed", code=82, message=last_words("CUDAError")), LOST), {}),
+    ],
+    ids=["launchers cannot wait", "never met", "disruptions count", "node lost", "killed", "a peer has ended", "gang",
+         "lost again", "a peer fails"],
+)  # fmt: skip
+def test_a_new_attempt_is_begun_where_the_others_cannot_wait_or_the_job_must_change(pods: Any, changes: Any) -> None:
+    decision = run(*pods, **changes)
+    before = changes.get("status", MET).restarts.replaced
+    assert (decision.status.attempt, decision.status.restarts.replaced) == (2, before)
