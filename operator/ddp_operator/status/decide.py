@@ -35,7 +35,7 @@ from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import Observation, State
-from ddp_operator.status.replacement import is_replaced
+from ddp_operator.status.replacement import is_replaced, is_replacing
 from ddp_operator.status.views import PodView
 from ddp_operator.status.waiting import (
     active_deadline,
@@ -160,6 +160,8 @@ def _why_free(state: State, diagnosis: Diagnosis) -> str:
         return c.DISRUPTED
     if diagnosis.secondary_only and _ended_in_suspension(state):
         return c.RESUMED
+    if diagnosis.secondary_only and is_replacing(state):
+        return c.DISRUPTED  # the others have waited for a new pod as long as they may
     if diagnosis.secondary_only and state.attempt_job is not None and state.attempt_job.suspended:
         return c.DISRUPTED  # its queue took the pods back
     return ""

@@ -1,5 +1,6 @@
 """Which lost pods are replaced in their Job, and which begin a new attempt."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ MET = known(c.RENDEZVOUSED, c.ALL_RANKS_JOINED)
 REPLACING = known(c.RESTARTING, c.POD_REPLACEMENT, restarts=Restarts(replaced=1))
 
 
-def run(*pods: Any, status: Status = MET, raw_job: Any = JOB, **spec: Any) -> Decision:
+def run(*pods: Any, status: Status = MET, raw_job: Any = JOB, now: datetime = NOW, **spec: Any) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    return decide(typed, observe(typed, [raw_job], pods), NOW)
+    return decide(typed, observe(typed, [raw_job], pods), now)
 
 
 def created(decision: Decision) -> list[CreatePod]:
@@ -87,3 +88,11 @@ def test_a_new_attempt_is_begun_where_the_others_cannot_wait_or_the_job_must_cha
     decision = run(*pods, **changes)
     before = changes.get("status", MET).restarts.replaced
     assert (decision.status.attempt, decision.status.restarts.replaced) == (2, before)
+
+
+def test_the_end_of_the_others_is_free_when_no_new_pod_has_come_in_time() -> None:
+    waited = child_pod(0, "Failed", code=86, message=last_words("Network", secondary=True))
+    failed = child_job(awaits_peers=True, conditions={"FailureTarget": "exit code 86"})
+    for status, free in ((REPLACING, 1), (MET, 0)):
+        decision = run(waited, child_pod(1, "Pending"), status=status, raw_job=failed, now=NOW + timedelta(minutes=1))
+        assert (decision.status.attempt, decision.status.restarts.free) == (2, free)
