@@ -12,7 +12,7 @@ from ddp_operator.kubeobjects import EPOCH, format_time, truncate
 from ddp_operator.launcher.failure_table import CATEGORIES, IMAGE_PULL, NODE_LOST, OOM, PREEMPTED, UNKNOWN, Category
 from ddp_operator.progress import Page
 from ddp_operator.status import conditions as c
-from ddp_operator.status.lost_nodes import find_node_problem
+from ddp_operator.status.lost_nodes import find_node_problem, is_lost_with_node
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.views import JobView, NodeView, PodView
 
@@ -174,7 +174,7 @@ def find_taken(attempt: int, pods: Iterable[PodView]) -> LastFailure | None:
 
 
 def _disruption(attempt: int, pod: PodView) -> Diagnosis:
-    category = NODE_LOST if pod.lost_with_node else PREEMPTED
+    category = NODE_LOST if is_lost_with_node(pod) else PREEMPTED
     how = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
     moment = pod.termination.time if pod.termination else None
     time = datetime.fromtimestamp(moment, UTC) if moment is not None else pod.deleted_at

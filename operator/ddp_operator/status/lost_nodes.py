@@ -14,6 +14,7 @@ from ddp_operator.status.observation import Children, Observation
 from ddp_operator.status.views import NodeView, PodView
 
 REASON = "NodeLost"
+_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", REASON)
 # How many nodes are asked after in one pass, pods freed in one pass, and nodes remembered in status.
 MAX_NODES = 10
 # How often a node is asked after, seconds.
@@ -28,6 +29,11 @@ def nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> 
         if pod.cut_off_since is not None or ((due := _due(job, pod)) is not None and due <= now)
     }
     return tuple(found)[:MAX_NODES]
+
+
+def is_lost_with_node(pod: PodView) -> bool:
+    """Tell whether a pod was taken away because its node is gone, or does not report."""
+    return pod.disruption in _REASONS
 
 
 def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:

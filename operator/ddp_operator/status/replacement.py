@@ -1,11 +1,15 @@
 """Lost pods whose place is taken in the same Job, while the others wait for them (ADR 0019). Pure."""
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 
+from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
 from ddp_operator.launcher.failure_table import CATEGORIES, PREEMPTED
+from ddp_operator.launcher.pod import decode_config
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import CreatePod
+from ddp_operator.status.lost_nodes import is_lost_with_node
 from ddp_operator.status.observation import State
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import is_queued
@@ -22,7 +26,7 @@ def is_replaced(state: State, pod: PodView) -> bool:
     """
     if is_queued(state.job, state.attempt_job) or _goes_on(state):
         return True
-    taken = (pod.disrupted or pod.deleting) and not pod.lost_with_node
+    taken = (pod.disrupted or pod.deleting) and not is_lost_with_node(pod)
     counts = state.spec.recovery.count_disruptions
     again = is_replacing(state) and pod.name.endswith(_suffix(state))  # perhaps not by chance
     return taken and not again and not counts and _can_wait(state)
@@ -69,9 +73,19 @@ def _goes_on(state: State) -> bool:
 
 def _can_wait(state: State) -> bool:
     """Tell whether the other pods wait: they have met, none has ended, and their launchers start workers again."""
-    launchers = state.attempt_job is not None and state.attempt_job.awaits_peers
+    launchers = state.attempt_job is not None and _awaits_peers(state.attempt_job)
     met = state.status.is_true(c.RENDEZVOUSED) or is_replacing(state)
     return launchers and met and not any(pod.phase == "Succeeded" or pod.ganged for pod in state.pods)
+
+
+def _awaits_peers(job: JobView) -> bool:
+    """Tell whether the launchers that a Job was made with start the workers again for free when a peer is lost."""
+    for container in ((job.raw["spec"].get("template") or {}).get("spec") or {}).get("containers") or ():
+        for variable in container.get("env") or ():
+            if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
+                with suppress(ValueError):  # an older operator's launcher
+                    return decode_config(variable["value"].replace("$$", "$")).awaits_peers
+    return False
 
 
 def _suffix(state: State) -> str:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,14 +11,12 @@ import msgspec
 from ddp_operator import constants
 from ddp_operator.failures import Termination, parse_termination
 from ddp_operator.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
-from ddp_operator.launcher.failure_table import NODE_LOST, UNKNOWN
-from ddp_operator.launcher.pod import decode_config
+from ddp_operator.launcher.failure_table import UNKNOWN
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # The kubelet says the same about a try and about the pause before the next one, but for this beginning.
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 
-_NODE_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", NODE_LOST.name)
 _MAX_WORDS = 512
 _EVICTED = "Evicted"
 _FULL_DISK = "raise ephemeral-storage in resources, or write to a volume: files in the container and its log count"
@@ -64,16 +61,6 @@ class JobView:
     def finished(self) -> bool:
         """True once the Job controller starts no more pods for it."""
         return self.complete or self.failed
-
-    @property
-    def awaits_peers(self) -> bool:
-        """Whether the launchers that it was made with wait for a lost peer, and start the workers again for free."""
-        for container in ((self.raw["spec"].get("template") or {}).get("spec") or {}).get("containers") or ():
-            for variable in container.get("env") or ():
-                if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
-                    with suppress(ValueError):  # an older operator's launcher
-                        return decode_config(variable["value"].replace("$$", "$")).awaits_peers
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +109,6 @@ class PodView:
             for one in found
             if one.get("name") in sidecars and (count := _int(one.get("restartCount"))) > 0
         )
-
-    @property
-    def lost_with_node(self) -> bool:
-        """Whether it was taken away because its node is gone, or does not report."""
-        return self.disruption in _NODE_REASONS
 
     @property
     def alive(self) -> bool:
