@@ -71,10 +71,10 @@ def test_a_job_trains_where_torch_has_other_private_parts(folder: Path) -> None:
 def test_a_failure_has_its_cause_where_torch_has_other_private_parts(folder: Path) -> None:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)
-    job = Pods(folder, ["train.py", "fail", "0"], env={"PYTHONPATH": str(folder / "site")}, warm=False)
+    site = {"PYTHONPATH": str(folder / "site")}
+    job = Pods(folder, ["train.py", "fail", "0"], nodes=1, nproc=2, env=site, warm=False)
     try:
-        job.start()
-        ended = job.wait(1)
+        (ended,) = job.run()
     finally:
         job.stop()
     assert (ended.code, ended.message["category"]) == (82, "UserError"), ended.log

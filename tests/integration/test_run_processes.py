@@ -119,7 +119,7 @@ def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
 
 def test_a_run_whose_output_nobody_reads_trains_on_and_ends_with_the_jobs_exit_code(tmp_path: Path) -> None:
     write(tmp_path, "import pathlib, sys; pathlib.Path('trained').touch(); sys.exit(1)")
-    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0}))
+    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0, "warmStart": "Off"}))
     code = "import sys; from ddp_operator.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -199,7 +199,7 @@ def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -
 def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path: Path) -> None:
     write(tmp_path, STEPS)
     patterns = {"logPatterns": [r"step (?P<step>\d+)"]}
-    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], metrics=patterns, recovery={}))
+    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], metrics=patterns, recovery={"warmStart": "Off"}))
     done = subprocess.run(
         [str(Path(sys.executable).with_name("ddp")), "drill", "job.yaml", "--kill", "1", "--output", "json"],
         cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import msgspec
 
 from ddp_operator.api.cel import check_rules
 
@@ -48,8 +49,7 @@ def _admit_custom(kind: Kind, obj: Object, strictness: str, *, parts: tuple[str,
         where = f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}'
         raise Failure(400, f"{where}: strict decoding error: {words}")
     obj = _default(schema, obj)
-    errors = _validator(kind, parts).iter_errors(obj)
-    _refuse(kind, whole, [f"{_path(error.absolute_path)}: Invalid value: {error.message}" for error in errors])
+    _refuse(kind, whole, list(_find_errors(kind, parts, msgspec.json.encode(obj))))
     return whole | obj if parts else obj | {"metadata": whole["metadata"]}
 
 
@@ -57,6 +57,12 @@ def _refuse(kind: Kind, obj: Object, errors: list[str]) -> None:
     if errors:
         name = obj["metadata"].get("name", "")
         raise Failure(422, f'{kind.kind}.{kind.group} "{name}" is invalid: {", ".join(errors)}')
+
+
+@lru_cache(4096)
+def _find_errors(kind: Kind, parts: tuple[str, ...] | None, encoded: bytes) -> tuple[str, ...]:
+    errors = _validator(kind, parts).iter_errors(msgspec.json.decode(encoded))
+    return tuple(f"{_path(error.absolute_path)}: Invalid value: {error.message}" for error in errors)
 
 
 @cache
