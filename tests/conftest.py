@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Networks as small as these gain nothing from more, and on a busy machine the threads wait long for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.disable()  # until all is imported, and kept
     for tier in TIERS:
         if tier.marker is not None:
             config.addinivalue_line("markers", f"{tier.marker}: {tier.about}")
@@ -61,6 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         dealt += others[:room]
         del others[:room]
     items[:] = dealt + others
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector pass over what was imported: going through all of PyTorch, again and again, takes a third."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

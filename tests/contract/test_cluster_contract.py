@@ -388,10 +388,13 @@ async def test_what_has_changed_since_it_was_seen_is_neither_patched_nor_deleted
         )
     snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Suspended"), "suspension")
     assert snapshot.jobs[0]["spec"]["suspend"]
+
     # What is as it was seen is changed.
-    await driver.until(KEY, lambda seen: not living(seen), "the end of the pods")
-    settled = await driver.cluster.observe(KEY)
-    assert settled is not None
+    def has_counted(seen: Snapshot) -> bool:
+        status = seen.jobs[0]["status"]
+        return not living(seen) and not status.get("active") and not status.get("terminating")
+
+    settled = await driver.until(KEY, has_counted, "a Job that has taken in the end of its pods")
     await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": False}}, seen=settled.jobs[0])
     await until_running(driver, 2)
 

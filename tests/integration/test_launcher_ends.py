@@ -69,7 +69,8 @@ def test_sigkill_of_the_launcher_leaves_no_process(pods: PodsFactory, tmp_path: 
 def test_the_pod_dies_with_its_owner(pods: PodsFactory, tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     os.set_inheritable(ours, True)
-    job = pods("train.py", script=SLEEP, nodes=1, env={"DDP_LIFELINE_FD": str(ours)}, pass_fds=(ours,))
+    lifeline = {"env": {"DDP_LIFELINE_FD": str(ours)}, "pass_fds": (ours,)}
+    job = pods("train.py", script=SLEEP, nodes=1, config={"warm_start": False}, **lifeline)
     job.start()
     os.close(ours)
     job.until(lambda: (tmp_path / "started-0-0").exists(), "the rank runs")
@@ -172,7 +173,7 @@ time.sleep(0 if again else 600)
 
 def test_a_signal_is_named_and_retryable(pods: PodsFactory) -> None:
     script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    (ended,) = pods("train.py", script=script, nodes=1, nproc=2, warm=False).run()
+    (ended,) = pods("train.py", script=script, nodes=1, nproc=2, warm=False, config={"warm_start": False}).run()
     assert ended.code == 82
     assert "Fatal Python error: Segmentation fault" in ended.message["traceback"]
     assert ended.message["category"] == "Unknown"

@@ -25,11 +25,11 @@ print("sum", int(one), sys.version_info[:2], torch.__version__, flush=True)
 """
 # The agent is made as ever, and nobody can see any more which attributes it has.
 HIDES_ATTRIBUTES = """
-from torch.distributed.elastic.agent.server import local_elastic_agent
-class Agent(local_elastic_agent.LocalElasticAgent):
-    pass
-inner = local_elastic_agent.LocalElasticAgent.__init__
-local_elastic_agent.LocalElasticAgent.__init__ = lambda self, *args, **kwargs: inner(self, *args, **kwargs)
+import sys
+if "forkserver" in sys.orig_argv:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    inner = LocalElasticAgent.__init__
+    LocalElasticAgent.__init__ = lambda self, *args, **kwargs: inner(self, *args, **kwargs)
 """
 
 

@@ -62,16 +62,29 @@ class Run:
         return found
 
 
-def test_an_error_in_some_passes_is_kept_and_tried_again(
+def test_what_fails_now_and_then_or_only_watches_is_told_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    async def sample(recorder: Recorder, *, everyone: bool) -> None:
+        raise KeyError("page")
+
+    def draw(path: Path) -> str:
+        raise KeyError("chart")
+
+    monkeypatch.setattr(Recorder, "sample", sample)
+    monkeypatch.setattr("ddp_operator.report.build_report", draw)
     run = Run(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
     assert run.run("print('done')") == ExitCode.OK
     assert run.read("errors.log").count("KeyError: 'lost'") == 4
     assert "Traceback" in run.read("errors.log")
     output = capsys.readouterr().out
     assert "warning     KeyError in ddp itself" in output
-    assert "errors.log" in output.splitlines()[-2]
+    assert "/errors.log" in output
+    assert "the run continues without the samples of the metrics" in output
+    assert "KeyError: 'page'" in run.read("errors.log")
+    assert "the run continues without the report" in output
+    assert "KeyError: 'chart'" in run.read("errors.log")
+    assert "toy: Succeeded" in run.read("summary.txt")
 
 
 def test_an_error_in_every_pass_ends_the_run_in_order(
@@ -101,33 +114,6 @@ def test_before_any_pod_it_ends_as_well(
     assert run.passes == 8
     assert run.resource()["status"]["phase"] == "Failed"
     assert "0 attempts" in capsys.readouterr().out
-
-
-def test_a_run_does_without_what_only_watches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def sample(recorder: Recorder, *, everyone: bool) -> None:
-        raise KeyError("page")
-
-    monkeypatch.setattr(Recorder, "sample", sample)
-    run = Run(tmp_path, monkeypatch, lambda number: None)
-    assert run.run("print('done')") == ExitCode.OK
-    assert "the run continues without the samples of the metrics" in capsys.readouterr().out
-    assert "KeyError: 'page'" in run.read("errors.log")
-
-
-def test_a_report_that_cannot_be_written_changes_no_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def draw(path: Path) -> str:
-        raise KeyError("chart")
-
-    monkeypatch.setattr("ddp_operator.report.build_report", draw)
-    run = Run(tmp_path, monkeypatch, lambda number: None)
-    assert run.run("print('done')") == ExitCode.OK
-    assert "the run continues without the report" in capsys.readouterr().out
-    assert "KeyError: 'chart'" in run.read("errors.log")
-    assert "toy: Succeeded" in run.read("summary.txt")
 
 
 def test_the_end_of_a_pod_that_cannot_be_recorded_ends_the_run(

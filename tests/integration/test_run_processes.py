@@ -75,7 +75,7 @@ def write(folder: Path, script: str) -> None:
 
 def test_a_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:
     write(tmp_path, FAIL_ONCE)
-    with DdpRun(tmp_path, manifest(["python", "train.py"])) as run:
+    with DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1, procPerNode=2)) as run:
         assert run.wait() == 0, run.output
         status = run.read_status()
     assert status["phase"] == "Succeeded"
@@ -83,9 +83,9 @@ def test_a_job_recovers_from_one_failure_of_rank_1_and_succeeds(tmp_path: Path) 
     assert status["lastFailure"]["rank"] == 1
     assert status["lastFailure"]["message"] == "RuntimeError: broken on purpose"
     logs = {path.stem: path.read_text() for path in (run.run_folder / "logs").glob("*.log")}
-    assert sorted(logs) == ["attempt-1-pod-0", "attempt-1-pod-1", "attempt-2-pod-0", "attempt-2-pod-1"]
+    assert sorted(logs) == ["attempt-1-pod-0", "attempt-2-pod-0"]
     assert "rank 0 of 2 in attempt 2" in logs["attempt-2-pod-0"]
-    assert "rank 1 of 2 in attempt 2" in logs["attempt-2-pod-1"]
+    assert "rank 1 of 2 in attempt 2" in logs["attempt-2-pod-0"]
     assert "toy: Succeeded" in run.output
     assert "2 attempts, 1 restart" in run.output
     assert "broken on purpose" in (run.run_folder / "events.log").read_text()
@@ -119,7 +119,9 @@ def conditions(run: DdpRun) -> dict[str, tuple[str, str]]:
 
 def test_a_run_whose_output_nobody_reads_trains_on_and_ends_with_the_jobs_exit_code(tmp_path: Path) -> None:
     write(tmp_path, "import pathlib, sys; pathlib.Path('trained').touch(); sys.exit(1)")
-    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0, "warmStart": "Off"}))
+    (tmp_path / "job.yaml").write_text(
+        manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0, "warmStart": "Off"})
+    )
     code = "import sys; from ddp_operator.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -199,7 +201,9 @@ def test_sigkill_of_ddp_run_leaves_no_launcher_agent_or_worker(tmp_path: Path) -
 def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path: Path) -> None:
     write(tmp_path, STEPS)
     patterns = {"logPatterns": [r"step (?P<step>\d+)"]}
-    (tmp_path / "job.yaml").write_text(manifest(["python", "train.py"], metrics=patterns, recovery={"warmStart": "Off"}))
+    (tmp_path / "job.yaml").write_text(
+        manifest(["python", "train.py"], metrics=patterns, recovery={"warmStart": "Off"})
+    )
     done = subprocess.run(
         [str(Path(sys.executable).with_name("ddp")), "drill", "job.yaml", "--kill", "1", "--output", "json"],
         cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,
