@@ -106,7 +106,7 @@ OWN = {
     "forks": "import os, sys\npid = os.fork()\nif pid: print(os.waitpid(pid, 0)[1] >> 8)\nelse: sys.exit(5)",
     "execs": "import os, sys; os.execv(sys.executable, [sys.executable, '-c', 'print(1)'])",
     "sets early": "import os, sys; os.environ['OMP_NUM_THREADS'] = '3'; print('torch' in sys.modules)",
-    "sets early by default": "import os, sys; os.environ.setdefault('MKL_NUM_THREADS', '3'); print('torch' in sys.modules)",
+    "sets early by default": "import os, sys; os.environ.setdefault('MKL_CBWR', '3'); print('torch' in sys.modules)",
 }
 
 

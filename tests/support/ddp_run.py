@@ -31,7 +31,7 @@ def manifest(command: Sequence[str], *, nodes: int = 2, env: Mapping[str, str] |
         "command": list(command),
         "env": [{"name": name, "value": value} for name, value in (env or {}).items()],
     }
-    # Nearly none of these commands imports PyTorch: what a fork server has ready for them would take seconds for nothing.
+    # Nearly none of these commands imports PyTorch, which a fork server would import for them.
     recovery = {"inPlaceRestarts": 0, "maxRestarts": 1, "warmStart": "Off"}
     body = {"nodes": nodes, "recovery": recovery, "template": {"spec": {"containers": [container]}}, **spec}
     head = {"apiVersion": "ddp-operator.dev/v1alpha1", "kind": "DDPTrainingJob", "metadata": {"name": "toy"}}
