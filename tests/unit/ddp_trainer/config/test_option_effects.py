@@ -254,6 +254,8 @@ def test_an_option_changes_what_several_ranks_do(
     class Done:
         def wait(self) -> None: ...
 
+    for name, meeting in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, meeting)
     for name in ("init_process_group", "broadcast", "all_reduce"):
         monkeypatch.setattr(torch.distributed, name, asked.note(name, answer=Done()))
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
