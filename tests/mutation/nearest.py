@@ -17,12 +17,14 @@ MODULES = (
     *(
         f"operator/ddp_operator/launcher/{name}.py"
         for name in (
-            "failure", "hints", "log_patterns", "metrics", "restarts", "stacks", "stall", "termination", "tracebacks",
+            "failure", "fork_server", "hints", "log_patterns", "metrics", "restarts", "stacks", "stall", "termination",
+            "tracebacks",
         )
     ),
     "trainer/ddp_trainer/checkpoint/*.py",
     "trainer/ddp_trainer/exporter.py",
     "trainer/ddp_trainer/data/sampling.py",
+    "trainer/ddp_trainer/models/initial_weights.py",
 )  # fmt: skip
 """Those that decide, and those that read and write: nine of ten mutations have to be noticed."""
 TESTS = {
@@ -32,7 +34,10 @@ TESTS = {
         "contract/test_cluster_contract.py",
     ),
     "trainer": (
-        *(f"unit/ddp_trainer/{name}" for name in ("checkpoint", "data/test_loader.py", "observability")),
+        *(
+            f"unit/ddp_trainer/{name}"
+            for name in ("checkpoint", "data/test_loader.py", "models/test_initial_weights.py", "observability")
+        ),
         *(f"unit/ddp_trainer/test_{name}.py" for name in ("engine", "exporter", "resume")),
         "property/test_checkpoint_files.py",
     ),

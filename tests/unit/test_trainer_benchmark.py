@@ -19,8 +19,8 @@ from tests.bench.trainer.cli import main
 from tests.bench.trainer.contenders import Bare, Ours, Switches, build_config, start_exporter
 from tests.bench.trainer.documents import DocumentsLoop, LoopNovoGrad
 from tests.bench.trainer.network import Link, parameter_server_seconds, ring_seconds
-from tests.bench.trainer.report import Measured, communication, ratio, rows, table
-from tests.bench.trainer.systems import BY_NAME, QUICK, SYSTEMS, Case, plan_cases
+from tests.bench.trainer.report import Measured, communication, describe, ratio, rows
+from tests.bench.trainer.systems import BY_NAME, QUICK, SYSTEMS, Case, changes_of, plan_cases
 from tests.bench.trainer.worker import Spec, _Runner, measure
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_two_cores_run_what_they_can_and_say_what_they_lack() -> None:
 
 def test_gpus_run_everything_that_fits() -> None:
     assert planned("cuda", 8)["cifar10-resnet50-dp"] == [(1, "")]
-    assert planned("cuda", 8)["cifar10-resnet50-ddp-fp16"] == [(1, ""), (2, ""), (8, "")]
+    assert planned("cuda", 8)["cifar10-resnet50-ddp-fp16"] == [(1, ""), (2, ""), (4, ""), (8, "")]
     assert planned("cuda", 1)["cifar10-resnet18-ddp"] == [(2, "needs 2 GPUs, this machine has 1")]
     assert planned("cuda", 8, (4,))["fashion-mnist-wideresnet"] == [(4, "")]
 
@@ -198,7 +198,8 @@ def test_the_table_shows_the_documents_figures_and_why_a_system_is_missing() -> 
     failed = Measured(Case(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
     lacking = Measured(Case(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
     some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
-    text = table([some, lacking, failed])
+    everything = [some, lacking, failed]
+    text = "\n".join(line for one in everything for line in describe(one, everything))
     assert "1 GPU: 13.2 s an epoch; that is 3788 images/s" in text
     assert "not available: DataParallel needs two GPUs" in text
     assert "not available: rank 0 ended with 1" in text
@@ -220,7 +221,7 @@ def test_both_ways_to_average_are_computed_for_every_model() -> None:
     ("flags", "message"),
     [
         (["--systems", "S9"], "--systems: 'S9' is not known; choose from cifar10-resnet50, "),
-        (["--ranks", "0"], "--ranks: '0' is not a list of numbers of ranks"),
+        (["--ranks", "0"], "--ranks: '0' is not a list of numbers above 0"),
         (["--variants", "int4"], "--variants: 'int4' is not known"),
         (["--device", "cuda"], "--device: torch sees no GPU"),
     ],
@@ -243,6 +244,52 @@ def test_a_system_that_can_only_be_named_still_gives_a_report(
     document = json.loads((tmp_path / "benchmark.json").read_text())
     assert document["cases"][0]["notAvailable"].startswith("DataParallel")
     assert document["cases"][0]["published"] == {"4": 19.1}
+    assert json.loads((tmp_path / "cifar10-resnet50-dp-1.json").read_text()) == document["cases"][0]
+
+
+def test_ranks_of_two_nodes_see_their_own_half_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+    places = [tuple(launch._environment(rank, 4, 29500, nodes=2)[name] for name in names) for rank in (1, 2)]
+    assert places == [("1", "1", "2", "4,5"), ("2", "0", "2", "6,7")]
+    assert launch._environment(1, 2, 29500, nodes=1)["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+
+
+def test_data_parallel_is_measured_on_both_sides_and_without_what_cannot_follow_it() -> None:
+    case = Case(BY_NAME["cifar10-resnet50-dp"], 1)
+    assert cli._contenders(case, ("fp32", "compile"), (), quick=True) == ["documents", "ours:fp32", "bare:fp32"]
+
+
+def test_batches_are_compared_where_the_document_does_or_one_asks() -> None:
+    assert changes_of("batch-64") == {"data": {"batch_size": 64}}
+    assert changes_of("fp32") == {"precision": {"name": "fp32"}}
+    case = Case(BY_NAME["fashion-mnist-wideresnet-large-batch"], 1)
+    assert cli._contenders(case, (), (32, 64), quick=True) == ["documents", "ours:batch-32", "ours:batch-64"]
+    assert [system.name for system in SYSTEMS if system.sweep] == [case.system.name]
+    with pytest.raises(SystemExit):
+        cli.build_parser().parse_args(["--batches", "0"])
+
+
+def test_accuracy_after_the_documents_epochs_stands_beside_what_the_document_says() -> None:
+    changes = {"max_steps": 2, "model": {"width": 4}}
+    spec = Spec("digits-resnet", changes, [], "cpu", 1, 0.0, "", train=True)
+    trained = measure(spec, World(RankEnv(), CPU))["trained"]
+    assert trained.keys() == {"preset", "published"}
+    some = measured(documents=result(10.0))
+    some.about["trained"] = {"published": {"accuracy": 0.2731, "epochs": 1, "seconds": 9.5}}
+    (line,) = (line for line in describe(some, [some]) if "accuracy" in line)
+    assert line.strip() == (
+        "accuracy of published: 0.2731 after 1 epoch(s), 9.5 s in all (document: about 27 % after one epoch)"
+    )
+
+
+def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Spec] = []
+    monkeypatch.setattr(launch, "run", lambda spec, *_, **__: asked.append(spec) or {"results": {}})
+    data, case = cli._Data(None, tmp_path, True), Case(BY_NAME["cifar10-resnet18"], 1)
+    found = cli._measure(case, (), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True, accuracy=True)
+    assert not asked[0].train
+    assert found.notes == ["accuracy: not measured, --data-dir lacks cifar10"]
 
 
 @pytest.mark.parametrize(("variant", "least"), [("compile", 600), ("fp32", 0)])

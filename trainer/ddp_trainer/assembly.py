@@ -23,7 +23,7 @@ from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
-from ddp_trainer.models.initial_weights import load_weights, read_weights
+from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision, check_graphs, graph_warning
@@ -56,7 +56,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
     with world.agreed():
         precision = Precision(config.precision, world.device)
         check_graphs(config.precision, config.optim.accumulate, world.device)
-        check(config.distributed, world.device)
+        check(config.distributed, world)
         if world.is_main and precision.warning:
             warn(precision.warning)
         if world.is_main and config.precision.name == "auto":
@@ -65,7 +65,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
     source = config.model.init_from
     with world.agreed():
         if source and world.env.local_rank == 0:
-            read_weights(source)  # into the cache, where they are downloaded
+            download_weights(source)
     with world.agreed():
         place: dict[str, Any] = {
             "rank": world.rank,

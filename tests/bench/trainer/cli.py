@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.config.presets import PRESETS
 from tests.bench.trainer import launch, synthetic
-from tests.bench.trainer.report import Measured, communication, rows, table
+from tests.bench.trainer.report import LEGEND, Measured, communication, describe, rows
 from tests.bench.trainer.slow_link import find_obstacle, slow_link
 from tests.bench.trainer.systems import BY_NAME, QUICK, SYSTEMS, VARIANTS, Case, plan_cases
 
@@ -40,11 +40,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--systems", metavar="A,B", type=_list_of(BY_NAME, names),
                         help=f"of {', '.join(names)}; default: all, or a few with --quick")  # fmt: skip
-    parser.add_argument("--ranks", metavar="N,M", type=_rank_numbers,
+    parser.add_argument("--ranks", metavar="N,M", type=_numbers,
                         help="numbers of ranks to try with DDP; default: 1, 2 and all")  # fmt: skip
     parser.add_argument("--variants", metavar="A,B", type=_list_of(VARIANTS, tuple(VARIANTS)),
-                        help=f"of {', '.join(VARIANTS)}; default: preset and fp32, on cuda torch, tf32, bf16 and "
-                        "compile")  # fmt: skip
+                        help=f"of {', '.join(VARIANTS)}; default: preset and fp32, on cuda torch, tf32, bf16, "
+                        "compile and compile-graphs")  # fmt: skip
+    parser.add_argument("--batches", metavar="N,M", type=_numbers, help="batch sizes of the preset to compare; "
+                        "default: 32 to 512 where the document asks for it, on cuda without --quick")  # fmt: skip
+    parser.add_argument("--accuracy", action="store_true",
+                        help="then train for the document's epochs, where the real data are there")  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender; default: 5, 2 with --quick")
     parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn; default: 3, 0.5 with --quick")
     parser.add_argument("--slow-link", metavar="RATE", help="the link between two CPU ranks, such as 1gbit; as root")
@@ -64,10 +68,10 @@ def _list_of(known: Collection[str], shown: Sequence[str]) -> Callable[[str], tu
     return parse
 
 
-def _rank_numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks; give for example 1,2")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers above 0; give for example 1,2")
     return tuple(map(int, words))
 
 
@@ -83,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         BY_NAME[name] for name in flags.systems or [one.name for one in SYSTEMS if one.quick or not flags.quick]
     )
     variants = flags.variants or (
-        (("bf16", "compile") if flags.quick else ("torch", "tf32", "bf16", "compile"))
+        (("bf16", "compile") if flags.quick else ("torch", "tf32", "bf16", "compile", "compile-graphs"))
         if device == "cuda"
         else (("preset",) if flags.quick else ("preset", "fp32"))
     )
@@ -94,17 +98,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{_machine()}; {available} {'GPU' if device == 'cuda' else 'core'}(s)", flush=True)
     started = time.perf_counter()
     everything: list[Measured] = []
+    asked = {"quick": flags.quick, "batches": flags.batches, "accuracy": flags.accuracy, "rate": flags.slow_link}
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as name:
         folder = Path(name)
         data = _Data(flags.data_dir, folder / "data", flags.quick)
         for case in plan_cases(systems, device, available, ranks):
-            measured = _measure(case, variants, device, pace, data, folder, quick=flags.quick, rate=flags.slow_link)
+            measured = _measure(case, variants, device, pace, data, folder, **asked)
             everything.append(measured)
-            what = "not available" if case.missing or measured.problem else "measured"
-            took = time.perf_counter() - started
-            print(f"[{took:4.0f} s] {case.system.name}, {case.ranks} rank(s): {what}", flush=True)
+            # Each by itself: what is cut off loses no more than the case under way.
+            (output / f"{case.system.name}-{case.ranks}.json").write_text(json.dumps(_as_json(measured), indent=2))
+            print(f"[{time.perf_counter() - started:4.0f} s]", "\n".join(describe(measured, everything)), flush=True)
         link = _link(everything, folder)
-    print(table(everything))
+    print(LEGEND)
     print(communication(everything, link))
     print(*data.notes, sep="\n")
     if flags.quick:
@@ -126,14 +131,18 @@ class _Data:
     """The folders of the data sets; one that is missing is written, as noise, when it is first asked for."""
 
     def __init__(self, given: str | None, made: Path, quick: bool) -> None:
-        self._given, self._made, self._quick = given and Path(given), made, quick
+        self._given, self._made, self._quick = Path(given) if given else None, made, quick
         self._folders: dict[str, Path] = {}
         self.notes: list[str] = []
+
+    def is_real(self, name: str) -> bool:
+        """Whether the data set ``name`` is no noise."""
+        return self._given is not None and synthetic.is_there(name, self._given)
 
     def folder(self, name: str) -> str:
         """Where the data set ``name`` lies."""
         if name not in self._folders:
-            if self._given and synthetic.is_there(name, self._given):
+            if self._given and self.is_real(name):
                 self._folders[name] = self._given
             else:
                 wanted = {"voc2012": 60 if self._quick else 200}.get(name, 5_000 if self._quick else 50_000)
@@ -152,6 +161,8 @@ def _measure(
     folder: Path,
     *,
     quick: bool,
+    batches: tuple[int, ...] | None = None,
+    accuracy: bool = False,
     rate: str | None = None,
 ) -> Measured:
     preset = case.system.preset
@@ -164,10 +175,16 @@ def _measure(
     changes: dict[str, Any] = dict(QUICK[preset]) if quick else {}
     changes["data"] = {**changes.get("data", {}), "dir": data.folder(measured.data)}
     half = case.system.published_precision == "fp16"
+    real = data.is_real(measured.data)
+    if accuracy and not real:
+        measured.notes.append(f"accuracy: not measured, --data-dir lacks {measured.data}")
+    if batches is None:
+        batches = case.system.sweep if device == "cuda" and not quick else ()
     spec = Spec(
         preset=preset,
         changes=changes,
-        contenders=_contenders(case, ("preset",) if half else variants, quick=quick),
+        contenders=_contenders(case, ("preset",) if half else variants, batches, quick=quick),
+        train=accuracy and real,
         device=device,
         result=str(folder / "result.json"),
         half=half,
@@ -180,7 +197,8 @@ def _measure(
         patient = not quick or any("compile" in name for name in spec.contenders)
         with contextlib.ExitStack() as stack:
             link = stack.enter_context(slow_link(rate)) if rate and case.ranks == 2 else {}
-            measured.about = launch.run(spec, case.ranks, folder, timeout=120 + 900 * patient, **link)
+            seconds = 120 + 900 * patient + (24 * 3600 if spec.train else 0)
+            measured.about = launch.run(spec, case.ranks, folder, timeout=seconds, nodes=case.system.nodes, **link)
         if device == "cpu" and case.ranks == 1 and not quick:
             _measure_memory(measured, spec, variants[0], folder)
     except launch.Failed as error:
@@ -193,18 +211,19 @@ def _measure(
 def _measure_memory(measured: Measured, spec: Spec, variant: str, folder: Path) -> None:
     """Add the peak memory of ours and of the bare step, which on a CPU takes a process of its own for each."""
     for name in (f"ours:{variant}", f"bare:{variant}"):
-        alone = launch.run(replace(spec, contenders=[name], rounds=1, seconds=0.0), 1, folder, timeout=600)
+        alone = launch.run(replace(spec, contenders=[name], rounds=1, seconds=0.0, train=False), 1, folder, timeout=600)
         result = alone["results"][name]
         if measured.result(name) is not None and "failed" not in result:
             measured.about["results"][name] |= {key: result[key] for key in ("peak_bytes", "cache_bytes")}
 
 
-def _contenders(case: Case, variants: tuple[str, ...], *, quick: bool) -> list[str]:
+def _contenders(case: Case, variants: tuple[str, ...], batches: tuple[int, ...], *, quick: bool) -> list[str]:
     if case.system.mode == "dp":
-        return ["documents"]
+        variants = tuple(name for name in variants if "compile" not in name)
     kinds = ("ours", "bare", "mute") if case.ranks > 1 else ("ours", "bare")
     names = ["documents", *(f"{kind}:{variant}" for variant in variants for kind in kinds)]
-    return names if quick else [*names, f"silent:{variants[-1]}"]
+    names += [f"ours:batch-{size}" for size in batches]
+    return names if quick or not variants else [*names, f"silent:{variants[-1]}"]
 
 
 def _link(everything: list[Measured], folder: Path) -> Any:
@@ -259,5 +278,6 @@ def _as_json(measured: Measured) -> dict[str, Any]:
         "published": {str(gpus): seconds for gpus, seconds in case.system.published.items()},
         "notAvailable": case.missing or measured.problem or None,
         "rows": [asdict(row) for row in rows(measured, None)],
+        "notes": measured.notes,
         **measured.about,
     }

@@ -13,6 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_trainer.machine import available_cpus
+
 if TYPE_CHECKING:
     from tests.bench.trainer.worker import Spec
 
@@ -27,11 +29,13 @@ def run(
     folder: Path,
     timeout: float,
     *,
+    nodes: int = 1,
     prefixes: Sequence[Sequence[str]] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Measure ``spec`` on ``ranks`` processes of this machine; ``folder`` takes their output.
 
+    On several ``nodes`` each rank knows, and sees of the GPUs, only those of its own share of the machine.
     ``prefixes`` are words before each rank's command, ``environ`` is added to all ranks' environment.
     Raises :class:`Failed`.
     """
@@ -57,7 +61,7 @@ def run(
                             "tests.bench.trainer.worker",
                             str(path),
                         ],
-                        env=_environment(rank, ranks, port) | dict(environ or {}),
+                        env=_environment(rank, ranks, port, nodes) | dict(environ or {}),
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
@@ -77,12 +81,19 @@ def run(
     return result
 
 
-def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+def _environment(rank: int, ranks: int, port: int, nodes: int) -> dict[str, str]:
     ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "DDP_RUNTIME_DIR", "DDP_CHECKPOINT_DIR")
     env = {name: value for name, value in os.environ.items() if name not in ours}
     if ranks > 1:
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        local = ranks // nodes
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank % local), "WORLD_SIZE": str(ranks)}
+        env |= {"LOCAL_WORLD_SIZE": str(local)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if nodes > 1:
+        given = env.get("CUDA_VISIBLE_DEVICES")
+        gpus = given.split(",") if given is not None else list(map(str, range(ranks)))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[rank // local * local :][:local])
+        env.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // ranks)))
     return env
 
 

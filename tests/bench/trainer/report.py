@@ -12,7 +12,7 @@ from tests.bench.trainer.synthetic import EPOCH
 from tests.bench.trainer.systems import Case
 
 WORLD_SIZES = (2, 4, 8, 16)
-_LEGEND = """\
+LEGEND = """\
 data, compute, comm.: milliseconds of a step. x doc.: images/s over the documents' loop's in the same round, median.
 of bare: likewise over the same model's bare step on tensors in memory. epoch: the whole data set at this rate.
 scaling: images/s over ranks times those of one rank."""
@@ -26,6 +26,7 @@ class Measured:
     data: str
     about: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+    notes: list[str] = field(default_factory=list)
 
     def result(self, name: str) -> dict[str, Any] | None:
         """What the contender ``name`` achieved, if it did."""
@@ -117,32 +118,34 @@ def published(measured: Measured) -> str:
     return "; ".join(filter(None, [*parts, system.claim])) or "no figure"
 
 
-def table(everything: Sequence[Measured]) -> str:
-    """The table for a terminal."""
-    lines = []
+def describe(measured: Measured, everything: Sequence[Measured]) -> list[str]:
+    """The lines of a case for a terminal; ``everything``: with what was measured before it."""
     columns = ("images/s", "+-", "x doc.", "of bare", "epoch s", "data", "compute", "comm.", "scaling")
-    header = f"  {'':24}" + "".join(f"{column:>9}" for column in columns)
-    for measured in everything:
-        case = measured.case
-        lines.append(f"{case.system.name}: {case.system.title}, {case.ranks} rank{'s' if case.ranks > 1 else ''}")
-        lines.append(f"  documents report: {published(measured)}")
-        if case.missing or measured.problem:
-            lines.append(f"  not available: {case.missing or measured.problem}")
-            continue
-        lines.append(header)
-        for row in rows(measured, _alone(measured, everything)):
-            cells = (
-                _cell(row.images_per_second), _cell(row.spread, ".0%"), _cell(row.to_documents, ".2f"),
-                _cell(row.of_bare, ".3f"), _cell(row.epoch_seconds), _cell(row.data, scale=1e3),
-                _cell(row.compute, scale=1e3), _cell(row.communication, scale=1e3), _cell(row.efficiency, ".2f"),
-            )  # fmt: skip
-            lines.append(f"  {row.who:24}" + "".join(f"{cell:>9}" for cell in cells))
-        for name, result in measured.about["results"].items():
-            if "failed" in result:
-                lines.append(f"  {name:24} not available: {result['failed']}")
-        lines += _costs(measured)
-    lines += _LEGEND.splitlines()
-    return "\n".join(lines)
+    case, system = measured.case, measured.case.system
+    spread = f" on {system.nodes} nodes" if system.nodes > 1 else ""
+    lines = [
+        f"{system.name}: {system.title}, {case.ranks} rank{'s' if case.ranks > 1 else ''}{spread}",
+        f"  documents report: {published(measured)}",
+    ]
+    if case.missing or measured.problem:
+        return [*lines, f"  not available: {case.missing or measured.problem}"]
+    lines.append(f"  {'':24}" + "".join(f"{column:>9}" for column in columns))
+    for row in rows(measured, _alone(measured, everything)):
+        cells = (
+            _cell(row.images_per_second), _cell(row.spread, ".0%"), _cell(row.to_documents, ".2f"),
+            _cell(row.of_bare, ".3f"), _cell(row.epoch_seconds), _cell(row.data, scale=1e3),
+            _cell(row.compute, scale=1e3), _cell(row.communication, scale=1e3), _cell(row.efficiency, ".2f"),
+        )  # fmt: skip
+        lines.append(f"  {row.who:24}" + "".join(f"{cell:>9}" for cell in cells))
+    for name, result in measured.about["results"].items():
+        if "failed" in result:
+            lines.append(f"  {name:24} not available: {result['failed']}")
+    for name, trained in measured.about.get("trained", {}).items():
+        lines.append(
+            f"  accuracy of {name}: {trained['accuracy']:.4f} after {trained['epochs']} epoch(s), "
+            f"{trained['seconds']:.1f} s in all (document: {system.accuracy or 'none given'})"
+        )
+    return lines + [f"  {note}" for note in measured.notes] + _costs(measured)
 
 
 def _alone(measured: Measured, everything: Sequence[Measured]) -> Measured | None:

@@ -29,11 +29,17 @@ class System:
     quick: bool = False
     # Number format that the document's own loop uses.
     published_precision: str = "fp32"
+    # Over how many nodes the ranks are spread; here they are parts of this machine.
+    nodes: int = 1
+    # What the document reports after its epochs, in words.
+    accuracy: str = ""
+    # Batch sizes that the document has us compare.
+    sweep: tuple[int, ...] = ()
 
 
 SYSTEMS = (
     System("cifar10-resnet50", "S0a", "CIFAR-10, ResNet-50, one process", "cifar10-resnet50", "single", {1: 13.2},
-           claim="one A100: 13.2 s an epoch, 69 s in all", quick=True),
+           claim="one A100: 13.2 s an epoch, 69 s in all", quick=True, accuracy="about 27 % after one epoch"),
     System("cifar10-resnet50-dp", "S0b", "the same under DataParallel", "cifar10-resnet50", "dp", {4: 19.1},
            claim="four A100"),
     System("cifar10-resnet50-ddp", "S0c", "the same under DDP", "cifar10-resnet50", "ddp", {2: 9.8, 4: 6.1},
@@ -43,7 +49,8 @@ SYSTEMS = (
     System("fashion-mnist-wideresnet", "S1a", "Fashion-MNIST, WideResNet", "fashion-mnist-wideresnet", "ddp",
            quick=True),
     System("fashion-mnist-wideresnet-large-batch", "S1b", "the same, large-batch recipe",
-           "fashion-mnist-wideresnet-large-batch", "ddp", claim="throughput rises with the batch only to a point"),
+           "fashion-mnist-wideresnet-large-batch", "ddp", claim="throughput rises with the batch only to a point",
+           sweep=(32, 64, 128, 256, 512)),
     System("cifar10-wideresnet", "S1c", "CIFAR-10, WideResNet, full augmentation", "cifar10-wideresnet", "ddp",
            quick=True),
     System("voc2012-deeplabv3", "S2a", "VOC 2012, DeepLabV3-ResNet101", "voc2012-deeplabv3-resnet101", "ddp",
@@ -55,7 +62,7 @@ SYSTEMS = (
     System("cifar10-resnet18-ddp", "S3b", "the same on two", "cifar10-resnet18", "ddp", {2: 1.23}, "training",
            "two A10", ranks=2, quick=True),
     System("cifar10-resnet18-ddp-4", "S3c", "the same on two nodes of two", "cifar10-resnet18", "ddp", {4: 1.15},
-           "training", "two nodes of two A10", ranks=4),
+           "training", "two nodes of two A10", ranks=4, nodes=2),
 )  # fmt: skip
 
 # By name, and by label, which --systems takes as well.
@@ -93,6 +100,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def changes_of(variant: str) -> Mapping[str, Any]:
+    """What a variant changes in a preset; ``batch-64`` is the preset with that batch."""
+    size = variant.removeprefix("batch-")
+    return VARIANTS[variant] if size == variant else {"data": {"batch_size": int(size)}}
+
+
 @dataclass(frozen=True)
 class Case:
     """One run to measure: a system on a number of ranks, or why it is not available here."""
@@ -105,12 +118,12 @@ class Case:
 def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: tuple[int, ...] | None) -> list[Case]:
     """What to run where ``available`` ranks fit (GPUs, or cores for CPU ranks). ``ranks`` limits the numbers tried.
 
-    A system of one process runs on one rank, DataParallel on one rank that uses all GPUs, DDP on one, two and all; one
-    whose document fixes the number runs on that.
+    A system of one process runs on one rank, DataParallel on one rank that uses all GPUs, DDP on one, two, four
+    GPUs and all; one whose document fixes the number runs on that.
     """
     unit = "GPU" if device == "cuda" else "core"
     gpus = available if device == "cuda" else 0
-    usual = tuple(sorted({1, 2, available} & set(range(1, available + 1))))
+    usual = tuple(sorted({1, 2, *((4,) if gpus else ()), available} & set(range(1, available + 1))))
     cases = []
     for system in systems:
         wanted = ranks or usual if system.mode == "ddp" and system.ranks is None else (system.ranks or 1,)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from ddp_trainer.config.options import merge
+from ddp_trainer.config.run import resolve
 from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.world import World
+from ddp_trainer.trainer import Trainer
 from tests.bench.trainer.contenders import (
     Bare,
     Ours,
@@ -28,14 +30,17 @@ from tests.bench.trainer.contenders import (
 from tests.bench.trainer.documents import DocumentsLoop
 from tests.bench.trainer.memory import PeakMemory
 from tests.bench.trainer.network import probe
-from tests.bench.trainer.systems import VARIANTS
+from tests.bench.trainer.systems import VARIANTS, changes_of
+
+TRAINED = ("preset", "published")
 
 
 @dataclass(frozen=True)
 class Spec:
     """What to measure. ``contenders`` are ``documents``, ``ours:VARIANT``, ``silent:…``, ``bare:…`` and ``mute:…``.
 
-    ``silent`` is ours without exporter and log, ``mute`` the bare step without all-reduce.
+    ``silent`` is ours without exporter and log, ``mute`` the bare step without all-reduce. With ``train`` the preset is
+    then trained for the document's epochs, as it is and as published.
     """
 
     preset: str
@@ -47,6 +52,7 @@ class Spec:
     result: str
     half: bool = False
     data_parallel: bool = False
+    train: bool = False
     # Steps at most in a turn, and before the first one that counts.
     max_steps: int = 2000
     warm_up: int = 3
@@ -110,7 +116,7 @@ def _build(name: str, spec: Spec, world: World) -> Any:
     if kind == "documents":
         published = build_config(spec.preset, spec.changes, as_published=True)
         return DocumentsLoop(published, world, half=spec.half, data_parallel=spec.data_parallel)
-    changes = dict(VARIANTS[variant])
+    changes = merge(changes_of(variant), {"distributed": {"data_parallel": spec.data_parallel}})
     if spec.half and variant == "preset":
         changes = merge(changes, VARIANTS["fp16"])
     config = build_config(spec.preset, {"distributed": {"device": spec.device}}, spec.changes, changes)
@@ -164,7 +170,19 @@ def measure(spec: Spec, world: World) -> dict[str, Any]:
             about.setdefault("gradient_bytes", gradient_bytes(runner.contender))
         if runner.name.startswith("ours:") and len(runners) > 1:
             results[runner.name] |= _measure_costs(runner.contender, world)
+    if spec.train:
+        runners.clear()  # with the memory of their models
+        about["trained"] = {name: train(spec, world, as_published=name == "published") for name in TRAINED}
     return about
+
+
+def train(spec: Spec, world: World, *, as_published: bool) -> dict[str, Any]:
+    """Train for the document's epochs; return the last accuracy, and the epochs and seconds that it took."""
+    changes = merge({"csv_dir": None, "metrics": {"port": 0}, "distributed": {"device": spec.device}}, spec.changes)
+    started, exporter = time.perf_counter(), start_exporter(world.env)
+    position = Trainer(resolve(spec.preset, None, changes, as_published=as_published), world, exporter).fit()
+    exporter.close()
+    return {"accuracy": position.accuracy, "epochs": position.epoch, "seconds": time.perf_counter() - started}
 
 
 def _measure_costs(ours: Ours, world: World) -> dict[str, Any]:

@@ -129,6 +129,27 @@ def replica_engine(model: nn.Module, world: World, distributed: DistributedConfi
     return Engine(model, Classification(), optimizer, Precision(PrecisionConfig(), CPU), world, config)
 
 
+def test_data_parallel_trains_as_one_process_does_and_saves_the_same_names() -> None:
+    """Without GPUs it hands each batch on to the model."""
+    plain = engine(OptimConfig())
+    model = build_model(ModelConfig(width=4, norm="group"), 1, 10)
+    model.load_state_dict(plain.model.state_dict())
+    shared = replica_engine(model, WORLD, DistributedConfig(data_parallel=True))
+    assert isinstance(shared.replica, nn.DataParallel)
+    for step in range(2):
+        plain.step(batch(), step, 0.1)
+        shared.step(batch(), step, 0.1)
+    assert torch.equal(weights(plain), weights(shared))
+    assert shared.state_dict()["model"].keys() == plain.state_dict()["model"].keys()
+
+
+def test_data_parallel_goes_neither_with_several_processes_nor_with_compile(group: World) -> None:
+    with pytest.raises(UserError, match="one process for all GPUs, and there are 2"):
+        replica_engine(nn.Linear(1, 1), group, DistributedConfig(data_parallel=True))
+    with pytest.raises(UserError, match=r"^distributed\.data_parallel: .*--compile"):
+        RunConfig(distributed=DistributedConfig(data_parallel=True), precision=PrecisionConfig(compile=True))
+
+
 def test_parameters_without_a_gradient_are_named_before_the_optimiser_makes_its_step(group: World) -> None:
     one = replica_engine(Unused(), group, DistributedConfig())
     before = weights(one)

@@ -66,6 +66,12 @@ class RunConfig(Settings):
             "DDP ends in an internal error where gradients are accumulated in a static graph (pytorch#187732)",
             "leave out --static-graph or --accumulate",
         )
+        require(
+            not (self.distributed.data_parallel and self.precision.compile),
+            "distributed.data_parallel",
+            "DataParallel copies the model in every step, which torch.compile cannot follow",
+            "leave out --data-parallel or --compile",
+        )
 
 
 def resolve(

@@ -42,6 +42,11 @@ class DistributedConfig(Settings, group="distributed"):
         "send rank 0's buffers to all ranks before every forward pass, as DDP does by itself: for models that read "
         "them in training",
     )
+    data_parallel: bool = option(
+        False,
+        "one process for all GPUs of this node, by torch.nn.DataParallel, which shares each batch out: slower than DDP "
+        "with a process a GPU, for comparison",
+    )
     compression: str = option(
         "none",
         "send gradients as bf16 or fp16, half the bytes, or as low-rank factors (powersgd, nccl only)",

@@ -22,10 +22,16 @@ def uses_gloo(config: DistributedConfig, device: torch.device) -> bool:
     return device.type == "cpu" or config.backend == "gloo"
 
 
-def check(config: DistributedConfig, device: torch.device) -> None:
-    """Raise :class:`UserError` for a compression that the collectives cannot do."""
+def check(config: DistributedConfig, world: World) -> None:
+    """Raise :class:`UserError` for a compression that the collectives cannot do, or for two ways to replicate."""
     require(
-        config.compression != "powersgd" or not uses_gloo(config, device),
+        not (config.data_parallel and world.is_distributed),
+        "distributed.data_parallel",
+        f"DataParallel is one process for all GPUs, and there are {world.size}",
+        "start one process, without torchrun",
+    )
+    require(
+        config.compression != "powersgd" or not uses_gloo(config, world.device),
         "distributed.compression",
         "PowerSGD needs nccl, and these ranks talk through gloo",
         "use --compression bf16, or run on GPUs",
@@ -34,7 +40,9 @@ def check(config: DistributedConfig, device: torch.device) -> None:
 
 def replicate(model: nn.Module, config: DistributedConfig, world: World) -> nn.Module:
     """``model`` itself on one rank, else wrapped so that backward averages gradients over all ranks."""
-    check(config, world.device)
+    check(config, world)
+    if config.data_parallel:
+        return nn.DataParallel(model)
     if not world.is_distributed:
         return model
     # Batch norm does not read its statistics in training, and they are sent before they are used

@@ -20,6 +20,12 @@ _NESTED = ("state_dict", "model_state_dict", "model")
 _SHOWN = 4
 
 
+def download_weights(source: str) -> None:
+    """Put torchvision's weights of that name into its cache; a file is none. Raises :class:`UserError`."""
+    if _TORCHVISION.fullmatch(source):
+        _read_torchvision(source)
+
+
 def read_weights(source: str) -> dict[str, Tensor]:
     """The tensors by name of a file (torch.save's or safetensors), or of torchvision's weights of that name.
 

@@ -116,6 +116,7 @@ OF_RANKS: dict[str, tuple[str, ...]] = {
     "distributed.static_graph": ("true",),
     "distributed.find_unused_parameters": ("true",),
     "distributed.broadcast_buffers": ("true",),
+    "distributed.data_parallel": ("true",),
     "distributed.compression": ("bf16",),
     "distributed.powersgd_rank": ("2", "--compression", "powersgd", "--device", "cuda"),
 }

@@ -14,7 +14,7 @@ from ddp_trainer.distributed.world import RankEnv
 from ddp_trainer.errors import UserError
 from ddp_trainer.imports import import_torchvision
 from ddp_trainer.models import ModelConfig, build_model
-from ddp_trainer.models.initial_weights import load_weights, read_weights
+from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.trainer import run
 from tests.support.trainer_plugins import COLOURED
 
@@ -74,6 +74,7 @@ def test_safetensors_are_read_and_missing_ones_named(tmp_path: Path) -> None:
     ("content", "problem"),
     [
         ({"lr": 0.1}, "holds no tensors by name"),
+        ({0: torch.ones(1), "weight": torch.ones(1)}, "holds no tensors by name"),
         ([torch.ones(1)], "holds no tensors by name"),
         ({"path": Path("a"), "weight": torch.ones(1)}, "holds more than tensors"),
     ],
@@ -103,9 +104,24 @@ def test_torchvisions_weights_come_from_its_cache(monkeypatch: pytest.MonkeyPatc
         read_weights("ResNet18_Weights.DEFAULT")
     with pytest.raises(UserError, match=r"torchvision knows no Nothing_Weights\.DEFAULT"):
         read_weights("Nothing_Weights.DEFAULT")
-    given = {"fc.weight": torch.ones(2)}
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *args, **named: given)
+    given, asked = {"fc.weight": torch.ones(2)}, []
+    monkeypatch.setattr(
+        "torchvision.models._api.load_state_dict_from_url", lambda *args, **named: asked.append(named) or given
+    )
+    download_weights("ResNet18_Weights.DEFAULT")
     assert read_weights("ResNet18_Weights.DEFAULT") == given
+    assert asked == [{"progress": False, "check_hash": True}] * 2
+
+
+def test_only_torchvisions_weights_are_downloaded_early() -> None:
+    download_weights("nowhere/model.pt")  # which each rank reads once, and then names
+
+
+def test_the_first_of_many_new_tensors_are_named() -> None:
+    model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(6)))
+    given = {"0.weight": torch.ones(1, 1)}
+    assert load_weights(model, given, "it").endswith("; new: 1.weight, 2.weight, 3.weight, 4.weight, …")
+    assert load_weights(model[:5], given, "it").endswith("; new: 1.weight, 2.weight, 3.weight, 4.weight")
 
 
 def _no_network(*args: object, **named: object) -> None:
