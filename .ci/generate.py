@@ -18,6 +18,7 @@ GENERATED = {
     "docs/api.md": "docs.pages.api",
     "docs/cli.md": "docs.pages.cli",
     "docs/metrics.md": "docs.pages.metrics",
+    "docs/trainer.md": "docs.pages.trainer",
     "docs/operator-metrics.md": "docs.pages.operator_metrics",
     "docs/images/watch.svg": "docs.pictures watch",
     "charts/files/crd.yaml": "ddp_operator.api.crd",

@@ -4,7 +4,7 @@ import importlib.util
 import re
 import shlex
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ddp_operator.api.status import Phase
 from ddp_operator.manifests.children import build_children
 from ddp_operator.settings import Settings
 from ddp_trainer.config.presets import PRESETS
+from docs.pages.trainer import DOCUMENTS, write_tables
 from tests.support import ROOT
 from tests.support.builders import job
 from tests.support.tiers import TIERS
@@ -34,6 +35,14 @@ RUN_BY = {
     "your-script.md": "tests/unit/ddp_operator/launcher/test_trainer_status.py",
     "trainer.md": "tests/integration/test_trainer_spawn.py",
 }
+
+
+def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flatten(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value}
+    return found
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -162,6 +171,22 @@ class TestPages:
         index = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
         kept = {path.name for path in (ROOT / "docs/adr").glob("[0-9]*.md")}
         assert set(re.findall(r"\((\d{4}-[\w-]+\.md)\)", index)) == kept
+
+
+class TestTrainersPresets:
+    @pytest.mark.parametrize("name", sorted(DOCUMENTS))
+    def test_every_setting_of_a_preset_is_beside_what_its_document_says(self, name: str) -> None:
+        preset = PRESETS[name]
+        given = flatten(preset.values).keys() | flatten(preset.as_published).keys()
+        shown = {key for fact in DOCUMENTS[name][2] for key in fact.keys.split()}
+        shown |= {"optim.beta1", "optim.beta2"} if "optim.betas" in shown else set()
+        # How much is printed is nobody's system, and images a validation step only where the ranks' means count.
+        assert given - shown <= {"log_every", "csv_dir", "data.eval_batch_size"}
+
+    def test_what_a_document_does_not_state_is_marked(self) -> None:
+        tables = "".join(write_tables())
+        assert "| augmentation | *not stated* |  | none | crop, flip; `crop_padding` 4 |" in tables
+        assert "| batch a process | 8 |" in tables
 
 
 class TestReadme:

@@ -1,0 +1,252 @@
+"""Print docs/trainer.md with the presets beside their documents as they are now: ``python -m docs.pages.trainer``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddp_trainer.config.presets import PRESETS
+from ddp_trainer.config.run import RunConfig, resolve
+
+NOT_STATED = "not stated"
+
+
+class Fact(NamedTuple):
+    """What a document says of a part of its system, and where; ``keys`` are the settings that reproduce it."""
+
+    what: str
+    keys: str
+    says: str = NOT_STATED
+    where: str = ""
+
+
+_TUTORIAL = "ResNet-50 tutorial"
+_COURSE = "WideResNet course"
+_ARTICLE = "article on segmentation"
+_GUIDE = "two-node guide"
+
+_NETWORK = Fact(
+    "network",
+    "model.name model.widen model.dropout model.pool",
+    "WideResNet of 1 (CIFAR-10: 3), 16, 160, 320 and 640 channels, dropout 0.01, `AvgPool2d(7)` at the end",
+    "`class WideResNet`",
+)
+_ENDING = (
+    Fact("epochs", "epochs", "40 at most", "`args.epochs`"),
+    Fact(
+        "early stop",
+        "early_stop.target_accuracy early_stop.patience",
+        "0.85 in two validations in a row",
+        "`args.target_accuracy`, `args.patience`",
+    ),
+)
+_LOADER = (
+    Fact("last batch", "data.drop_last", "left out", "`train_loader`"),
+    Fact(
+        "validation",
+        "data.validation_as_training data.eval_batch_size",
+        "in padded shares without their last batch; means of the ranks' means",
+        "`test_loader`, `all_reduce`",
+    ),
+)
+_FULL = Fact(
+    "arithmetic", "precision.name precision.channels_last model.sparse_dropout", "torch's default", "whole program"
+)
+_LARGE = (
+    Fact(
+        "update rule",
+        "optim.name optim.betas optim.grad_averaging",
+        "`torch_optimizer.NovoGrad` with gradient averaging (betas 0.95, 0)",
+        "`optimizer`",
+    ),
+    Fact("momentum", "optim.momentum", "0.9, which NovoGrad does not take", "`args.momentum`"),
+    Fact(
+        "rate and world size",
+        "optim.lr_scaling",
+        "linear, or the square root, in the text; the program does not scale it",
+        "Scaling Learning Rate with Batch Size; `optimizer`",
+    ),
+    Fact(
+        "warm-up",
+        "schedule.name schedule.warmup_epochs schedule.warmup_by_node schedule.warmup_stairs",
+        "`LinearLR` over 5 epochs from 1 / GPUs of a node, once an epoch",
+        "Learning Rate Warm-up; `scheduler`",
+    ),
+)
+_SEED = Fact("seed", "seed")
+# preset -> its document, the part of it that is reproduced, and what that says
+DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
+    "cifar10-resnet50": (
+        _TUTORIAL,
+        "all of it",
+        (
+            Fact("data", "data.name", "CIFAR-10", "Creating the Data Loader"),
+            Fact(
+                "augmentation",
+                "data.augment data.crop_padding",
+                "random crop of 32, horizontal flip",
+                "Creating the Data Loader",
+            ),
+            Fact("test images", "data.validation_augment", "like the training images", "Creating the Data Loader"),
+            Fact("batch a process", "data.batch_size", "256", "Creating the Data Loader"),
+            Fact("last batch", "data.drop_last", "kept", "Creating the Data Loader"),
+            Fact("network", "model.name", "torchvision's ResNet-50, without weights", "Training on a Single GPU"),
+            Fact("outputs", "model.num_outputs", "1,000, as it comes", "Training on a Single GPU"),
+            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "Step 2: Wrap the Model Using DDP"),
+            Fact(
+                "optimiser", "optim.name optim.momentum optim.weight_decay", "SGD, 0.9, 0", "Training on a Single GPU"
+            ),
+            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.001", "Training on a Single GPU"),
+            Fact("epochs", "epochs", "1", "Training on a Single GPU"),
+            Fact(
+                "arithmetic",
+                "precision.name precision.channels_last model.small_maps",
+                "torch's default; fp16 with a scaler in a variant",
+                "Mixed Precision Training",
+            ),
+            _SEED,
+        ),
+    ),
+    "cifar10-resnet18": (
+        _GUIDE,
+        "Distributed environment overview",
+        (
+            Fact("data", "data.name", "CIFAR-10", "Data sampling"),
+            Fact("augmentation", "data.augment data.crop_padding"),
+            Fact("batch a process", "data.batch_size", "64", "Results and discussions"),
+            Fact("last batch", "data.drop_last", "kept", "Data sampling"),
+            Fact("network", "model.name model.num_outputs", "torchvision's ResNet-18 with 10 outputs", "Model"),
+            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "Model"),
+            Fact("optimiser", "optim.name optim.momentum optim.weight_decay"),
+            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name"),
+            Fact("epochs", "epochs"),
+            Fact(
+                "arithmetic", "precision.name precision.channels_last model.small_maps", "torch's default", "Training"
+            ),
+            _SEED,
+        ),
+    ),
+    "fashion-mnist-wideresnet": (
+        _COURSE,
+        "first lab, Final Solution",
+        (
+            Fact("data", "data.name", "Fashion-MNIST", "`train_set`"),
+            Fact("augmentation", "data.augment", "none", "`train_set`"),
+            Fact("batch a process", "data.batch_size", "32", "`args.batch_size`"),
+            *_LOADER,
+            _NETWORK,
+            Fact("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
+            Fact("optimiser", "optim.name optim.momentum optim.weight_decay", "SGD, 0, 0", "`optimizer`"),
+            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.01", "`args.base_lr`"),
+            *_ENDING,
+            _FULL,
+            _SEED,
+        ),
+    ),
+    "fashion-mnist-wideresnet-large-batch": (
+        _COURSE,
+        "large-batch lab, Final Code",
+        (
+            Fact("data", "data.name", "Fashion-MNIST", "`train_set`"),
+            Fact("augmentation", "data.augment", "none", "`train_set`"),
+            Fact("batch a process", "data.batch_size", "32", "`args.batch_size`"),
+            *_LOADER,
+            _NETWORK,
+            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "`model`"),
+            *_LARGE,
+            Fact("learning rate", "optim.lr", "0.01", "`args.base_lr`"),
+            *_ENDING,
+            _FULL,
+            _SEED,
+        ),
+    ),
+    "cifar10-wideresnet": (
+        _COURSE,
+        "Assignment",
+        (
+            Fact("data", "data.name", "CIFAR-10", "`train_set`"),
+            Fact(
+                "augmentation",
+                "data.augment data.rotation data.shear data.scale_min data.scale_max data.jitter",
+                "flip, rotation 10, shear 10, scale 0.8 to 1.2, jitter 0.2",
+                "`transform_train`",
+            ),
+            Fact("batch a process", "data.batch_size", "256", "`args.batch_size`"),
+            *_LOADER,
+            _NETWORK,
+            Fact("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
+            *_LARGE,
+            Fact("learning rate", "optim.lr", "0.15", "`args.base_lr`"),
+            Fact("training accuracy", "train_accuracy", "printed too", "`train`"),
+            *_ENDING,
+            _FULL,
+            _SEED,
+        ),
+    ),
+    "voc2012-deeplabv3-resnet101": (
+        _ARTICLE,
+        "benchmark",
+        (
+            Fact("data", "data.name", "PASCAL VOC 2012", "benchmark"),
+            Fact("augmentation", "data.augment data.scale_min data.scale_max"),
+            Fact("image size", "data.image_size"),
+            Fact("batch a process", "data.batch_size data.eval_batch_size", "8", "synchronising, (2)"),
+            Fact("last batch", "data.drop_last", "kept", "synchronising, (2)"),
+            Fact("network", "model.name", "DeepLabV3-ResNet101", "benchmark"),
+            Fact("batch norm over ranks", "model.sync_batchnorm", "no", "synchronising, (6)"),
+            Fact("optimiser", "optim.name optim.momentum optim.weight_decay"),
+            Fact("learning rate", "optim.lr optim.lr_scaling schedule.name"),
+            Fact("epochs", "epochs", "20", "benchmark"),
+            Fact("arithmetic", "precision.name precision.channels_last", "torch's default", "synchronising"),
+            Fact("seed", "seed precision.deterministic", "0, deterministic cuDNN", "synchronising, (4)"),
+        ),
+    ),
+}
+_GENERATED = re.compile(r"(?<=from here by `make generate`. -->\n).*(?=<!-- Generated to here)", re.DOTALL)
+
+
+def write_tables() -> Iterator[str]:
+    """Yield a table for each preset that has a document."""
+    for preset, (document, part, facts) in DOCUMENTS.items():
+        yield f"\n`{preset}` ({document}, {part}):\n\n"
+        yield "| field | the document | where | `--as-published` | the preset |\n|---|---|---|---|---|\n"
+        published, ours = (resolve(preset, None, {}, as_published=flag) for flag in (True, False))
+        for fact in facts:
+            then, now = _show(fact.keys.split(), published), _show(fact.keys.split(), ours)
+            says = f"*{fact.says}*" if fact.says == NOT_STATED else fact.says
+            yield f"| {fact.what} | {says} | {fact.where} | {then} | {'the same' if then == now else now} |\n"
+    yield "\n"
+
+
+def _show(keys: Sequence[str], config: RunConfig) -> str:
+    if keys[0] == "data.augment" and not config.data.augment:
+        return "none"
+    parts = []
+    for key in keys:
+        value = attrgetter(key)(config)
+        name = "" if len(keys) == 1 or key.endswith((".name", ".augment")) else f"`{key.rpartition('.')[2]}` "
+        parts.append(name + _word(value))
+    return "; ".join(parts)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(_word, value))
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def render(page: str) -> str:
+    """``page`` with its generated part written anew."""
+    assert DOCUMENTS.keys() == PRESETS.keys() - {"digits-resnet"}
+    tables = "".join(write_tables())
+    return _GENERATED.sub(lambda _: tables, page)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render(Path("docs/trainer.md").read_text(encoding="utf-8")))
