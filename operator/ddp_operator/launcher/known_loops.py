@@ -34,6 +34,11 @@ LOOPS = (
         rf" \d+%\|[^|]*\| (?P<step>\d+)/(?P<totalSteps>\d+) \[(?:.*?loss[\w/]*[=:] ?(?P<loss>{_N}))?",
     ),
     Loop(
+        "PyTorch-Ignite",
+        r"\bEpoch \[(?P<epoch>\d+)/(?P<epochs>\d+)\]: \[(?P<step>\d+)/(?P<totalSteps>\d+)\] +\d+%\|[^\[]*"
+        rf"loss=(?P<loss>{_N})",
+    ),
+    Loop(
         "torchvision's references and those who took their MetricLogger; pytorch/examples imagenet",
         r"\bEpoch: \[(?P<epoch>\d+)\]\s*\[\s*(?P<step>\d+)/(?P<totalSteps>\d+)\]"
         rf".*?\b[Ll]oss:? (?P<loss>{_N})",

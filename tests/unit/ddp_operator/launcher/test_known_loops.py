@@ -98,6 +98,11 @@ wpb=1613, bsz=80, num_updates=2800, lr=2.8e-05, gnorm=3.23, train_wall=13, wall=
 2020-07-17 07:11:31 | INFO | train_inner | epoch 001:   2900 / 160368 loss=8.979, ppl=504.73, wps=53.5, ups=0.04, \
 wpb=1504, bsz=64, num_updates=2900, lr=2.9e-05, gnorm=2.39, train_wall=13, wall=1265
 """  # facebookresearch/fairseq, issue 2338
+IGNITE = """\
+Epoch [1/8]: [1/29]   3%|▎          [00:00<?]\rEpoch [1/8]: [1/29]   3%|▎         , loss=2.31 [00:00<?]
+Epoch [1/8]: [28/29]  97%|█████████▋, loss=2.04 [00:00<00:00]Epoch[1] loss 2.0393 acc 0.5495
+Epoch [2/8]: [25/29]  86%|████████▌ , loss=2.07 [00:00<00:00]
+"""
 TUTORIAL = "Epoch [1/5], Step [100/600], Loss: 2.2165\nEpoch [2/5], Step [200/600], Loss: 1.1008\n"
 EPOCHS = "epoch 3/20: loss 0.6610\nepoch 4/20: val loss 0.7, acc 0.5\nepoch 4/20: loss 0.5310\n"
 
@@ -130,12 +135,13 @@ def figures(text: str, epochs: int | None = None, steps: int | None = None) -> t
         (KERAS, None, None, (2, 2, 17, 32, "0.25")),
         (MEGATRON, None, None, (None, None, 123, 250000, "2.493")),
         (FAIRSEQ, None, 50000, (1, None, 2900, 50000, "8.979")),
+        (IGNITE, None, None, (2, 8, 54, 232, "2.07")),
         (TUTORIAL, None, None, (2, 5, 800, 3000, "1.101")),
         (EPOCHS, None, None, (4, 20, 4, 20, "0.531")),
     ],
     ids=[
         "hugging-face", "lightning", "metric-logger", "epochs-unknown", "imagenet", "timm", "nanogpt", "mnist",
-        "word-model", "keras", "megatron", "fairseq", "tutorial", "epochs-alone",
+        "word-model", "keras", "megatron", "fairseq", "ignite", "tutorial", "epochs-alone",
     ],
 )  # fmt: skip
 def test_what_a_loop_writes_is_its_progress(
