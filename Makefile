@@ -177,8 +177,9 @@ bench: install ## measure ddp run and a killed worker's restart against torchrun
 	@$(PY) -m tests.bench.operator_idle
 
 .PHONY: bench-scale
-bench-scale: install ## measure the operator with many jobs, at the kube-apiserver of KUBEBUILDER_ASSETS
+bench-scale: install ## measure the operator with many jobs, at the kube-apiserver of KUBEBUILDER_ASSETS and beside a JobSet
 	@$(PY) -m tests.bench.operator_scale $(ARGS)
+	@$(PY) -m tests.bench.beside_jobset
 
 .PHONY: drills
 drills: install ## break real jobs in every way we know, and see that nothing is lost (ARGS='--list', '--only NAME', '--runs 3')

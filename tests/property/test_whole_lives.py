@@ -300,7 +300,7 @@ class Life(RuleBasedStateMachine):
         assert self.sim.kueue is None or not self.sim.kueue.bypassed(), "a Job was let run past Kueue"
 
     def check_new_job(self, job: Object, *, late: bool) -> None:
-        """A Job is made for the attempt that the ledger names, and never beside another attempt's pods.
+        """A Job is made for the attempt that the ledger names or for the first, and never beside another one's pods.
 
         ``late``: by an operator that had been deposed, against which there is no means but to delete that Job.
         """
@@ -308,7 +308,7 @@ class Life(RuleBasedStateMachine):
         owner = self.sim.get(constants.KIND, NAME)
         if owner is None or owner["metadata"]["uid"] != job["metadata"]["ownerReferences"][0]["uid"]:
             return  # its owner was deleted meanwhile: the garbage collector follows
-        assert attempt <= self.sim.status(NAME).attempt, "a Job that the ledger does not know"
+        assert attempt <= max(1, self.sim.status(NAME).attempt), "a Job that the ledger does not know"
         if late:
             return
         former = {uid: of for uid, of in self.alive.items() if of != str(attempt)}

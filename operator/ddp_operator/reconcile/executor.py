@@ -69,7 +69,10 @@ class Executor:
         self._launchers = Launchers(cluster)
 
     async def check(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Refusal | None:
-        """Return why the spec cannot be carried out: by our rules, and before attempt 1 by the API server's."""
+        """Return why the spec cannot be carried out: by our rules, and before attempt 1 by those of other jobs.
+
+        And by the API server's, where it is not told by the Job itself (``_is_tried_at_once``).
+        """
         spec = job.uid, job.generation
         if is_finished(job.status) or (job.status.attempt > 0 and memory.checked == spec):
             return None
@@ -80,7 +83,14 @@ class Executor:
         memory.checked = spec
         if job.status.attempt > 0:
             return None
-        outcome = await self._explain(memory, self._dry_run(job, observation, children, memory))
+        claim = exclusive_claim(job)
+        if claim is not None:
+            others = await self._cluster.resources_on_claim(job.namespace, claim)
+            if refusal := refuse_second(job, claim, others):
+                return refusal
+        if _is_tried_at_once(job, children):
+            return None
+        outcome = await self._explain(memory, self._dry_run(job, children, memory))
         return outcome if isinstance(outcome, Refusal) else None
 
     async def execute(
@@ -94,6 +104,9 @@ class Executor:
         for action in actions:
             outcome = await self._explain(memory, self._perform(job, observation, action, memory))
             if isinstance(outcome, Refusal):
+                if job.status.attempt == 0:  # of a job that has never begun nothing is left behind
+                    [*_, made] = build_children(job, attempt=1, nodes=job.spec.nodes)
+                    await self._cluster.discard(made)
                 return outcome, None
             wait = wait or outcome
         return None, wait
@@ -111,23 +124,12 @@ class Executor:
                 raise
             return Refusal("ServerError", f"the API server fails to create {error.message}")
 
-    async def _dry_run(
-        self, job: DDPTrainingJob, observation: Observation, children: Sequence[Manifest], memory: Memory
-    ) -> Outcome:
-        """Ask the API server whether it takes the children, before the status says that there is an attempt."""
-        claim = exclusive_claim(job)
-        if claim is not None:
-            others = await self._cluster.resources_on_claim(job.namespace, claim)
-            if refusal := refuse_second(job, claim, others):
-                return refusal
+    async def _dry_run(self, job: DDPTrainingJob, children: Sequence[Manifest], memory: Memory) -> Outcome:
+        """Ask the API server whether it takes the children, before there is any."""
         for child in reversed(children):
-            kind, name = child["kind"], child["metadata"]["name"]
-            # Nothing in the ConfigMaps comes from the user.
-            if kind == "ConfigMap" or (kind == "Service" and (kind, name) in observation.shared):
-                continue
-            # The Service belongs to no attempt, so once nothing else is refused it is made at once: a name that is
-            # taken shows as well as it would in a dry run.
-            outcome = await self._create(job, child, dry_run=kind != "Service" or job.spec.suspend)
+            if child["kind"] == "ConfigMap":
+                continue  # nothing in it comes from the user
+            outcome = await self._create(job, child, dry_run=True)
             if isinstance(outcome, Refusal):
                 return outcome
         memory.failing_since = None
@@ -176,7 +178,10 @@ class Executor:
         present = {("Job", view.name) for view in observation.jobs}
         if action.attempt == 1:  # what is shared by all attempts is not watched: it may have been deleted long ago
             present |= observation.shared
-        for child in build_children(job, attempt=action.attempt, nodes=action.nodes):
+        children = build_children(job, attempt=action.attempt, nodes=action.nodes)
+        if job.status.attempt == 0 and _is_tried_at_once(job, children):
+            children.insert(0, children.pop())
+        for child in children:
             kind, name = child["kind"], child["metadata"]["name"]
             if name == constants.LAUNCHER_USERS:
                 continue  # together with the launcher
@@ -207,6 +212,16 @@ class Executor:
             leaving = "deletionTimestamp" in (error.existing.get("metadata") or {})
             return WAIT_FOR_COLLECTOR if leaving or not is_owned(job, error.existing) else None
         return None
+
+
+def _is_tried_at_once(job: DDPTrainingJob, children: Sequence[Manifest]) -> bool:
+    """Tell whether the API server is asked by the first Job itself, ahead of what its pods need when they start.
+
+    By a dry run instead where there shall be no Job yet, where it has said no before (a namesake's Service would cost a
+    Job with each question), and where something has to be there before the first pod: a policy, a gang.
+    """
+    simple = {child["kind"] for child in children} == {"Job", "Service", "ConfigMap"}
+    return simple and not job.spec.suspend and not job.status.conditions
 
 
 def _job(observation: Observation, name: str) -> JobView:

@@ -1,7 +1,7 @@
 """The decisions that count: attempts, budgets, the cause of a failure, the end. Written first, acted on later.
 
-Each returns a Decision without actions that asks for another pass at once: that pass finds the ledger in status and
-makes the children follow it, so that a crash in between loses nothing and counts nothing twice.
+Each but the first returns a Decision without actions that asks for another pass at once: that pass finds the ledger in
+status and makes the children follow it, so that a crash in between loses nothing and counts nothing twice.
 """
 
 from dataclasses import replace as replace_fields
@@ -31,8 +31,11 @@ _BELIEVED = timedelta(minutes=10)
 _FIRST_DELAY, _LONGEST_DELAY = timedelta(seconds=10), timedelta(minutes=6)
 
 
-def start(state: State) -> Decision:
-    """Begin attempt 1."""
+def start(state: State) -> State:
+    """Begin attempt 1: its Job comes before the ledger, so that a job which is refused has had no attempt.
+
+    If the ledger is lost then, that Job is found (``recover``); no number is used twice, as this one is always 1.
+    """
     status = replace(
         state.status,
         attempt=1,
@@ -42,7 +45,7 @@ def start(state: State) -> Decision:
         attempt_time=truncate(state.now),
         selector=names.pod_selector(state.job.name),
     )
-    return _begin(state, status)
+    return replace_fields(state, job=replace_fields(state.job, status=status))
 
 
 def recover(state: State, newest: JobView) -> Decision:

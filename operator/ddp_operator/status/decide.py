@@ -74,7 +74,7 @@ def decide(
     if refusal is not None and status.attempt == 0:
         return _reject(state, refusal)
     if status.attempt == 0:
-        return attempts.start(state)
+        return converge(attempts.start(state), progress_interval)
     attempt_job, pods = state.attempt_job, state.pods
     if _is_enough(state):
         return attempts.succeed(state)

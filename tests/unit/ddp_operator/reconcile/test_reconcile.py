@@ -28,28 +28,38 @@ class TestCreate:
         for child, owner in ((service, uid), (users, uid), (made, uid), (launcher, users["metadata"]["uid"])):
             assert owner_uids(child) == {owner}
 
-    async def test_writes_the_ledger_before_the_first_child_of_an_attempt(self) -> None:
-        harness = await ReconcilerHarness().settle()
-        calls = harness.cluster.calls
-        assert calls == ["dry-run Job", "create Service", "status", *["create ConfigMap"] * 2, "create Job", *calls[6:]]
-
-    async def test_dry_runs_the_job_before_anything_is_created(self) -> None:
+    async def test_asks_with_the_first_job_itself_and_then_writes_the_ledger(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
-        assert harness.cluster.calls == ["dry-run Job", "create Service", "status"]
+        made = ["create Job", "create Service", *["create ConfigMap"] * 2, "status"]
+        assert harness.cluster.calls == made
+        await harness.settle()
+        assert set(harness.cluster.calls[len(made) :]) <= {"status"}
+
+    @pytest.mark.parametrize("spec", [{"networkPolicy": {"enabled": True}}, {"scheduling": {"gang": "Volcano"}}])
+    async def test_asks_by_a_dry_run_where_something_must_be_there_before_the_pods(self, spec: Any) -> None:
+        harness = ReconcilerHarness(**spec)
+        await harness.reconcile()
+        calls = harness.cluster.calls
+        asked = [call for call in calls if call.startswith("dry-run")]
+        assert (calls[: len(asked)], len(asked)) == (asked, 3)
+        assert calls[-2:] == ["create Job", "status"]
 
     async def test_suspended_job_that_is_refused_creates_nothing_either(self) -> None:
         harness = ReconcilerHarness(suspend=True)
         await harness.reconcile()
         assert harness.cluster.calls == ["dry-run Job", "dry-run Service", "status"]
 
-    async def test_service_of_an_earlier_pass_is_not_created_again(self) -> None:
+    async def test_ledger_that_is_lost_after_the_children_is_written_again(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()
+        before = harness.status
         assert harness.raw is not None
         harness.cluster.store.change(harness.raw, status={})
+        calls = len(harness.cluster.calls)
         await harness.reconcile()
-        assert harness.cluster.calls[3:] == ["dry-run Job", "status"]
+        assert harness.cluster.calls[calls:] == ["status"]
+        assert (harness.status.attempt, harness.status.restarts) == (1, before.restarts)
 
     async def test_builds_children_once_for_a_spec_that_does_not_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
@@ -106,11 +116,19 @@ class TestCreate:
         assert await harness.reconcile() is None
         assert harness.cluster.calls == []
 
-    async def test_resource_deleted_between_ledger_and_children_leaves_no_child_behind(self) -> None:
+    async def test_resource_deleted_between_children_and_ledger_leaves_no_child_behind(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         harness = ReconcilerHarness()
+        write = harness.cluster.patch_status
+
+        async def delete_first(*args: Any, **kwargs: Any) -> None:
+            assert harness.raw is not None
+            harness.cluster.store.delete(harness.raw)
+            await write(*args, **kwargs)
+
+        monkeypatch.setattr(harness.cluster, "patch_status", delete_first)
         await harness.reconcile()
-        assert harness.raw is not None
-        harness.cluster.store.delete(harness.raw)
         await harness.reconcile()
         assert harness.children() == {"Service": [], "ConfigMap": [], "Job": []}
 
@@ -175,24 +193,33 @@ class TestNameConflict:
         for _ in range(3):
             requeue = await harness.reconcile()
         assert harness.state("Accepted") == ("True", "Valid")
-        assert harness.jobs() == []
         assert requeue is not None
         assert 0 < requeue <= 10
         harness.cluster.store.delete(old)
         await harness.settle()
-        assert harness.jobs() == ["train-1"]
+        [service] = harness.cluster.store.list("Service")
+        assert (harness.jobs(), service["metadata"]["uid"]) != (["train-1"], old["metadata"]["uid"])
 
-    async def test_conflict_found_only_at_creation_is_reported_and_checked_again(self) -> None:
+    async def test_service_found_after_the_job_was_made_costs_that_job_once(self) -> None:
         harness = ReconcilerHarness()
-        await harness.reconcile()
+        harness.cluster.add(self.service())
+        await harness.settle()
+        assert [call for call in harness.cluster.calls if call.endswith(" Job")] == ["create Job", "dry-run Job"]
+        harness.clock.advance(30)
+        await harness.settle()
+        assert harness.cluster.calls.count("create Job") == 1
+        assert (harness.jobs(), harness.status.attempt, harness.events) == ([], 0, ["NameConflict"])
+
+    async def test_service_that_was_exchanged_is_reported_and_checked_again(self) -> None:
+        harness = ReconcilerHarness()
+        await harness.settle()
         [ours] = harness.cluster.store.list("Service")
         harness.cluster.store.delete(ours)
         other = harness.cluster.add(self.service())
         await harness.settle()
         assert harness.state("Accepted") == ("False", "NameConflict")
-        assert "attempt 1 cannot start" in harness.condition("Accepted").message
+        assert "the running attempt keeps the previous spec" in harness.condition("Accepted").message
         assert harness.requeue is not None
-        assert harness.requeue >= 10
         harness.cluster.store.delete(other)
         await harness.settle()
         assert (harness.jobs(), harness.state("Accepted")) == (["train-1"], ("True", "Valid"))
@@ -254,16 +281,17 @@ class TestRefusedSpec:
         assert harness.requeue == {"Invalid": 300, "Forbidden": 30}[reason]
 
     async def test_refusal_at_creation_is_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        harness = ReconcilerHarness()
-        await harness.reconcile()
+        harness = await ReconcilerHarness(suspend=True).settle()
         admit = harness.cluster._admit
 
         def refuse(job: Any) -> None:
             raise Refused("exceeded quota", reason="Forbidden")
 
         monkeypatch.setattr(harness.cluster, "_admit", refuse)
+        harness.edit(suspend=False)
         await harness.settle()
         assert harness.state("Accepted") == ("False", "Forbidden")
+        assert "attempt 1 cannot start" in harness.condition("Accepted").message
         assert harness.requeue is not None
         monkeypatch.setattr(harness.cluster, "_admit", admit)
         await harness.settle()

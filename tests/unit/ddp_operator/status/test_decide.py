@@ -68,7 +68,6 @@ class TestLedger:
     def test_is_written_before_children_are_made(self) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
         for decision in (
-            run(Status(), ()),
             run(trained(), pods=[child_pod(0), failed]),
             run(trained(), pods=RUNNING, nodes=3),
             run(trained(), jobs=[child_job(conditions={"Complete": ""})]),
@@ -77,6 +76,10 @@ class TestLedger:
         ):
             assert decision.actions == ()
             assert decision.requeue_after == AT_ONCE
+
+    def test_is_written_with_the_children_of_the_first_attempt(self) -> None:
+        assert run(Status(), ()).actions == (EnsureChildren(1, 2),)
+        assert run(Status(), (), suspend=True).actions == ()
 
     def test_names_what_the_children_will_be_called(self) -> None:
         status = run(Status(), (), nodes=4).status
@@ -305,7 +308,8 @@ class TestAfterTheEnd:
 
     @pytest.mark.parametrize("time", [None, "", "yesterday"])
     def test_unreadable_time_of_the_end_deletes_nothing(self, time: Any) -> None:
-        assert run(finished(completion_time=time), (), ttlSecondsAfterFinished=0).actions == ()
+        decision = run(finished(completion_time=time), (), ttlSecondsAfterFinished=0)
+        assert DeleteResource() not in decision.actions
 
 
 class TestLookingAgain:
