@@ -41,8 +41,8 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
     async def until_used(verb: str, resource: str) -> None:
         await actors.until(lambda: (verb, resource) in used(), f"{verb} {resource}")
 
-    # An answer that is lost puts the operator's own object in its way, and it reads it. Before these come dry
-    # runs: the Job's of the first pass, again after the Service's answer was lost, and the NetworkPolicy's.
+    # An answer that is lost puts the operator's own object in its way, and it reads it. Before these come the first
+    # job's Job, and the dry runs of the second job, which has a NetworkPolicy.
     for resource, nth in (("services", 1), ("configmaps", 1), ("networkpolicies", 2), ("jobs", 3)):
         server.faults.add("lost answer", verb="create", resource=resource, name="", nth=nth)
     # After a deletion that meets a conflict it looks whether the object is still there.
