@@ -38,8 +38,8 @@ def _run(settings: Settings) -> int:
     import ddp_operator.handlers  # noqa: F401 - registers the handlers
 
     _configure_logging(settings)
-    # Every event and pass makes objects by the thousand, few of them in cycles: by default a sixth of a burst's CPU time
-    # goes into looking for those.
+    # Every event and pass makes objects by the thousand, few of them in cycles: by default a sixth of a burst's CPU
+    # time goes into looking for those.
     gc.set_threshold(20_000, 20, 50)
     try:
         asyncio.run(

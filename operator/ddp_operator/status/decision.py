@@ -86,9 +86,10 @@ class Decision:
     """The outcome of ``decide``.
 
     ``requeue_after`` is in seconds; None: look again only when something changes; 0: at once. Where the ledger changes
-    (attempt, restarts, lastFailure, the end), ``actions`` is empty: the ledger is written first, a later pass acts on
-    it, and a crash in between loses nothing; attempt 1 alone is made before it is written. ``needs_fresh_read``: the job's end is about to be written, a good one
-    or one without a root cause, while a pod seems to live: its end, and its termination message, may not be seen yet.
+    (a later attempt, restarts, lastFailure, the end), ``actions`` is empty: the ledger is written first, a later pass
+    acts on it, and a crash in between loses nothing. Attempt 1 alone is made before it is written.
+    ``needs_fresh_read``: what is about to be written or made rests on a pod's end, and on its termination message,
+    that a watch may not have shown yet: the job's end, a failure without a root cause, a pod that is replaced.
     """
 
     status: Status
