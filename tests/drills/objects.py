@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.drills.core import Outcome, Perished, drill
 from tests.drills.driven import PROGRAM
 from tests.drills.kills import check_lost
@@ -30,6 +32,24 @@ def delete_master_pod(scene: Scene) -> Outcome:
     run.note_ports()
     struck = scene.ask(do="delete pod", index=0)
     return _check_replaced(scene, run, 0, struck)
+
+
+@drill("spare-takes-over", "somebody deletes pod 1 of two: the pod that waits beside them takes its place")
+def take_over(scene: Scene) -> Outcome:
+    alone = Scene(scene.session, f"{scene.name}-without", fast=scene.fast)
+    scene.on_leaving(alone.close)
+    without = delete_pod(alone)
+    alone.check_nothing_left()
+    run = scene.start(program=PROGRAM, spares=1)
+    scene.until_step(run)
+    scene.until(lambda: run.status()["nodes"].get("spares"), "a spare that is ready", alive=run)
+    run.note_ports()
+    struck = scene.ask(do="delete pod", index=1)
+    folder = run.run_folder
+    assert folder is not None
+    scene.until(lambda: [*folder.glob("pods/*-1-2-*/runtime/workers/*.json")], "a rank in pod 2", alive=run)
+    outcome = _check_replaced(scene, run, 1, struck)
+    return replace(outcome, by_hand=without.seconds, note="floor: the same job without a spare, right before")
 
 
 def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> Outcome:

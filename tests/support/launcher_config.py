@@ -9,6 +9,7 @@ from ddp_operator.launcher.pod import LauncherConfig, Pod, encode_config
 
 CONFIG = LauncherConfig(
     nodes=1,
+    spares=0,
     nproc_per_node=1,
     elastic=False,
     in_place_restarts=0,

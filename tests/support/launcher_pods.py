@@ -44,6 +44,7 @@ class Pods:
     backend: str = "c10d"
     max_restarts: int = 0
     elastic: tuple[int, int] | None = None
+    spares: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     """What is other than usual in the launcher's configuration."""
@@ -63,7 +64,7 @@ class Pods:
     def start(self, *indices: int) -> None:
         """Start pods, by default all of them."""
         command = split_user_command(self.command, [])
-        for index in indices or range(self.nodes):
+        for index in indices or range(self.nodes + self.spares):
             least, most = self.elastic or (self.nodes, None)
             plan = Plan(
                 nodes=least,
@@ -75,9 +76,11 @@ class Pods:
                 local_addr=f"job-1-{index}.job",
                 run_id="run-1",
                 join_timeout_seconds=TIMEOUT,
+                spares=self.spares,
             )
             config: dict[str, Any] = {
                 "nodes": self.nodes,
+                "spares": self.spares,
                 "nproc_per_node": self.nproc,
                 "elastic": plan.elastic,
                 "in_place_restarts": self.max_restarts,

@@ -51,6 +51,11 @@ class DDPTrainingJob:
         return max(0, self.spec.recovery.max_restarts - restarts.used)
 
     @property
+    def spares(self) -> int:
+        """How many pods there are beside the nodes."""
+        return self.spec.spares or 0
+
+    @property
     def counts_in_place(self) -> bool:
         """Whether a restart in the same pods counts towards recovery.maxRestarts: it has no budget of its own."""
         return self.spec.recovery.in_place_restarts is None

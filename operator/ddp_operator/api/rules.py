@@ -30,7 +30,7 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
     return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
 
-ONCE_STARTED = ("elastic", "rendezvous", "metrics", "scheduling", "networkPolicy")
+ONCE_STARTED = ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy")
 """Fixed from attempt 1 on: objects that serve all attempts are built from them."""
 ONCE_RUN = ("procPerNode", "shm", "watchdog", "preflight", "securityProfile", "checkpoint", "successPolicy", "template")
 """Fixed once a pod has run; until then an edit replaces the attempt's Job."""
@@ -96,6 +96,15 @@ RULES: tuple[Rule, ...] = (
         field=".metadata.name",
     ),
     _between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
+    _between("spec.spares", 0, 16, "0 has no pod wait"),
+    Rule(
+        "spec",
+        "!has(self.spares) || self.spares == 0"
+        " || (self.nodes > 1 && !has(self.elastic) && self.rendezvous.backend != 'static')",
+        "need a job of fixed size, 2 nodes or more and the c10d rendezvous, as they take the place of pods other than "
+        "pod 0; set spares to 0, or change nodes, elastic or rendezvous.backend",
+        field=".spares",
+    ),
     Rule(
         "spec.elastic",
         f"self.minNodes >= 1 && self.minNodes <= self.maxNodes && self.maxNodes <= {MAX_NODES}",

@@ -271,6 +271,13 @@ class Spec(_Fields, frozen=True, kw_only=True):
             "limits), or auto (gpu if the limits ask for GPUs, else 1)."
         ),
     ] = "auto"
+    spares: Annotated[
+        int | None,
+        Meta(
+            description="Pods beside the nodes, 0 to 16, that have imported PyTorch and wait; the place of a pod that "
+            "is lost, other than pod 0, is taken by one at once. They use resources and quota as every other pod."
+        ),
+    ] = None
     elastic: Elastic | None = None
     suspend: Annotated[
         bool, Meta(description="True: no pod runs; running pods get SIGTERM and their grace time first.")

@@ -36,7 +36,8 @@ class Nodes(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     """Pods of the current attempt."""
 
     desired: int = 0
-    ready: Annotated[int, Meta(description="Pods that run and are ready.")] = 0
+    ready: Annotated[int, Meta(description="Pods that run and are ready, without the spares.")] = 0
+    spares: Annotated[int, Meta(description="Pods beyond those that are ready too, and wait.")] = 0
     succeeded: int = 0
     failed: int = 0
 

@@ -12,7 +12,7 @@ from typing import Any, Optional, Sequence
 from .fork_server import RankForker, request_fork, start_fork_server
 from .pod import Pod, decode_pod, encode_config
 from .processes import kill
-from .rendezvous import fork_store
+from .rendezvous import TrainingOver, fork_store
 from .torchrun_patches import adapt_torchrun, log_errors_only
 from .tracebacks import describe
 
@@ -70,6 +70,9 @@ def agent_main(
     except errors.ChildFailedError:
         report({"result": "failed"})  # which worker and why was reported when it happened
         return 1
+    except TrainingOver:
+        report({"result": "ok"})
+        return 0
     except processes.SignalException as error:
         leave()
         report({"result": "signal", "signal": int(error.sigval)})

@@ -45,13 +45,14 @@ class PreflightConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LauncherConfig:
-    """A job as all of its pods see it; of an elastic one ``nodes`` are those at its start.
+    """A job as all of its pods see it; of an elastic one ``nodes`` are those at its start. ``spares`` wait beside them.
 
     ``restarts_without_progress``: after so many failures in a row without a new step the workers are not restarted in
     the same pods any more; None: always.
     """
 
     nodes: int
+    spares: int
     nproc_per_node: int
     elastic: bool
     in_place_restarts: int

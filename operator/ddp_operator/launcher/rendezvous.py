@@ -201,6 +201,64 @@ class RendezvousQuorum:
         return True if all(one not in state.last_heartbeats for one in missing) else None
 
 
+class TrainingOver(Exception):
+    """The rendezvous was closed while this pod waited for a seat."""
+
+
+class Seats:
+    """Who takes part in a job with spares: who did before, pod 0 in any case, and a spare for who is lost."""
+
+    def __init__(self, pod: Pod) -> None:
+        self._pod = pod
+        self._members: set[Any] = set()
+        """Of the last round that was complete."""
+        self._round = -1
+        self._since: tuple[int, float] = (-1, 0.0)
+        self._full = 0.0  # when all seats were taken last
+
+    def note(self, state: Any) -> None:
+        """Note who takes part: some may have left the round already, but it goes on until all have."""
+        if state.complete and state.round != self._round:
+            self._members, self._round = set(), int(state.round)
+        if state.complete:
+            self._members |= set(state.participants)
+
+    def waits(self, state: Any, node: Any, now: float) -> bool:
+        """Return whether a pod that is no participant has to wait; ``now`` is of a monotonic clock.
+
+        Raises: TrainingOver.
+        """
+        self.note(state)
+        if state.closed and node not in self._members:
+            raise TrainingOver
+        if not state.complete and self._since[0] != state.round:
+            self._since = (state.round, now)
+        seats = self._pod.nodes - len(state.participants)
+        if state.complete:
+            waits = seats <= 0
+        elif self._pod.node == 0 or node in self._members:
+            waits = False
+        else:
+            seats -= all(one.addr != self._pod.master for one in state.participants)
+            waits = seats <= self._count_expected(state, now - self._since[1])
+        if waits:
+            self._full = now
+        return waits
+
+    def deadline(self, deadline: float) -> float:
+        """Return until when to wait for the others: time in which nobody was needed does not count."""
+        return max(deadline, self._full + self._pod.join_timeout_seconds)
+
+    def _count_expected(self, state: Any, waited: float) -> int:
+        """Return how many seats, pod 0's aside, are kept for others that may still come."""
+        if not self._members:  # the first meeting is that of the lower indexes
+            spare = self._pod.node >= self._pod.nodes and waited <= _FIRST_CALL_SECONDS
+            return self._pod.nodes if spare else 0
+        absent = {one for one in self._members if one not in state.participants and one.addr != self._pod.master}
+        # Who leaves the round before comes back at once, and is not to be seen in between.
+        return len(absent if waited <= _GONE_SECONDS else absent & set(state.last_heartbeats))
+
+
 class Heartbeats:
     """Whose heartbeats have ended, as far as this pod has been there to see.
 

@@ -14,7 +14,7 @@ from .fork_server import RankForker
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
 from .processes import STOPPED_STATES, kill, process_state
-from .rendezvous import AwakeClock, Heartbeats, RendezvousQuorum, query_store
+from .rendezvous import AwakeClock, Heartbeats, RendezvousQuorum, Seats, query_store
 from .stall import StallBoard
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
@@ -81,15 +81,18 @@ def adapt_torchrun(
 
     ``report`` sends an event to the launcher; ``may_restart`` sends failures, and returns whether a restart follows;
     ``forker`` forks the ranks, None: they start in fresh interpreters. Returns a function that takes this pod out of
-    the rendezvous.
+    the rendezvous. Raises: RuntimeError, for spares where it lacks one.
     """
     missing = find_missing_parts()
     if not missing:
         patches = TorchrunPatches(pod, report, may_restart, forker)
         patches.apply()
         return patches.leave
+    lack = f"torch {importlib.import_module('torch').__version__} lacks {', '.join(missing)}: "
+    if pod.spares:
+        raise RuntimeError(f"{lack}with torchrun as it is a spare could take pod 0's place; remove spec.spares")
     log(
-        f"torch {importlib.import_module('torch').__version__} lacks {', '.join(missing)}: torchrun runs as it is. "
+        f"{lack}torchrun runs as it is. "
         "Training works; there are no warm start, no preflight, no phases and no restarts in place by the kind of a "
         "failure, workers have torchrun's 30 s to save, and an elastic job meets by torchrun's own timeouts"
     )
@@ -113,6 +116,7 @@ class TorchrunPatches:
         self._gate = SignalGate(self._processes)
         self._board = StallBoard(os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100)))
         self._quorum = RendezvousQuorum(pod.nodes)
+        self._seats = Seats(pod)
         self._heartbeats: Optional[Heartbeats] = None
         self._handler: Any = None  # of an elastic job's rendezvous, once it is known
         self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
@@ -133,8 +137,11 @@ class TorchrunPatches:
         _wrap(rounds.DynamicRendezvousHandler, "num_nodes_waiting", self._count_waiting)
         if pod.success_policy == "RankZero" and pod.node == 0:
             _wrap(agent, "_exit_barrier", self._wait_for_ends)  # torchrun would wait there for 300 s
+        if pod.spares:
+            _wrap(rounds._RendezvousJoinOp, "__call__", self._take_seat)
         if pod.elastic:
             _wrap(rounds._RendezvousJoinOp, "__call__", self._join)
+        if pod.elastic or pod.spares:
             _wrap(rounds._BackendRendezvousStateHolder, "_sanitize", self._remove_dead_nodes)
         # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
         pause = min(1.0, pod.nodes / 100)
@@ -159,9 +166,10 @@ class TorchrunPatches:
 
     def _meet(self, inner: Any, agent: Any, *args: Any) -> Any:
         self._report({"phase": "Rendezvous"})
-        if self._pod.elastic and args:
+        if (self._pod.elastic or self._pod.spares) and args:
             self._handler = args[0].spec.rdzv_handler
             self._quorum.start_round(self._handler._state_holder.state)
+            self._seats.note(self._handler._state_holder.state)
         return inner(agent, *args)
 
     def _start(self, inner: Any, agent: Any, *args: Any) -> Any:
@@ -248,6 +256,12 @@ class TorchrunPatches:
         if complete:
             return actions.MARK_RENDEZVOUS_COMPLETE
         return actions.KEEP_ALIVE if self._rounds._should_keep_alive(ctx) else actions.SYNC
+
+    def _take_seat(self, inner: Any, operation: Any, ctx: Any, deadline: float) -> Any:
+        if ctx.node in ctx.state.participants or not self._seats.waits(ctx.state, ctx.node, time.monotonic()):
+            return inner(operation, ctx, self._seats.deadline(deadline))
+        # Not among torchrun's own that wait: the others would start their workers again for it.
+        return self._rounds._Action.KEEP_ALIVE if self._rounds._should_keep_alive(ctx) else self._rounds._Action.SYNC
 
     def _remove_dead_nodes(self, inner: Any, holder: Any) -> None:
         """Let torchrun remove dead nodes from the rendezvous' state, but none that may live."""

@@ -182,8 +182,8 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
     if refused:
         raise Unsuitable("\n".join(refused))
     wanted = count_pod_gpus(template["spec"])
-    if wanted and gpu_ids is not None and wanted * spec.get("nodes", 1) > len(gpu_ids):
-        nodes = spec.get("nodes", 1)
+    nodes = spec.get("nodes", 1) + (spec.get("spares") or 0)
+    if wanted and gpu_ids is not None and wanted * nodes > len(gpu_ids):
         raise Unsuitable(
             f"spec.template.spec.containers: needs {nodes * wanted} GPUs (pods: {nodes}, GPUs of each: {wanted}), but "
             f"this machine has {len(gpu_ids)}; use --cpu, or fewer with --nodes and --procs"

@@ -369,6 +369,8 @@ class Run:
         plan, nodes = self._plan, self._plan.resource["spec"]["nodes"]
         device = f"GPUs {','.join(plan.gpu_ids)}" if plan.gpu_ids else f"{plan.cpus} CPUs"
         pods, workers = count(nodes, "pod"), count(plan.nproc, "worker process", "es")
+        spares = self._plan.resource["spec"].get("spares")
+        pods += f" and {count(spares, 'spare')}" if spares else ""
         self._display.line(f"{self._key.name}: {pods} of {workers} on this machine ({device})")
         shown = {"all": "every rank's", "none": "no"}.get(plan.logs, f"rank {plan.logs}'s")
         self._display.line(f"run folder  {self._folder.path} (below: {shown} output; all of it: logs/)")

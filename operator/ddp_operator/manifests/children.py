@@ -10,6 +10,7 @@ import ast
 import copy
 import hashlib
 import json
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -43,7 +44,7 @@ def load_launcher() -> Launcher:
     """Return the launcher of this version of the operator."""
     folder = resources.files("ddp_operator.launcher")
     texts = {
-        file.name: without_docstrings(file.read_text(encoding="utf-8"))
+        file.name: without_comments(file.read_text(encoding="utf-8"))
         for file in folder.iterdir()
         if file.name.endswith(".py")
     }
@@ -53,8 +54,10 @@ def load_launcher() -> Launcher:
     return Launcher(files, hashlib.sha256(json.dumps(files).encode()).hexdigest())
 
 
-def without_docstrings(source: str) -> str:
-    """Return a module with the docstrings of its functions and classes as empty lines: what a traceback names is true.
+def without_comments(source: str) -> str:
+    """Return a module with its comments and the docstrings of functions and classes as empty lines.
+
+    So the lines that a traceback names are true.
 
     etcd keeps a copy for each namespace, and what the code is for is to be read where it is written.
     """
@@ -67,6 +70,9 @@ def without_docstrings(source: str) -> str:
             if len(node.body) == 1:
                 empty[0] = f"{' ' * text.col_offset}...\n"
             lines[text.lineno - 1 : text.end_lineno] = empty
+    for token in tokenize.generate_tokens(iter(lines).__next__):
+        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
+            lines[token.start[0] - 1] = "\n"
     return "".join(lines)
 
 
@@ -143,7 +149,7 @@ def build_launcher_config_map(
 def build_job(
     job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher, *, attempt: int, nodes: int
 ) -> dict[str, Any]:
-    """Return the Indexed Job of one attempt with ``nodes`` pods."""
+    """Return the Indexed Job of one attempt with ``nodes`` pods and the spares."""
     rank_zero = job.spec.success_policy == "RankZero"
     kueue = kueue_metadata(job)
     ours = {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
@@ -154,8 +160,8 @@ def build_job(
         "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
         | {"annotations": kueue["annotations"] | ours},
         "spec": {
-            "completions": nodes,
-            "parallelism": nodes,
+            "completions": nodes + job.spares,
+            "parallelism": nodes + job.spares,
             "completionMode": "Indexed",
             "backoffLimit": _UNLIMITED_BACKOFF,
             "podReplacementPolicy": "Failed",

@@ -76,6 +76,7 @@ def _build_trainer(
         local_addr=names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
         run_id=f"{job.uid}-{attempt}",
         join_timeout_seconds=spec.rendezvous.join_timeout_seconds,
+        spares=job.spares,
     )
     trainer["command"] = [template.command.interpreter, launcher, "run"]
     trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]
@@ -108,6 +109,7 @@ def build_launcher_config(
     preflight = PreflightConfig(flight.mode == "Fail", checks, flight.min_megabytes_per_second * 10**6)
     return LauncherConfig(
         nodes=nodes,
+        spares=job.spares,
         nproc_per_node=template.nproc,
         elastic=elastic,
         in_place_restarts=job.in_place_restarts,

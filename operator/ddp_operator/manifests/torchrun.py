@@ -94,7 +94,7 @@ class Plan:
     """One attempt's torchrun nodes. ``local_addr`` may hold ``$(JOB_COMPLETION_INDEX)``, which Kubernetes expands.
 
     c10d gives ranks in the lexical order of the nodes' ``local_addr``; ``<job>-<index>.<service>`` puts pod 0 first.
-    With ``max_nodes`` the job is elastic and ``nodes`` is its least size.
+    With ``max_nodes`` the job is elastic and ``nodes`` is its least size. Of the pods ``spares`` take no part.
     """
 
     nodes: int
@@ -106,6 +106,7 @@ class Plan:
     run_id: str
     join_timeout_seconds: int = 600
     max_nodes: int | None = None
+    spares: int = 0
 
     @property
     def elastic(self) -> bool:
@@ -167,7 +168,8 @@ def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
     if plan.backend == "static":
         conf = [f"timeout={plan.join_timeout_seconds}"]
     else:
-        few = plan.elastic and (plan.max_nodes or 0) <= _FEW_NODES
+        most = plan.max_nodes or plan.nodes + plan.spares
+        few = (plan.elastic or plan.spares) and most <= _FEW_NODES
         # The store has a process of its own on pod 0, so that no agent hosts it; a lone pod's agent hosts its own.
         conf = [
             f"is_host={int(size == '1')}",

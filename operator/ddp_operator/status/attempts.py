@@ -22,7 +22,7 @@ from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node, find_in_place
 from ddp_operator.status.observation import State
-from ddp_operator.status.replacement import is_consequence, is_replacing
+from ddp_operator.status.replacement import is_consequence
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import size_waits
 
@@ -58,7 +58,7 @@ def recover(state: State, newest: JobView) -> Decision:
     status = replace(
         state.status,
         attempt=newest.attempt,
-        attempt_nodes=newest.nodes,
+        attempt_nodes=max(1, newest.nodes - state.job.spares),
         job_name=newest.name,
         start_time=state.status.start_time or truncate(state.now),
         attempt_time=truncate(state.now),
@@ -98,7 +98,6 @@ def note_restart_in_place(state: State) -> Decision | None:
         return None
     found = tuple(one for one in state.observation.failures_in_place if count_new_restarts(status, one[1].restarts))
     cause = find_in_place(status.attempt, found)
-    replacing = is_replacing(state)
     if cause is not None and is_consequence(state, cause):
         cause = None
     charged = status.restarts
@@ -110,10 +109,18 @@ def note_restart_in_place(state: State) -> Decision | None:
         if limit is not None:
             return fail(state, cause, *limit)
     described = describe(state, replace(status, restarts=charged))
-    if cause is not None or not replacing:
-        restart = _last_restart(status, state.now, cause, level="SamePods")
-        described = replace(described, last_restart=restart)
+    loss = _recent_loss(status, state.now) if cause is None else None
+    restart = loss or _last_restart(status, state.now, cause, level="SamePods")
+    described = replace(described, last_restart=restart)
     return Decision(described, requeue_after=AT_ONCE)
+
+
+def _recent_loss(status: Status, now: datetime) -> LastRestart | None:
+    """Return the restart that began with the loss of a pod, after which the workers of the others were restarted."""
+    last = status.last_restart
+    if last is None or (last.attempt, last.level) != (status.attempt, "ReplacedPod") or now - last.time > _BELIEVED:
+        return None
+    return replace(last, recovery_seconds=None)
 
 
 def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:

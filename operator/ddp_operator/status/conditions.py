@@ -1,6 +1,6 @@
 """Conditions: what is true of a job now, with the reason and the cluster's own message, and what they say in a word."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -166,8 +166,13 @@ def merge_conditions(
     return tuple(merged)
 
 
+def has_quorum(running: Collection[int], nodes: int, spares: int) -> bool:
+    """Tell whether pods of these indexes are enough: all the lower ones, or where there are spares any with pod 0."""
+    return len(running) >= nodes and 0 in running if spares else all(index in running for index in range(nodes))
+
+
 def describe_rendezvous(
-    pods: Pods, nodes: int, observation: Observation, before: Condition | None, now: datetime
+    pods: Pods, nodes: int, spares: int, observation: Observation, before: Condition | None, now: datetime
 ) -> Fact:
     """Return Rendezvoused. ``before``: what it was at the last look of this attempt.
 
@@ -176,7 +181,7 @@ def describe_rendezvous(
     newest = pods.newest
     running = {index for index, pod in newest.items() if pod.phase in ("Running", "Succeeded")}
     missing = [str(index) for index in range(nodes) if index not in running]
-    if missing:
+    if missing and not has_quorum(running, nodes, spares):
         shown = ", ".join(missing[:10]) + (", …" if len(missing) > 10 else "")
         return Fact(
             RENDEZVOUSED, "False", WAITING_FOR_RANKS, f"{len(running)}/{nodes} pods running; waiting for pods {shown}"

@@ -128,6 +128,9 @@ def _is_enough(state: State) -> bool:
     """Tell whether the pods that have succeeded are all that it takes; the others may fail when they are left alone."""
     if state.spec.success_policy == "RankZero":
         return any(pod.index == 0 and pod.phase == "Succeeded" for pod in state.pods)
+    if state.job.spares:  # they wait for nothing any more
+        newest, counts = state.pods.newest, state.pods.counts(state.status.attempt_nodes)
+        return counts.succeeded == counts.desired and not counts.failed and newest[0].phase == "Succeeded"
     over = late_comers_over(state)
     return over is not None and state.now >= over
 

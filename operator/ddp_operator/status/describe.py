@@ -44,11 +44,14 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     former_alive = observation.former_alive(status.attempt)
     alive = sum(pod.alive for pod in pods)
     counts, running = pods.counts(nodes), pods.running
-    all_run = running + counts.succeeded >= nodes
+    spares = job.spares
+    up = {index for index, pod in pods.newest.items() if pod.running or pod.phase == "Succeeded"}
+    all_run = c.has_quorum(up, nodes, spares) if spares else running + counts.succeeded >= nodes
     joined_before = job.status.condition(c.RENDEZVOUSED) if same_attempt else None
     was_joined = same_attempt and job.status.is_true(c.RENDEZVOUSED)
+    lost = find_taken(status.attempt, pods.newest.values())
     if observation.page is not None:
-        status = _take_page(job, status, observation.page, now)
+        status = _take_page(job, status, observation.page, now, recovers=lost is None)
     elif not pods and not was_joined:
         status = _take_former_report(status, observation.pods_of(status.attempt - 1), now)
     in_place = find_in_place(status.attempt, observation.failures_in_place)
@@ -61,7 +64,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
         status = take_final_progress(status, pods, now)  # what the pods say that they have saved
-    rendezvous = c.describe_rendezvous(pods, nodes, observation, joined_before, now)
+    rendezvous = c.describe_rendezvous(pods, nodes, spares, observation, joined_before, now)
     if restart is None and _goes_on_with_fewer(job, pods, nodes, observation.page, joined_before):
         all_run, message = True, f"{running}/{nodes} pods training; the others join once they run"
         rendezvous = Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, message)
@@ -71,12 +74,15 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     queues = waits_in_queue(job, observation.job(status.attempt))
     restarting = restart or _restarting(job, rendezvous, was_joined=was_joined, all_run=all_run, waits_in_queue=queues)
     replaced = restarting.reason == c.POD_REPLACEMENT and not job.status.is_true(c.RESTARTING)
-    if replaced:
-        lost = find_taken(status.attempt, pods.newest.values())
+    took_over = bool(
+        spares and was_joined and all_run and lost and lost.pod != (status.last_failure and status.last_failure.pod)
+    )
+    if replaced or took_over:
         begun = LastRestart(attempt=status.attempt, level="ReplacedPod", time=truncate(now))
         status = replace(status, last_restart=note_steps(begun, status), last_failure=lost or status.last_failure)
         message = describe_restart("lost pod replaced, not counted", lost, status.checkpoint)
-        restarting = Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, message)
+        if replaced:
+            restarting = Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, message)
     progressing = (describe_stall(job, observation) if all_run else None) or _progressing(
         job, observation.page, rendezvous, was_joined=was_joined, all_run=all_run
     )
@@ -103,7 +109,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         status,
         phase=phase,
         nodes=counts,
-        restarts=replace(status.restarts, replaced=status.restarts.replaced + replaced),
+        restarts=replace(status.restarts, replaced=status.restarts.replaced + (replaced or took_over)),
         progress=status.progress if phase == "Running" else without_eta(status.progress),
         conditions=job.status.conditions,
     )
@@ -176,14 +182,14 @@ def _newer_checkpoint(
     return replace(found, time=truncate(now))
 
 
-def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime) -> Status:
+def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime, *, recovers: bool) -> Status:
     created = parse_time(job.created)
     wall = (now - created).total_seconds() if created else 0.0
     starts = [step for step in (status.start_step, page.began_at) if step is not None]
     start_step = min(starts, default=None)
     return replace(
         take_values(status, page.values, now, page.rates),
-        last_restart=_finish_restart(status.last_restart, page, now),
+        last_restart=_finish_restart(status.last_restart, page, now) if recovers else status.last_restart,
         start_step=start_step,
         goodput=compute_goodput(page.values, wall, start_step or 0) or status.goodput,
         preflight=page.preflight or status.preflight,

@@ -34,10 +34,13 @@ class Pods(tuple[PodView, ...]):
     def counts(self, desired: int) -> Nodes:
         """Return ``status.nodes``."""
         newest = self.newest.values()
+        ready = sum(pod.running and pod.ready for pod in newest)
+        succeeded = min(desired, sum(pod.phase == "Succeeded" for pod in newest))
         return Nodes(
             desired=desired,
-            ready=sum(pod.running and pod.ready for pod in newest),
-            succeeded=sum(pod.phase == "Succeeded" for pod in newest),
+            ready=min(ready, desired - succeeded),
+            spares=max(0, ready + succeeded - desired),
+            succeeded=succeeded,
             failed=sum(pod.phase == "Failed" for pod in newest),
         )
 

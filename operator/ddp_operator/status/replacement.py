@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator import constants
 from ddp_operator.api.status import LastFailure
+from ddp_operator.kubeobjects import find_trainer
 from ddp_operator.launcher.failure_table import CATEGORIES, PREEMPTED
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.status import conditions as c
@@ -22,11 +23,12 @@ def is_replaced(state: State, pod: PodView) -> bool:
 
     In a queue it always is, as a new Job would stand at the end. An elastic job's other pods go on meanwhile, as long
     as there are enough and pod 0, where they meet, is among them. Else the others must be able to wait, and the pod
-    must have been taken from a node that is well: another one is avoided by the pods of a new Job.
+    must have been taken from a node that is well, as another one is avoided by the pods of a new Job, or a spare takes
+    its place.
     """
     if is_queued(state.job, state.attempt_job) or _goes_on(state):
         return True
-    taken = (pod.disrupted or pod.deleting) and not is_lost_with_node(pod)
+    taken = (pod.disrupted or pod.deleting) and (bool(state.job.spares) or not is_lost_with_node(pod))
     counts = state.spec.recovery.count_disruptions
     again = is_replacing(state) and pod.name.endswith(_suffix(state))  # perhaps not by chance
     return taken and not again and not counts and _can_wait(state)
@@ -40,8 +42,8 @@ def is_replacing(state: State) -> bool:
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
     """Tell whether workers were restarted because a pod is lost: all saved and stopped together, or missed it."""
-    lost = is_replacing(state) or state.pods.running < state.status.attempt_nodes
-    return lost and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
+    lost = is_replacing(state) or state.pods.running < state.status.attempt_nodes + state.job.spares
+    return (lost and CATEGORIES[failure.category].symptom) or failure.category == PREEMPTED.name
 
 
 def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
@@ -51,7 +53,8 @@ def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
     pod that was killed soon after its start is left to it.
     """
     waits = attempt_job.finished or attempt_job.suspended or state.spec.suspend or attempt_job.started is None
-    if waits or not is_replacing(state) or any(pod.ganged for pod in state.pods):
+    wanted = is_replacing(state) or (state.job.spares and _have_met(state))
+    if waits or not wanted or any(pod.ganged for pod in state.pods):
         return []
     if not is_queued(state.job, attempt_job) and not _can_wait(state):
         return []
@@ -74,18 +77,25 @@ def _goes_on(state: State) -> bool:
 def _can_wait(state: State) -> bool:
     """Tell whether the other pods wait: they have met, none has ended, and their launchers start workers again."""
     launchers = state.attempt_job is not None and _awaits_peers(state.attempt_job)
-    met = state.status.is_true(c.RENDEZVOUSED) or is_replacing(state)
-    return launchers and met and not any(pod.phase == "Succeeded" or pod.ganged for pod in state.pods)
+    return launchers and _have_met(state) and not any(pod.phase == "Succeeded" or pod.ganged for pod in state.pods)
 
 
 def _awaits_peers(job: JobView) -> bool:
     """Tell whether the launchers that a Job was made with start the workers again for free when a peer is lost."""
-    for container in ((job.raw["spec"].get("template") or {}).get("spec") or {}).get("containers") or ():
-        for variable in container.get("env") or ():
-            if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
-                with suppress(ValueError):  # an older operator's launcher
-                    return decode_config(variable["value"].replace("$$", "$")).awaits_peers
+    for variable in find_trainer(job.raw["spec"].get("template") or {}).get("env") or ():
+        if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
+            with suppress(ValueError):  # an older operator's launcher
+                return decode_config(variable["value"].replace("$$", "$")).awaits_peers
     return False
+
+
+def _have_met(state: State) -> bool:
+    """Tell whether the workers of this attempt have begun; with a spare they may meet again meanwhile."""
+    if state.status.is_true(c.RENDEZVOUSED) or is_replacing(state):
+        return True
+    last = state.status.last_restart
+    again = last is not None and last.attempt == state.status.attempt and last.level != "NewPods"
+    return state.job.spares > 0 and again
 
 
 def _suffix(state: State) -> str:

@@ -72,7 +72,7 @@ def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, 
     if attempt_job is not None and waits_in_queue(job, attempt_job):
         return Fact(c.SCHEDULED, "False", *_describe_queueing(attempt_job, problem))
     partly = attempt_job is not None and is_queued(job, attempt_job) and not attempt_job.takes_slices
-    if attempt_job is not None and partly and scheduled >= attempt_job.nodes:
+    if attempt_job is not None and partly and not job.spares and scheduled >= attempt_job.nodes:
         message = f"its queue has admitted {attempt_job.nodes} of {nodes} pods; those train"
         return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, message)
     if attempt_job is not None and problem is not None and problem.reason not in QUEUE_REASONS:

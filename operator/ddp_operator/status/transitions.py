@@ -142,9 +142,10 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
         which += ", in the same pods"
         cause = new.last_failure if new.last_failure != old.last_failure else None
         yield Event("Normal", c.RESTARTED_IN_PLACE, describe_restart(which, cause, new.checkpoint))
-    replacing = new.condition(c.RESTARTING)
-    if replacing is not None and new.attempt == old.attempt and new.restarts.replaced > old.restarts.replaced:
-        yield Event("Normal", c.POD_REPLACEMENT, replacing.message)
+    if new.attempt == old.attempt and new.restarts.replaced > old.restarts.replaced:
+        cause = new.last_failure if new.last_failure != old.last_failure else None
+        message = describe_restart("lost pod replaced, not counted", cause, new.checkpoint)
+        yield Event("Normal", c.POD_REPLACEMENT, message)
     if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
         restarting = new.condition(c.RESTARTING)
         if old.attempt == 0:

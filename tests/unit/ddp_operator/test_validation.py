@@ -52,7 +52,7 @@ def named(name: Any) -> Any:
 
 
 ROWS = [
-    Row("misspelt field", "crd", job(verbose=3), 'unknown field "spec.verbose"; known fields: nodes, procPerNode, elastic, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, processGroupPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
+    Row("misspelt field", "crd", job(verbose=3), 'unknown field "spec.verbose"; known fields: nodes, procPerNode, spares, elastic, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, processGroupPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
     Row("field of another operator", "crd", job(replicas=3), 'unknown field "spec.replicas"; write nodes: the number of pods'),
     Row("field of the recovery", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; write recovery.maxRestarts'),
     Row("GPUs as a field", "crd", job(gpus=3), 'unknown field "spec.gpus"; request GPUs as nvidia.com/gpu in resources.limits of the container, in spec.template.spec.containers'),

@@ -39,6 +39,7 @@ def refused(item: dict[str, Any], old: dict[str, Any] | None = None) -> list[str
 BAD: dict[str, tuple[Any, ...]] = {
     "metadata.name": ("a" * 51, "A", "1a", "a.b", "a_b", "a-", "-a", "a b", "ä"),
     "spec.nodes": (0, -1, 5001, 2**63, 2**70),
+    "spec.spares": (-1, 17),
     "spec.elastic": (
         {"minNodes": 2, "maxNodes": 1},
         {"minNodes": 0, "maxNodes": 1},
@@ -168,6 +169,17 @@ def test_elastic_job_needs_a_rendezvous_where_pods_come_and_go() -> None:
     assert refused(change(item, "spec.rendezvous.backend", "static")) == ["spec.elastic"]
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("spec.nodes", 1), ("spec.elastic", {"minNodes": 1, "maxNodes": 4}), ("spec.rendezvous.backend", "static")],
+)
+def test_spares_need_a_job_in_which_they_can_take_a_place(path: str, value: Any) -> None:
+    item = change(change(stored(), "spec.nodes", 2), "spec.spares", 1)
+    assert refused(item) == []
+    assert refused(change(item, path, value)) == ["spec.spares"]
+    assert refused(change(change(item, path, value), "spec.spares", 0)) == []
+
+
 def test_port_clash_is_refused_whichever_is_moved() -> None:
     assert refused(change(stored(), "spec.rendezvous.port", 9400)) == ["spec.metrics.port"]
 
@@ -185,6 +197,7 @@ FIXED = {
     "spec.watchdog.stallSeconds": 60,
     "spec.preflight.mode": "Off",
     "spec.elastic": {"minNodes": 1, "maxNodes": 9},
+    "spec.spares": 0,
     "spec.securityProfile": "Restricted",
     "spec.scheduling.placement": "Pack",
     "spec.networkPolicy.enabled": True,

@@ -72,6 +72,12 @@ def test_torchrun_stays_as_it_is_where_this_torch_lacks_a_part(
     assert members == {name: getattr(server.LocalElasticAgent, name) for name in members}
 
 
+def test_spares_are_refused_where_this_torch_lacks_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = hide_class(monkeypatch)
+    with pytest.raises(RuntimeError, match=rf"lacks {missing}: with torchrun as it is .*; remove spec.spares"):
+        adapt_torchrun(launcher_pod(tmp_path, nodes=2, spares=1), [].append, lambda event: False, None)
+
+
 class Agent:
     """What of torchrun's agent is looked at: two ranks, of which the first has ended well, and a store."""
 

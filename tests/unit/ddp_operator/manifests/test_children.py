@@ -13,7 +13,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
 from ddp_operator.launcher import bootstrap
-from ddp_operator.manifests.children import build_children, load_launcher, without_docstrings
+from ddp_operator.manifests.children import build_children, load_launcher, without_comments
 from ddp_operator.manifests.job_pod import build_pod
 from tests.support.builders import UID, job, template, trainer
 
@@ -125,7 +125,11 @@ class TestLauncher:
 
     def test_a_docstring_leaves_empty_lines(self) -> None:
         source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
-        assert without_docstrings(source) == "class A(Exception):\n    ...\n\n\ndef f():\n\n\n    return 1\n"
+        assert without_comments(source) == "class A(Exception):\n    ...\n\n\ndef f():\n\n\n    return 1\n"
+
+    def test_a_comment_leaves_an_empty_line_and_a_string_stays(self) -> None:
+        source = 'A = """\n# none\n"""\n# one\nB = 1  # here\n'
+        assert without_comments(source) == 'A = """\n# none\n"""\n\nB = 1  # here\n'
 
     def test_is_what_the_pod_mounts_and_runs(self) -> None:
         made = children()

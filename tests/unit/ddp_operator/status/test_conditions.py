@@ -135,7 +135,7 @@ class TestRendezvoused:
     ) -> tuple[str, str, str]:
         observation = Observation(page=None if text is None else parse_page(text), page_requested=asked)
         now = NOW + timedelta(seconds=seconds)
-        fact = c.describe_rendezvous(pods(*raw), nodes, observation, before, now)
+        fact = c.describe_rendezvous(pods(*raw), nodes, 0, observation, before, now)
         return fact.status, fact.reason, fact.message
 
     def test_names_the_pods_that_are_missing(self) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddp_operator.api.status import Restarts, Status
+from ddp_operator.api.status import LastRestart, Nodes, Restarts, Status
+from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
-from ddp_operator.status.decision import CreatePod, Decision
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe
+from ddp_operator.status.decision import CreatePod, Decision, SuspendJob
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
+LATER = NOW + timedelta(seconds=9)
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 JOB = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"})
 LOST = child_pod(1, "Failed", code=85, deleting=True, disrupted="EvictionByEvictionAPI")
@@ -25,9 +27,11 @@ MET = known(c.RENDEZVOUSED, c.ALL_RANKS_JOINED)
 REPLACING = known(c.RESTARTING, c.POD_REPLACEMENT, restarts=Restarts(replaced=1))
 
 
-def run(*pods: Any, status: Status = MET, raw_job: Any = JOB, now: datetime = NOW, **spec: Any) -> Decision:
+def run(
+    *pods: Any, status: Status = MET, raw_job: Any = JOB, now: datetime = NOW, text: str = "", **spec: Any
+) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    return decide(typed, observe(typed, [raw_job], pods), now)
+    return decide(typed, observe(typed, [raw_job], pods, parse_page(text) if text else None), now)
 
 
 def created(decision: Decision) -> list[CreatePod]:
@@ -96,3 +100,71 @@ def test_the_end_of_the_others_is_free_when_no_new_pod_has_come_in_time() -> Non
     for status, free in ((REPLACING, 1), (MET, 0)):
         decision = run(waited, child_pod(1, "Pending"), status=status, raw_job=failed, now=NOW + timedelta(minutes=1))
         assert (decision.status.attempt, decision.status.restarts.free) == (2, free)
+
+
+def test_the_loss_is_answered_when_the_workers_step_again_and_not_while_they_still_train() -> None:
+    training = page(ddp_step=7, ddp_steps_total=7, phase="Running")
+    told = run(child_pod(0), child_pod(1, deleting=True, grace=30), text=training).status
+    again = run(child_pod(0), child_pod(1, deleting=True, grace=30), status=told, text=training).status
+    assert again.last_restart is not None
+    assert (again.last_restart.level, again.last_restart.recovery_seconds) == ("ReplacedPod", None)
+    restarted = page(ddp_step=7, phase="Rendezvous", restarts=1)
+    noted = run(child_pod(0), child_pod(1, suffix="r1"), status=again, text=restarted).status
+    assert (noted.last_restart, noted.restarts.in_place) == (again.last_restart, 1)
+    pods = (child_pod(0), child_pod(1, suffix="r1"))
+    over = run(*pods, status=noted, text=page(ddp_step=8, ddp_steps_total=1, phase="Running", restarts=1), now=LATER)
+    assert over.status.last_restart is not None
+    assert (over.status.last_restart.level, over.status.last_restart.recovery_seconds) == ("ReplacedPod", 9)
+
+
+class TestSpares:
+    JOB = child_job(nodes=3, awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"})
+
+    def run(self, *pods: Any, status: Status = MET, **spec: Any) -> Decision:
+        return run(*pods, status=status, raw_job=spec.pop("raw_job", self.JOB), spares=1, **spec)
+
+    def test_are_no_part_of_the_size(self) -> None:
+        decision = self.run(child_pod(0), child_pod(1), child_pod(2))
+        assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Running", 1, ())
+        assert decision.status.nodes == Nodes(desired=2, ready=2, spares=1)
+
+    @pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", "DeletionByTaintManager"])
+    def test_one_takes_the_place_of_a_lost_pod_which_is_replaced_beside_it(self, reason: str) -> None:
+        lost = child_pod(1, "Failed", code=85, deleting=True, disrupted=reason)
+        decision = self.run(child_pod(0), lost, child_pod(2))
+        assert (decision.status.phase, decision.status.attempt) == ("Running", 1)
+        assert created(decision) == [CreatePod("train-1", 1, 0)]
+        assert (decision.status.restarts.replaced, decision.status.restarts.counted) == (1, 0)
+        again = self.run(child_pod(0), lost, child_pod(2), status=decision.status)
+        assert again.status.restarts.replaced == 1, "it is told once"
+        assert again.status.last_failure is not None
+        assert again.status.last_failure.pod == "train-1-1-abcde"
+
+    def test_the_workers_that_meet_again_are_no_reason_for_a_new_attempt(self) -> None:
+        last = LastRestart(attempt=1, level="SamePods", time=NOW)
+        assert (
+            self.run(child_pod(0), LOST, child_pod(2), status=replace(STARTED, last_restart=last)).status.attempt == 1
+        )
+
+    def test_pod_0_is_waited_for(self) -> None:
+        lost = child_pod(0, "Failed", code=85, deleting=True, disrupted="EvictionByEvictionAPI")
+        decision = self.run(lost, child_pod(1), child_pod(2))
+        assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
+
+    def test_without_one_that_is_ready_a_lost_pod_is_waited_for(self) -> None:
+        decision = self.run(child_pod(0), LOST, child_pod(2, "Pending"))
+        assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
+
+    def test_are_ended_with_the_others(self) -> None:
+        done = self.run(child_pod(0, "Succeeded"), child_pod(1), child_pod(2, "Succeeded"))
+        assert done.status.phase == "Succeeded"
+        assert [type(action) for action in self.run(status=done.status).actions] == [SuspendJob]
+
+    @pytest.mark.parametrize("pods", [(child_pod(0), child_pod(1, "Succeeded"), child_pod(2, "Succeeded")),
+                                      (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=137), child_pod(2)),
+                                      (child_pod(0, "Succeeded"), child_pod(1), child_pod(2))])  # fmt: skip
+    def test_do_not_make_a_success_of_their_own(self, pods: Any) -> None:
+        assert self.run(*pods).status.phase != "Succeeded"
+
+    def test_a_lost_status_is_made_anew_without_them(self) -> None:
+        assert self.run(child_pod(0), child_pod(1), child_pod(2), status=Status()).status.attempt_nodes == 2

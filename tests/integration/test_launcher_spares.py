@@ -1,0 +1,48 @@
+"""A pod beside those that train takes the place of one that is lost."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_launcher_elastic import TRAIN
+from tests.support.launcher_pods import Pods
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Pods]:
+    (tmp_path / "train.py").write_text(TRAIN)
+    made = Pods(tmp_path, ["train.py"], spares=1, max_restarts=3, config={"restarts_without_progress": 1})
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
+def test_a_spare_takes_the_place_of_a_lost_pod_and_its_successor_waits(
+    job: Pods, tmp_path: Path, number: signal.Signals
+) -> None:
+    job.start(2)
+    job.start(0, 1)
+    job.until_logged(1, "world 2 begins at step 0")
+    assert "begins" not in job.log(2)
+
+    begun = time.monotonic()
+    job.signal(1, number)
+    job.until_logged(2, "world 2 begins")
+    print(f"{number.name}: the spare begins after {time.monotonic() - begun:.1f} s")
+    job.running[1].wait(60)
+    (tmp_path / "port-1").unlink()
+    job.start(1)
+    job.until(lambda: job.log(0).count("world 2 begins") == 2, "pod 0 begins again")
+    job.until(lambda: 'phase="Rendezvous"} 1' in job.page(1), "pod 1 waits again")
+    time.sleep(1)
+    assert job.log(0).count("world 2 begins") == 2, "whoever waits does not make the others start again"
+    (tmp_path / "enough").touch()
+    assert [job.wait(index).code for index in (0, 2, 1)] == [0, 0, 0]
+    assert job.log(2).count("is done") == 1
