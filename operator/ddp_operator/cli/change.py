@@ -15,6 +15,7 @@ from ddp_operator.cli.api import (
     list_pods,
 )
 from ddp_operator.cli.io import CommandError, ExitCode, integer
+from ddp_operator.constants import KUEUE_QUEUE_LABEL
 
 _POLL_SECONDS: Final = 0.5
 
@@ -55,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.command == "scale":
         change = {"nodes": arguments.nodes}
         done = f"scaled from {job['spec'].get('nodes', 1)} to {arguments.nodes} nodes"
+        if KUEUE_QUEUE_LABEL in (job["metadata"].get("labels") or {}):
+            done += f", which may have to wait for its queue: ddp why {arguments.name}"
     else:
         change = {"suspend": arguments.command == "suspend"}
         done = "suspended; its pods save a checkpoint and exit" if change["suspend"] else "resumed"

@@ -24,7 +24,7 @@ from ddp_operator.status.diagnosis import blame_node, find_in_place
 from ddp_operator.status.observation import State
 from ddp_operator.status.replacement import is_consequence
 from ddp_operator.status.views import JobView, PodView
-from ddp_operator.status.waiting import size_waits
+from ddp_operator.status.waiting import is_queued, size_waits
 
 _BELIEVED = timedelta(minutes=10)
 # The Job controller's back-off after a failed pod.
@@ -187,14 +187,14 @@ def resize_in_place(state: State) -> Decision:
 
 def succeed(state: State) -> Decision:
     """End well, unless spec.processGroupPolicy wants more than pods that succeed."""
-    nodes = state.status.attempt_nodes
+    nodes, admitted = _final_size(state)
     policy = state.spec.process_group_policy or "Warn"
     distributed = None if policy == "Ignore" else c.describe_distribution(state.pods)
     if policy == "Fail" and distributed is not None and distributed.status == "False":
         return fail(state, None, c.NO_PROCESS_GROUP, distributed.message)
     facts = [
         *([distributed] if distributed is not None else []),
-        Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled"),
+        Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled{admitted}"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous"),
         Fact(c.SUCCEEDED, "True", *_success(state)),
         Fact(c.FAILED, "False", c.FINISHED),
@@ -202,15 +202,23 @@ def succeed(state: State) -> Decision:
     return _end(state, state.status, "Succeeded", facts)
 
 
+def _final_size(state: State) -> tuple[int, str]:
+    """Return how many pods the Job had in the end, and why those are not all."""
+    nodes, job = state.status.attempt_nodes, state.attempt_job
+    if job is None or job.nodes >= nodes or not is_queued(state.job, job):
+        return nodes, ""
+    return job.nodes, f"; its queue has admitted {job.nodes} of {nodes}"
+
+
 def _success(state: State) -> tuple[str, str]:
-    nodes = state.status.attempt_nodes
+    nodes, admitted = _final_size(state)
     if state.spec.success_policy == "RankZero":
         return c.RANK_ZERO_SUCCEEDED, "pod 0 succeeded, which is enough for spec.successPolicy RankZero"
     done = sum(pod.phase == "Succeeded" for pod in state.pods.newest.values())
     late = nodes - done
     if state.spec.elastic is not None and any(pod.alive for pod in state.pods):
         return c.ALL_NODES_SUCCEEDED, f"{done}/{nodes} pods succeeded; {late} joined after training was over"
-    return c.ALL_NODES_SUCCEEDED, f"{nodes}/{nodes} pods succeeded"
+    return c.ALL_NODES_SUCCEEDED, f"{nodes}/{nodes} pods succeeded{admitted}"
 
 
 def fail(state: State, cause: LastFailure | None, reason: str, conclusion: str) -> Decision:

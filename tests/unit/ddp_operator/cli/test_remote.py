@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import itertools
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cli import COMMANDS, main, probe
+from ddp_operator.cli import COMMANDS, change, main, probe
 from ddp_operator.cli.api import _is_about
 from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
 from ddp_operator.cli.drill import LocalRun, drill
@@ -24,6 +25,7 @@ from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, follow_jobs, rows_of
+from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.display import build_table
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.recovery import Sample
@@ -428,3 +430,17 @@ def test_no_command_for_a_cluster_imports_the_client_before_it_connects() -> Non
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert {"kubernetes", "rich", "torch", "kopf", "aiohttp"} & set(loaded.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("labels", "more"), [({}, ""), ({KUEUE_QUEUE_LABEL: "q"}, ", which may have to wait for its queue: ddp why x")]
+)
+def test_scale_says_that_a_queue_may_let_it_wait(
+    labels: dict[str, str], more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = job() | {"spec": {"nodes": 1}}
+    found["metadata"]["labels"] = labels
+    for name, answer in (("connect", None), ("get_job", found), ("call_job", found)):
+        monkeypatch.setattr(change, name, lambda *_, answer=answer: answer)
+    change.run(argparse.Namespace(command="scale", name="x", nodes=2, output="text"))
+    assert capsys.readouterr().out == f"x: scaled from 1 to 2 nodes{more}\n"

@@ -302,6 +302,16 @@ class TestAfterTheEnd:
     def test_time_to_live_is_over(self, seconds: float) -> None:
         assert run(finished(), (), ttlSecondsAfterFinished=10, seconds=seconds).actions == (DeleteResource(),)
 
+    def test_counts_the_pods_that_the_queue_has_admitted(self) -> None:
+        done = [child_job(nodes=1, queue="gpu", conditions={"Complete": ""})]
+        status = run(trained(), done, [child_pod(0, "Succeeded", code=0)]).status
+        said = [
+            found.message for kind in ("Scheduled", "Rendezvoused", "Succeeded") if (found := status.condition(kind))
+        ]
+        admitted = "; its queue has admitted 1 of 2"
+        joined = "1/1 pods joined the rendezvous"
+        assert said == [f"1/1 pods scheduled{admitted}", joined, f"1/1 pods succeeded{admitted}"]
+
     def test_without_time_to_live_no_other_pass_is_wanted(self) -> None:
         decision = run(finished(), ())
         assert (decision.requeue_after, decision.actions) == (None, ())
