@@ -167,6 +167,21 @@ def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> No
     assert status["lastRestart"]["level"] == "ReplacedPod"
 
 
+def test_a_spare_takes_the_place_of_a_deleted_pod(cluster: Cluster) -> None:
+    job = Training(cluster, "spared", spares=1)
+    done = job.trained()
+    cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready")
+    name = job.pod(1).metadata.name
+    job.recovered(
+        done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), "a pod beside a spare was"
+    )
+    cluster.until(lambda: job.status["nodes"].get("spares") == 1, "the successor of the deleted pod is the next spare")
+    status = job.status
+    told = status["restarts"]
+    assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 1, 0, 0), status
+    assert status["phase"] == "Running", status
+
+
 def test_a_drill_kills_a_rank_and_measures_its_restart_in_place(cluster: Cluster) -> None:
     job = Training(cluster, "exercise")
     done = job.trained()
