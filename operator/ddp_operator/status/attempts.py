@@ -22,7 +22,7 @@ from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node, find_in_place
 from ddp_operator.status.observation import State
-from ddp_operator.status.replacement import is_consequence
+from ddp_operator.status.replacement import is_consequence, was_lost_lately
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import is_queued, size_waits
 
@@ -109,18 +109,11 @@ def note_restart_in_place(state: State) -> Decision | None:
         if limit is not None:
             return fail(state, cause, *limit)
     described = describe(state, replace(status, restarts=charged))
-    loss = _recent_loss(status, state.now) if cause is None else None
-    restart = loss or _last_restart(status, state.now, cause, level="SamePods")
+    restart = _last_restart(status, state.now, cause, level="SamePods")
+    if cause is None and status.last_restart is not None and was_lost_lately(state):
+        restart = replace(status.last_restart, recovery_seconds=None)  # it began with the loss of a pod
     described = replace(described, last_restart=restart)
     return Decision(described, requeue_after=AT_ONCE)
-
-
-def _recent_loss(status: Status, now: datetime) -> LastRestart | None:
-    """Return the restart that began with the loss of a pod, after which the workers of the others were restarted."""
-    last = status.last_restart
-    if last is None or (last.attempt, last.level) != (status.attempt, "ReplacedPod") or now - last.time > _BELIEVED:
-        return None
-    return replace(last, recovery_seconds=None)
 
 
 def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:

@@ -16,6 +16,7 @@ from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import is_queued
 
 _SOON_LOST = timedelta(seconds=60)
+_LATELY = timedelta(minutes=10)
 
 
 def is_replaced(state: State, pod: PodView) -> bool:
@@ -42,8 +43,16 @@ def is_replacing(state: State) -> bool:
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
     """Tell whether workers were restarted because a pod is lost: all saved and stopped together, or missed it."""
-    lost = is_replacing(state) or state.pods.running < state.status.attempt_nodes + state.job.spares
-    return (lost and CATEGORIES[failure.category].symptom) or failure.category == PREEMPTED.name
+    missing = state.pods.running < state.status.attempt_nodes + state.job.spares
+    lost = missing or is_replacing(state) or was_lost_lately(state)
+    return lost and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
+
+
+def was_lost_lately(state: State) -> bool:
+    """Tell whether the last thing that has interrupted the attempt was the loss of a pod, some minutes ago at most."""
+    last, attempt = state.status.last_restart, state.status.attempt
+    known = last is not None and (last.attempt, last.level) == (attempt, "ReplacedPod")
+    return known and last is not None and state.now - last.time <= _LATELY
 
 
 def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:

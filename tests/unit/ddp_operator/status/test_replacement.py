@@ -1,5 +1,6 @@
 """Which lost pods are replaced in their Job, and which begin a new attempt."""
 
+import dataclasses
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import CreatePod, Decision, SuspendJob
+from ddp_operator.status.diagnosis import read_failures
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 LATER = NOW + timedelta(seconds=9)
@@ -115,6 +117,17 @@ def test_the_loss_is_answered_when_the_workers_step_again_and_not_while_they_sti
     over = run(*pods, status=noted, text=page(ddp_step=8, ddp_steps_total=1, phase="Running", restarts=1), now=LATER)
     assert over.status.last_restart is not None
     assert (over.status.last_restart.level, over.status.last_restart.recovery_seconds) == ("ReplacedPod", 9)
+
+
+@pytest.mark.parametrize(("minutes", "counted"), [(9, 0), (11, 1)])
+def test_what_the_others_did_about_a_loss_is_free_for_a_while(minutes: int, counted: int) -> None:
+    lately = LastRestart(attempt=1, level="ReplacedPod", time=NOW - timedelta(minutes=minutes))
+    typed = job(status=replace(MET, last_restart=lately), nodes=2)
+    told = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
+    pods = [child_pod(0), child_pod(1)]
+    seen = observe(typed, [JOB], pods, told)
+    seen = dataclasses.replace(seen, failures_in_place=read_failures([(seen.pods[0], told)]))
+    assert decide(typed, seen, NOW).status.restarts.counted == counted
 
 
 class TestSpares:
