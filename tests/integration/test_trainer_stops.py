@@ -36,7 +36,7 @@ def test_stops_in_the_middle_of_a_step_lose_nothing_and_change_nothing(tmp_path:
     with start(tmp_path, [*arguments, "--checkpoint-every-steps", "2"], 2, environ) as ranks:
         assert ranks.codes() == [contract.EXIT_PREEMPTED] * 2, ranks.output(0)
     stopped = newest(tmp_path / "cut")["position"]["step"]
-    assert stopped in (9, 10)
+    assert 9 <= stopped <= 15, "within a tenth of a second, and before the epoch's validation ends"
     assert f"preempted: stopped after step {stopped}; the checkpoint is saved" in ranks.output(0)
     # SIGTERM to rank 1 in the first epoch's validation, of six batches a rank: it is left, and owed.
     environ = {"TEST_INTERRUPT": "1:3:VALIDATIONSIGTERM"}

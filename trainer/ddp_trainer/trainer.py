@@ -146,6 +146,7 @@ class Trainer:
     def _epoch(self) -> None:
         """Train to the end of the epoch or of the run."""
         self.epochs.begin()
+        self.agreement.begin()
         for _ in self.steps():
             pass
         self.epochs.end()
@@ -198,6 +199,7 @@ class Trainer:
         model, position = self.engine.evaluated_model, self.position
         self.world.broadcast_buffers(model)
         model.eval()
+        self.agreement.begin(0)
         totals = torch.zeros(self.task.num_totals, dtype=torch.float64, device=self.world.device)
         reason, batches = Reason.NONE, iter(self.validation)
         with torch.inference_mode(), self.engine.precision.autocast():

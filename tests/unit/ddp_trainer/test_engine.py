@@ -383,6 +383,41 @@ def test_a_signal_is_remembered_and_a_second_interrupt_is_at_once() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.parametrize(("seconds", "messages"), [(0.001, 7), (0.04, 34), (2.0, 100)])
+def test_ranks_that_make_quick_steps_compare_notes_seldom(
+    seconds: float, messages: int, group: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    sent: list[float] = []
+    send = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", lambda note, **named: sent.append(now) or send(note, **named))
+    stop = StopSignal()
+    agreement = StopAgreement(group, stop)
+    for _ in range(100):
+        assert agreement.poll() is Reason.NONE
+        now += seconds
+    assert len(sent) == messages
+    stop.request(Reason.SIGNAL)
+    polls = 1
+    while not agreement.poll():
+        polls += 1
+    assert polls <= 18
+
+
+def test_a_message_under_way_when_other_work_begins_is_sent_again(group: World) -> None:
+    stop = StopSignal()
+    stop.request(Reason.NOT_FINITE)
+    agreement = StopAgreement(group, stop)
+    assert not agreement.poll()
+    agreement.begin()
+    assert not agreement.poll()
+    assert agreement.poll() is Reason.NOT_FINITE
+    agreement.begin(0)
+    agreement.poll()
+    assert [agreement.poll() for _ in range(30)] == [Reason.NOT_FINITE] * 30, "each has a message"
+
+
 def test_a_later_reason_to_stop_does_not_hide_a_graver_one() -> None:
     stop = StopSignal()
     stop.request(Reason.SUPERSEDED)  # after which nothing may be written

@@ -17,8 +17,9 @@ class NovoGrad(torch.optim.Optimizer):
         w <- w - lr * m
 
     ``grad_averaging`` makes m a mean of gradients instead of a sum of them. Nothing waits for the device: whether v has
-    a value yet is decided there. Takes part in a gradient scaler's step as torch's fused optimisers do, so that a step
-    with non-finite gradients changes nothing without the host having to know of it.
+    a value yet is decided there; and on a GPU a step takes as many launches for a thousand tensors as for one. Takes
+    part in a gradient scaler's step as torch's fused optimisers do, so that a step with non-finite gradients changes
+    nothing without the host having to know of it.
     """
 
     _step_supports_amp_scaling = True
@@ -40,6 +41,8 @@ class NovoGrad(torch.optim.Optimizer):
             "grad_averaging": grad_averaging,
         }
         super().__init__(params, defaults)
+        # Numbers of elements, on the device: sent once.
+        self._lengths: dict[tuple[int, ...], Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -59,25 +62,37 @@ class NovoGrad(torch.optim.Optimizer):
         means = [self.state[weight]["exp_avg"] for weight in weights]
         squares = [self.state[weight]["exp_avg_sq"] for weight in weights]
         gradients, skip = self._gradients(weights)
-        before = [mean.clone() for mean in means] if skip is not None else []
-
         old = torch.stack(squares)
         norms = torch.stack(torch._foreach_norm(gradients)).float().square()
         new = torch.where(old == 0, norms, old * beta2 + norms * (1.0 - beta2))
-        updates = torch._foreach_div(gradients, list((new.sqrt() + group["eps"]).unbind()))
+        updates = self._divide(gradients, new.sqrt() + group["eps"])
         if group["weight_decay"]:
             torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-        torch._foreach_mul_(means, beta1)
+        decay: Any = beta1
+        moves = means
+        if skip is not None:
+            new, decay = torch.where(skip, old, new), torch.where(skip, 1.0, beta1)
+            updates = _without(updates, skip)
+        torch._foreach_mul_(means, decay)
         torch._foreach_add_(means, updates, alpha=1.0 - beta1 if group["grad_averaging"] else 1.0)
         if skip is not None:
-            new = torch.where(skip, old, new)
-            for mean, kept in zip(means, before, strict=True):
-                mean.copy_(torch.where(skip, kept, mean))
-            moves = [torch.where(skip, 0.0, mean) for mean in means]
-        else:
-            moves = means
+            moves = list(torch._foreach_mul(means, torch.where(skip, 0.0, 1.0)))
         torch._foreach_add_(weights, moves, alpha=-lr)
         torch._foreach_copy_(squares, list(new.unbind()))
+
+    def _divide(self, tensors: list[Tensor], divisors: Tensor) -> list[Tensor]:
+        """Each tensor divided by its number.
+
+        Torch takes many tensors in one launch where the other operands have their shapes: on a GPU the numbers are
+        spread out first. On a CPU, where nothing is launched, that would be a pass over the memory for nothing.
+        """
+        if not _launches(divisors.device):
+            return list(torch._foreach_div(tensors, list(divisors.unbind())))
+        sizes = tuple(tensor.numel() for tensor in tensors)
+        if sizes not in self._lengths:
+            self._lengths[sizes] = torch.tensor(sizes, device=divisors.device)
+        spread = torch.repeat_interleave(divisors, self._lengths[sizes], output_size=sum(sizes))
+        return list(torch._foreach_div(tensors, _views(spread, tensors)))
 
     def _gradients(self, weights: list[Tensor]) -> tuple[list[Tensor], Tensor | None]:
         """The gradients, unscaled, and a scaler's word on whether to leave this step out (None without a scaler)."""
@@ -87,3 +102,30 @@ class NovoGrad(torch.optim.Optimizer):
         if scale is not None:
             gradients = list(torch._foreach_div(gradients, scale))
         return gradients, None if found is None else found != 0
+
+
+def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Parts of ``flat`` in the shapes and layouts of tensors, one after the other."""
+    views, begin = [], 0
+    for tensor in like:
+        dense = tensor.is_contiguous() or (
+            tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        )
+        part = flat[begin : begin + tensor.numel()]
+        views.append(part.as_strided(tensor.shape, tensor.stride()) if dense else part.view(tensor.shape))
+        begin += tensor.numel()
+    return views
+
+
+def _launches(device: torch.device) -> bool:
+    """Whether each operation costs a launch."""
+    return device.type != "cpu"
+
+
+def _without(tensors: list[Tensor], skip: Tensor) -> list[Tensor]:
+    """The tensors, or zeros in their place where ``skip`` is true, whatever they hold."""
+    flat = torch.empty(sum(tensor.numel() for tensor in tensors), device=skip.device, dtype=tensors[0].dtype)
+    views = _views(flat, tensors)
+    torch._foreach_copy_(views, tensors)
+    flat.masked_fill_(skip, 0.0)
+    return views

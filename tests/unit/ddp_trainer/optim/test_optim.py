@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_trainer.errors import UserError
-from ddp_trainer.optim import OptimConfig, Schedule, ScheduleConfig, build_optimizer, load_optimizer
+from ddp_trainer.optim import OptimConfig, Schedule, ScheduleConfig, build_optimizer, load_optimizer, novograd
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
 from tests.support.lazy import Lazy
@@ -100,6 +102,66 @@ def test_novograd_taken_up_from_its_state_goes_on_bitwise() -> None:
         give_gradients(weights, 3)
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(whole, first, strict=True))
+
+
+def layouts() -> list[Tensor]:
+    """Tensors in the layouts that gradients have, and one with gaps."""
+    images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    gaps = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))[:, ::2]
+    return [*tensors(), images.to(memory_format=torch.channels_last).requires_grad_(), gaps.requires_grad_()]
+
+
+@pytest.mark.parametrize("found", [None, 0.0, 1.0])
+def test_novograd_computes_on_a_gpu_what_it_does_on_a_cpu(found: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = layouts(), layouts()
+    optimizers = [NovoGrad(weights, lr=0.1, weight_decay=0.01) for weights in (ours, theirs)]
+    for step in range(3):
+        for weights, optimizer, launches in zip((ours, theirs), optimizers, (True, False), strict=True):
+            monkeypatch.setattr(novograd, "_launches", lambda device, launches=launches: launches)
+            give_gradients(weights, step)
+            for weight in weights:
+                assert weight.grad is not None
+                weight.grad = torch.empty_like(weight).copy_(weight.grad)  # in the weight's own layout
+            if found is not None:
+                optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(found)  # type: ignore[attr-defined]
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert found != 1.0 or all(torch.equal(a, b) for a, b in zip(ours, layouts(), strict=True))
+
+
+class Launches(TorchDispatchMode):
+    """Counts what would be launched on a GPU: all operations but views, and a foreach's tensors of unequal shapes."""
+
+    VIEWS = ("as_strided", "detach", "select", "slice", "unbind", "view")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        lists = [arg for arg in args if isinstance(arg, list | tuple)]
+        forms = [[(one.shape, one.stride()) for one in each] for each in lists if isinstance(each[0], Tensor)]
+        slow = func.__name__.startswith("_foreach") and any(form != forms[0] for form in forms)
+        self.count += len(lists[0]) if slow else func.__name__.partition(".")[0] not in self.VIEWS
+        return out
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_novograds_launches_do_not_grow_with_the_tensors(scaled: bool) -> None:
+    counts = []
+    for number in (3, 30):
+        weights = [torch.zeros(number, one + 1, device="meta", requires_grad=True) for one in range(number)]
+        optimizer = NovoGrad(weights, weight_decay=0.1)
+        if scaled:
+            optimizer.grad_scale = optimizer.found_inf = torch.zeros((), device="meta")  # type: ignore[attr-defined]
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        with Launches() as launches:
+            optimizer.step()
+        counts.append(launches.count)
+    assert counts[0] == counts[1] < 40, counts
 
 
 @pytest.mark.parametrize("found", [0.0, 1.0])
