@@ -154,12 +154,13 @@ def check_ledger(before: Status, decision: Decision, step: Step) -> None:
     ) != (
         after.attempt, after.attempt_nodes, after.restarts.counted, after.failed_nodes, is_finished(after)
     )  # fmt: skip
-    if changed:
+    if changed and before.attempt:  # attempt 1 begins with its Job
         assert decision.actions == (), "the ledger is written before anything is done"
         assert decision.requeue_after == 0
     for action in decision.actions:
         if isinstance(action, EnsureChildren):
-            assert (action.attempt, action.nodes) == (before.attempt, before.attempt_nodes)
+            ledger = before if before.attempt else after
+            assert (action.attempt, action.nodes) == (ledger.attempt, ledger.attempt_nodes)
             assert not [
                 pod for pod in step.pods if is_alive(pod) and pod["metadata"]["labels"][ATTEMPT] != str(action.attempt)
             ]
