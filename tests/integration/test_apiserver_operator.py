@@ -159,6 +159,12 @@ async def test_deletion_needs_no_operator(
     jobs = [await actors.create(job_manifest(name)) for name in ("digits", "others")]
     for name in ("digits", "others"):
         await actors.run_pod(f"{name}-1", 0)
+
+    async def both_use_it() -> bool:
+        shared = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
+        return sorted(len(owner_uids(found)) for found in shared) == [1, 2]
+
+    await actors.until(both_use_it, "what is made after the Jobs, and no pod here waits for")
     operator.stop()
     launcher, users = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
     assert owner_uids(users) == {found["metadata"]["uid"] for found in jobs}
