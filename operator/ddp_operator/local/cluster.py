@@ -325,8 +325,14 @@ class LocalCluster:
                 self.kubelet.stop(pod)
             elif phase == "Pending":
                 self.store.change(pod, status={**pod["status"], "phase": "Failed"})
-        elif phase == "Pending" and not self.kubelet.is_running(pod):
+        elif phase == "Pending" and not self.kubelet.is_running(pod) and self._has_launcher(pod):
             self.kubelet.start(pod)
+
+    def _has_launcher(self, pod: Object) -> bool:
+        """Tell whether the launcher that a pod mounts is there: the first Job is made ahead of it."""
+        volumes = [one for one in pod["spec"].get("volumes") or () if one["name"] == constants.LAUNCHER_VOLUME]
+        names = [one["configMap"]["name"] for one in volumes if "configMap" in one]
+        return all(self.store.get("ConfigMap", pod["metadata"]["namespace"], name) for name in names)
 
     def _release(self, pod: Object) -> None:
         left = [name for name in pod["metadata"].get("finalizers") or () if name != constants.JOB_TRACKING_FINALIZER]
