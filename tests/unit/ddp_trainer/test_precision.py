@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.ddp import check, uses_gloo
+from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
 from ddp_trainer.precision import Precision, PrecisionConfig, check_graphs, cpu_has_bf16, graph_warning
 
@@ -189,6 +190,6 @@ def test_powersgd_on_gloo_is_refused() -> None:
     config = DistributedConfig(compression="powersgd")
     assert uses_gloo(config, CPU)
     assert not uses_gloo(config, torch.device("cuda", 0))
-    check(config, torch.device("cuda", 0))
+    check(config, World(RankEnv(), torch.device("cuda", 0)))
     with pytest.raises(UserError, match="PowerSGD needs nccl"):
-        check(config, CPU)
+        check(config, World(RankEnv(), CPU))
