@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Networks as small as these gain nothing from more, and on a busy machine the threads wait long for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["KUBECONFIG"] = "no-cluster-but-a-tests-own"  # read when the client is imported
     gc.disable()  # until all is imported, and kept
     for tier in TIERS:
         if tier.marker is not None:

@@ -124,6 +124,8 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     world_size: int | None = None
     group_size: int | None = None
     progress: dict[str, float] = {}
+    last_failure: str = ""
+    """Of a pod that has succeeded: the failure after which its workers were last restarted in it, as on its page."""
 
 
 class _Message(_Fields, frozen=True, kw_only=True, rename="camel"):
@@ -183,6 +185,7 @@ def parse_termination(
         step=found.step if found.step is not None and 0 <= found.step <= _MAX_STEP else None,
         repeated=found.repeated,
         permanent=permanent,
+        last_failure=found.last_failure,
         progress={k: v for k, v in found.progress.items() if math.isfinite(v)},
     )
 

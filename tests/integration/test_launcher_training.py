@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -121,6 +122,8 @@ def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> No
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert second.message["restarts"] == 1
     assert first.message["restarts"] == 1
+    failure = json.loads(second.message["lastFailure"])
+    assert (failure["message"], failure["restarts"]) == ("ValueError: only the first time", 1)
     assert "restarting the workers in place, restart 1: ValueError: only the first time" in second.log
     assert second.log.count("rank 1 of 2 begins") == 2
     assert "rank 0 is done, restart 1" in first.log  # and not 0, as torchrun has it where only others have failed

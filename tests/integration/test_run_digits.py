@@ -40,7 +40,7 @@ def test_the_sample_trains_and_leaves_status_metrics_report_and_logs(tmp_path: P
     assert "ddp_launcher_phase" in page
 
     assert status["phase"] == "Succeeded"
-    assert status["nodes"] == {"desired": 2, "ready": 0, "succeeded": 2, "failed": 0}
+    assert status["nodes"] == {"desired": 2, "ready": 0, "spares": 0, "succeeded": 2, "failed": 0}
     assert (status["progress"]["epoch"], status["progress"]["percent"]) == (EPOCHS, "100.0%")
     assert 0.95 <= float(status["progress"]["valAccuracy"]) <= 1
     # Rank 0 alone speaks, so that every line is there once.

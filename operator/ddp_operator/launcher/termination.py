@@ -21,6 +21,7 @@ from .metrics import Metrics
 from .pod import Pod, measure_groups
 from .restarts import Restarts
 
+_LAST_FAILURE_LIMIT = 1500  # bytes, of those that a termination message may have
 _PLACES = (("rank", "rank"), ("local rank", "localRank"), ("pod", "node"), ("exit code", "exitCode"))
 
 
@@ -116,6 +117,9 @@ def conclude(
         log("training has ended without this pod")
         ended = "ok"
     if ended == "ok":
+        if metrics.last_failure:  # for who has not looked at the page since
+            last = fit_termination_message(json.loads(metrics.last_failure), _LAST_FAILURE_LIMIT)
+            of_pod["lastFailure"] = last.decode()
         return finish(Outcome("", EXIT_OK), {**of_pod, **measure_groups(pod)})
     if stopped and not final:
         of_pod.update(message="asked to stop by a signal", exitCode=EXIT_PREEMPTED)

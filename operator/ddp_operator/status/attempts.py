@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ddp_operator import names
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
-from ddp_operator.failures import describe_failure, describe_restart
+from ddp_operator.failures import Termination, describe_failure, describe_restart
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
@@ -20,7 +20,7 @@ from ddp_operator.status.budget import charge, find_limit
 from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
-from ddp_operator.status.diagnosis import blame_node, find_in_place
+from ddp_operator.status.diagnosis import blame_node, find_in_place, read_failures
 from ddp_operator.status.observation import State
 from ddp_operator.status.replacement import is_consequence, was_lost_lately
 from ddp_operator.status.views import JobView, PodView
@@ -96,24 +96,32 @@ def note_restart_in_place(state: State) -> Decision | None:
     again = count_new_restarts(status, page.in_place_restarts) if page is not None else 0
     if not again:
         return None
-    found = tuple(one for one in state.observation.failures_in_place if count_new_restarts(status, one[1].restarts))
-    cause = find_in_place(status.attempt, found)
-    if cause is not None and is_consequence(state, cause):
-        cause = None
-    charged = status.restarts
-    if cause is not None and job.counts_in_place:
-        # Launchers keep to what the ledger allowed when the attempt began, each for itself.
-        times = len({end.restarts for _, end in found if not end.secondary})
-        charged = charge(job, cause, state.pods, state.now, times)
-        limit = find_limit(job, cause, charged)
-        if limit is not None:
-            return fail(state, cause, *limit)
+    cause, charged = _charge_in_place(state, state.observation.failures_in_place)
+    limit = find_limit(job, cause, charged) if cause is not None and job.counts_in_place else None
+    if limit is not None:
+        return fail(state, cause, *limit)
     described = describe(state, replace(status, restarts=charged))
     restart = _last_restart(status, state.now, cause, level="SamePods")
     if cause is None and status.last_restart is not None and was_lost_lately(state):
         restart = replace(status.last_restart, recovery_seconds=None)  # it began with the loss of a pod
     described = replace(described, last_restart=restart)
     return Decision(described, requeue_after=AT_ONCE)
+
+
+def _charge_in_place(
+    state: State, said: tuple[tuple[PodView, Termination], ...]
+) -> tuple[LastFailure | None, Restarts]:
+    """Return the root cause of what pods say of their restarts, and what it leaves of the budget; None: it is free."""
+    status = state.status
+    found = tuple(one for one in said if count_new_restarts(status, one[1].restarts))
+    cause = find_in_place(status.attempt, found)
+    if cause is None or is_consequence(state, cause):
+        return None, status.restarts
+    if not state.job.counts_in_place:
+        return cause, status.restarts
+    # Launchers keep to what the ledger allowed when the attempt began, each for itself.
+    times = len({end.restarts for _, end in found if not end.secondary})
+    return cause, charge(state.job, cause, state.pods, state.now, times)
 
 
 def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decision:
@@ -192,7 +200,14 @@ def succeed(state: State) -> Decision:
         Fact(c.SUCCEEDED, "True", *_success(state)),
         Fact(c.FAILED, "False", c.FINISHED),
     ]
-    return _end(state, state.status, "Succeeded", facts)
+    # Of restarts after the last look at the pages, the pods' last words tell.
+    ends = [(pod, pod.termination) for pod in state.pods.newest.values() if pod.termination]
+    cause, charged = _charge_in_place(state, read_failures(ends))
+    status = replace(state.status, restarts=charged)
+    if cause is not None:
+        restart = _last_restart(status, state.now, cause, level="SamePods")
+        status = replace(status, last_failure=cause, last_restart=restart)
+    return _end(state, status, "Succeeded", facts)
 
 
 def _final_size(state: State) -> tuple[int, str]:

@@ -93,9 +93,9 @@ def diagnose(
     return Diagnosis(failure, secondary_only=True)
 
 
-def read_failures(pages: Iterable[tuple[PodView, Page]]) -> tuple[tuple[PodView, Termination], ...]:
-    """Return what pods that run say of the failures after which their workers were restarted in place."""
-    found = ((pod, parse_termination(constants.EXIT_RETRYABLE, text=page.last_failure)) for pod, page in pages)
+def read_failures(said: Iterable[tuple[PodView, Page | Termination]]) -> tuple[tuple[PodView, Termination], ...]:
+    """Return what pods say, on their pages or at their ends, of the failures after which they restarted the workers."""
+    found = ((pod, parse_termination(constants.EXIT_RETRYABLE, text=one.last_failure)) for pod, one in said)
     return tuple((pod, end) for pod, end in found if end.restarts)
 
 

@@ -101,3 +101,27 @@ class TestFailureInPlace:
         harness.clock.advance(10)
         await harness.settle()
         assert (harness.status.restarts.used, harness.status.restarts.in_place) == (1, 2)
+
+    async def test_what_came_after_the_last_look_is_told_by_the_ends_of_pods_that_succeed(self) -> None:
+        harness = await ReconcilerHarness(nodes=2).train(TRAINING)
+        cause = last_words("UserError", rank=1, message="KeyError: 10", step=10, restarts=1)
+        secondary = last_words("NCCL", secondary=True, restarts=1)
+        for index, said in enumerate((secondary, cause)):
+            harness.end_pod(index, message=last_words(restarts=1, lastFailure=json.dumps(said)))
+        await harness.settle()
+        found, restart = harness.status.restarts, harness.status.last_restart
+        assert (harness.status.phase, found.used, found.counted, found.in_place) == ("Succeeded", 1, 1, 1)
+        assert restart is not None
+        assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)
+        assert harness.status.last_failure is not None
+        assert harness.status.last_failure.message == "KeyError: 10"
+
+    async def test_what_was_booked_already_is_not_booked_again_at_the_end(self) -> None:
+        words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "restarts": 1}
+        harness = await self.train(self.page(1), self.page(1, **words))
+        before = harness.status
+        for index in (0, 1):
+            harness.end_pod(index, message=last_words(restarts=1, lastFailure=json.dumps(last_words(**words))))
+        await harness.settle()
+        assert harness.status.phase == "Succeeded"
+        assert (harness.status.restarts, harness.status.last_restart) == (before.restarts, before.last_restart)
