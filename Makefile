@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12 make install    choose the interpreter (3.11 or later) the environment is made from
 #   VENV=…                            where the environment lives: the active one, else .venv
-#   JOBS=4                            how many tests run at the same time (0: one, in this process; default 5: they wait a lot)
+#   JOBS=4                            how many tests run at the same time (0: one, in this process; default 4: they wait a lot)
 #   ARGS='-k launcher -x'             passed on to pytest (test, test-fast, cov), to `ddp run` (demo), to bench, drills, soak
 
 SHELL := bash
@@ -21,7 +21,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 ARGS ?=
-JOBS ?= 5
+JOBS ?= 4
 # `install` leaves compiling to the first import. Forbidden to keep that, every process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 

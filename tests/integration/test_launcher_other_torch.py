@@ -68,6 +68,7 @@ def test_a_job_trains_where_torch_has_other_private_parts(folder: Path) -> None:
     assert "AttributeError" not in log
 
 
+@pytest.mark.nightly
 def test_a_failure_has_its_cause_where_torch_has_other_private_parts(folder: Path) -> None:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(HIDES_ATTRIBUTES)

@@ -82,7 +82,7 @@ def check(scenario: Scenario, wanted: Any, sim: OperatorSimulation, what: str, *
 @each_scenario
 def test_an_operator_that_dies_between_any_two_calls_loses_nothing(scenario: Scenario) -> None:
     wanted, calls = undisturbed(scenario)
-    for number in range(1, len(calls) + 1, 1 if THOROUGH or scenario in WHOLE else 9):
+    for number in range(1, len(calls) + 1, 1 if THOROUGH or scenario in WHOLE else 14):
         sim = play(scenario, kill_after=number)
         assert sim.lives >= 3
         check(scenario, wanted, sim, f"the end of the process behind call {number}, {calls[number - 1]}")
@@ -95,7 +95,7 @@ def test_any_call_may_fail_in_any_way(scenario: Scenario) -> None:
     # Pods' pages are no calls of the API server.
     count = len([call for call in calls if call != "scrape"])
     tries = [(fault, number) for number in range(1, count + 1) for fault in FAULTS]
-    for fault, number in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 149]:
+    for fault, number in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 211]:
         sim = play(scenario, fault=fault, nth=number)
         check(scenario, wanted, sim, f"call {number} was answered with: {fault}")
         tally("API call broken")
@@ -106,7 +106,7 @@ def test_any_call_may_fail_in_any_way(scenario: Scenario) -> None:
 def test_a_deposed_operator_that_wakes_up_changes_nothing(scenario: Scenario, fence: Fence) -> None:
     wanted, calls = undisturbed(scenario)
     tries = [(number, after) for number in range(1, len(calls) + 1) for after in WAKES]
-    for number, after in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 149]:
+    for number, after in tries[SCENARIOS.index(scenario) :: 1 if THOROUGH else 211]:
         sim = play(scenario, stop_at=number, fence=fence, wake_after=after, stale_passes=2)
         what = f"standing still at call {number}, {calls[number - 1]}, and going on after {after} more"
         assert sim.lives >= 3

@@ -119,6 +119,7 @@ def test_claim_is_the_one_that_comes_along() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_own_script_runs_on_this_machine(tmp_path: Path) -> None:
     text = (SAMPLES / "own-script.yaml").read_text()
     with DdpRun(tmp_path, text, ["--quiet", "--", "--steps", "60"]) as run:
