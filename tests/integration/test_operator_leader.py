@@ -140,7 +140,9 @@ async def test_a_leader_that_was_frozen_wakes_up_silent_and_ends(
     finally:
         first.process.send_signal(signal.SIGCONT)
     assert lost(first) == 1
-    assert writes(server, "first") == before
+    after = writes(server, "first")
+    assert after[: len(before)] == before
+    assert len(after) <= len(before) + 1  # it may have been stopped between the fence and the call
     assert "leadership is lost" in first.log
     assert "Traceback" not in first.log
     assert holder(server) == "second"
