@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .support.control_plane import ControlPlane
 
 LONGEST = (
-    "test_launcher_hangs.py", "test_lost_calls.py", "test_launcher_training.py", "test_launcher_elastic.py",
+    "test_launcher_hangs.py", "test_lost_calls.py", "test_launcher_warm_start.py",
+    "test_launcher_training.py", "test_launcher_elastic.py",
     "test_whole_lives.py", "test_launcher_ends.py", "test_operator_faults.py", "test_operator_leader.py",
     "test_manifests.py", "test_run_digits.py", "test_tutorial.py",
 )  # fmt: skip

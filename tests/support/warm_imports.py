@@ -1,7 +1,9 @@
 """Imported by the server that warm processes are forked from: what any of them wants, if it starts no thread."""
 
+import gc
 import sys
 
+gc.disable()
 # As the operator has it: Kopf imports them only where they are installed.
 UNUSED = ("kubernetes", "kubernetes_asyncio", "pykube")
 for name in UNUSED:
@@ -17,3 +19,6 @@ import tests.support.warm_launcher  # noqa: E402, F401
 
 for name in UNUSED:
     del sys.modules[name]
+# A collection in a forked process would write to all of this, and so copy it.
+gc.freeze()
+gc.enable()
