@@ -67,6 +67,7 @@ def serve(words: Sequence[str]) -> list[str]:
     die_with(launcher)
     requests = socket.socket(fileno=int(words[0]))
     problem: Optional[Exception] = None
+    gc.disable()  # it would go through what is imported again and again, a fifth of the time
     try:
         torch = importlib.import_module("torch")
         if forks_ranks:
@@ -74,8 +75,8 @@ def serve(words: Sequence[str]) -> list[str]:
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     except Exception as error:
         problem = error
-    gc.collect()
     gc.freeze()  # the collector would write into pages that all of them share
+    gc.enable()
     threads = _count_lasting_threads() if forks_ranks else 1
     request, descriptors = _fork_on_request(requests, launcher) if forks_ranks else _receive(requests)
     agent = os.getpid()
