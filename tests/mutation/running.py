@@ -131,6 +131,7 @@ class Warm:
         self.coverage.stop()
         if not session.testsfailed:
             # Wherever they have been imported to.
+            gc.unfreeze()  # or none of what was imported would be found
             functions = [one for one in gc.get_objects() if type(one) is FunctionType]
             session.config.pluginmanager.unregister(name="terminalreporter")  # it keeps a terminal of its own
             gc.freeze()  # a test file's tests end with a collection
