@@ -53,6 +53,13 @@ _LOADER = (
         "`test_loader`, `all_reduce`",
     ),
 )
+_FASHION = (
+    Fact("data", "data.name", "Fashion-MNIST", "`train_set`"),
+    Fact("augmentation", "data.augment", "none", "`train_set`"),
+    Fact("batch a process", "data.batch_size", "32", "`args.batch_size`"),
+    *_LOADER,
+    _NETWORK,
+)
 _FULL = Fact(
     "arithmetic", "precision.name precision.channels_last model.sparse_dropout", "torch's default", "whole program"
 )
@@ -134,11 +141,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         _COURSE,
         "first lab, Final Solution",
         (
-            Fact("data", "data.name", "Fashion-MNIST", "`train_set`"),
-            Fact("augmentation", "data.augment", "none", "`train_set`"),
-            Fact("batch a process", "data.batch_size", "32", "`args.batch_size`"),
-            *_LOADER,
-            _NETWORK,
+            *_FASHION,
             Fact("batch norm over ranks", "model.sync_batchnorm", "yes", "`model`"),
             Fact("optimiser", "optim.name optim.momentum optim.weight_decay", "SGD, 0, 0", "`optimizer`"),
             Fact("learning rate", "optim.lr optim.lr_scaling schedule.name", "0.01", "`args.base_lr`"),
@@ -151,11 +154,7 @@ DOCUMENTS: Mapping[str, tuple[str, str, tuple[Fact, ...]]] = {
         _COURSE,
         "large-batch lab, Final Code",
         (
-            Fact("data", "data.name", "Fashion-MNIST", "`train_set`"),
-            Fact("augmentation", "data.augment", "none", "`train_set`"),
-            Fact("batch a process", "data.batch_size", "32", "`args.batch_size`"),
-            *_LOADER,
-            _NETWORK,
+            *_FASHION,
             Fact("batch norm over ranks", "model.sync_batchnorm", "no", "`model`"),
             *_LARGE,
             Fact("learning rate", "optim.lr", "0.01", "`args.base_lr`"),

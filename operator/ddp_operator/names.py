@@ -30,6 +30,15 @@ def pod_host(name: str, attempt: int, index: int | str) -> str:
     return f"{job_name(name, attempt)}-{index}.{service_name(name)}"
 
 
+POD_SUFFIX = r"(?:[a-z0-9]{5}|r[0-9]+)"
+"""A pattern of what follows a pod's index in its name: the Job controller's random letters, or a replacement's."""
+
+
+def replacement_suffix(serial: int) -> str:
+    """Return what follows the index in the name of a lost pod's replacement; ``serial``: those of the job before it."""
+    return f"r{serial}"
+
+
 def is_reserved_variable(name: str) -> bool:
     """Tell whether torchrun or the operator owns an environment variable of the training container."""
     return name in constants.RESERVED_ENV or name.startswith(constants.RESERVED_ENV_PREFIXES)

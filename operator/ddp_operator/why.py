@@ -14,6 +14,7 @@ import msgspec
 from ddp_operator.api.status import Condition, LastFailure, Progress, Status
 from ddp_operator.failures import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects import parse_time
+from ddp_operator.names import POD_SUFFIX
 from ddp_operator.progress import format_duration
 from ddp_operator.status.conditions import CHANGE_PENDING, SIDECAR_RESTARTED, find_blocker, find_obstacle
 
@@ -295,4 +296,4 @@ def _last_warning(events: Sequence[Mapping[str, Any]], said: str) -> str:
 
 def _without_tries(text: str) -> str:
     """Return a message without the end of each pod's name, which differs from one try to the next."""
-    return re.sub(r'-(?:[0-9]+-(?:[a-z0-9]{5}|r[0-9]+)|\*)(?=")', "", text)
+    return re.sub(rf'-(?:[0-9]+-{POD_SUFFIX}|\*)(?=")', "", text)

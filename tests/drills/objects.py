@@ -18,20 +18,12 @@ def _expect_no_step_twice(scene: Scene, run: Running) -> None:
 
 @drill("pod-deleted", "somebody deletes pod 1: all ranks save the same step, pod 0 waits for a new pod 1, and goes on")
 def delete_pod(scene: Scene) -> Outcome:
-    run = scene.start(program=PROGRAM)
-    scene.until_step(run)
-    run.note_ports()
-    struck = scene.ask(do="delete pod", index=1)
-    return _check_replaced(scene, run, 1, struck)
+    return _delete(scene, 1)
 
 
 @drill("master-pod-deleted", "somebody deletes pod 0, with the rendezvous' store in it: pod 1 waits for a new pod 0")
 def delete_master_pod(scene: Scene) -> Outcome:
-    run = scene.start(program=PROGRAM)
-    scene.until_step(run)
-    run.note_ports()
-    struck = scene.ask(do="delete pod", index=0)
-    return _check_replaced(scene, run, 0, struck)
+    return _delete(scene, 0)
 
 
 @drill("spare-takes-over", "somebody deletes pod 1 of two: the pod that waits beside them takes its place")
@@ -50,6 +42,14 @@ def take_over(scene: Scene) -> Outcome:
     scene.until(lambda: [*folder.glob("pods/*-1-2-*/runtime/workers/*.json")], "a rank in pod 2", alive=run)
     outcome = _check_replaced(scene, run, 1, struck)
     return replace(outcome, by_hand=without.seconds, note="floor: the same job without a spare, right before")
+
+
+def _delete(scene: Scene, pod: int) -> Outcome:
+    run = scene.start(program=PROGRAM)
+    scene.until_step(run)
+    run.note_ports()
+    struck = scene.ask(do="delete pod", index=pod)
+    return _check_replaced(scene, run, pod, struck)
 
 
 def _check_replaced(scene: Scene, run: Running, pod: int, struck: float) -> Outcome:

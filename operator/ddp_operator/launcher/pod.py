@@ -67,6 +67,11 @@ class LauncherConfig:
     warm_start: bool
 
     @property
+    def regroups(self) -> bool:
+        """Whether pods may join and leave the group while the job runs."""
+        return self.elastic or self.spares > 0
+
+    @property
     def awaits_peers(self) -> bool:
         """Whether the workers start again for free, and wait for the others, where only a peer was lost."""
         budget = self.in_place_restarts > 0 and self.restarts_without_progress is not None

@@ -199,7 +199,7 @@ class Supervisor:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        limit = _SECONDS_TO_LEAVE if self.pod.elastic or self.pod.spares else _SECONDS_WITHOUT_WORKERS
+        limit = _SECONDS_TO_LEAVE if self.pod.regroups else _SECONDS_WITHOUT_WORKERS
         return self._idle_since is not None and now - self._idle_since > limit
 
     def _on_signal(self, number: int) -> None:

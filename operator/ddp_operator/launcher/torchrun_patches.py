@@ -141,7 +141,7 @@ class TorchrunPatches:
             _wrap(rounds._RendezvousJoinOp, "__call__", self._take_seat)
         if pod.elastic:
             _wrap(rounds._RendezvousJoinOp, "__call__", self._join)
-        if pod.elastic or pod.spares:
+        if pod.regroups:
             _wrap(rounds._BackendRendezvousStateHolder, "_sanitize", self._remove_dead_nodes)
         # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
         pause = min(1.0, pod.nodes / 100)
@@ -166,7 +166,7 @@ class TorchrunPatches:
 
     def _meet(self, inner: Any, agent: Any, *args: Any) -> Any:
         self._report({"phase": "Rendezvous"})
-        if (self._pod.elastic or self._pod.spares) and args:
+        if self._pod.regroups and args:
             self._handler = args[0].spec.rdzv_handler
             self._quorum.start_round(self._handler._state_holder.state)
             self._seats.note(self._handler._state_holder.state)
@@ -255,13 +255,17 @@ class TorchrunPatches:
             return action
         if complete:
             return actions.MARK_RENDEZVOUS_COMPLETE
-        return actions.KEEP_ALIVE if self._rounds._should_keep_alive(ctx) else actions.SYNC
+        return self._keep_waiting(ctx)
 
     def _take_seat(self, inner: Any, operation: Any, ctx: Any, deadline: float) -> Any:
         if ctx.node in ctx.state.participants or not self._seats.waits(ctx.state, ctx.node, time.monotonic()):
             return inner(operation, ctx, self._seats.deadline(deadline))
         # Not among torchrun's own that wait: the others would start their workers again for it.
-        return self._rounds._Action.KEEP_ALIVE if self._rounds._should_keep_alive(ctx) else self._rounds._Action.SYNC
+        return self._keep_waiting(ctx)
+
+    def _keep_waiting(self, ctx: Any) -> Any:
+        actions = self._rounds._Action
+        return actions.KEEP_ALIVE if self._rounds._should_keep_alive(ctx) else actions.SYNC
 
     def _remove_dead_nodes(self, inner: Any, holder: Any) -> None:
         """Let torchrun remove dead nodes from the rendezvous' state, but none that may live."""

@@ -156,7 +156,7 @@ class Executor:
                     job.namespace, name, {"metadata": metadata}, seen=_job(observation, name).raw
                 )
             case CreatePod(name, index, serial):
-                manifest = build_pod(_job(observation, name).raw, index, suffix=f"r{serial}")
+                manifest = build_pod(_job(observation, name).raw, index, suffix=names.replacement_suffix(serial))
                 # An admission plug-in lets nobody block an owner's deletion who may not change its finalizers.
                 manifest["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = False
                 # Where it may not, or is late, the Job controller makes one when its back-off is over.

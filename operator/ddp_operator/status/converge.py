@@ -71,7 +71,7 @@ def converge(state: State, progress_interval: float) -> Decision:
     else:
         actions += _suspend_actions(state, attempt_job)
         waits += [SOON for action in actions if isinstance(action, RelabelJob)]
-        if attempt_job.nodes != job.status.attempt_nodes + job.spares and can_resize(state, attempt_job):
+        if attempt_job.nodes != job.status.attempt_nodes and can_resize(state, attempt_job):
             actions.append(ResizeJob(attempt_job.name, job.status.attempt_nodes))
         actions += create_missing_pods(state, attempt_job)
         if not observation.shared_complete and not attempt_job.finished and refusal is None:

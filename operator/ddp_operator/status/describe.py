@@ -18,7 +18,6 @@ from ddp_operator.api.status import (
     Restarts,
     Status,
 )
-from ddp_operator.failures import describe_restart
 from ddp_operator.kubeobjects import EPOCH, parse_time, truncate
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
@@ -27,7 +26,7 @@ from ddp_operator.status.decision import Refusal
 from ddp_operator.status.diagnosis import find_in_place, find_taken
 from ddp_operator.status.lost_nodes import describe_lost_contact
 from ddp_operator.status.observation import Observation, Pods, State
-from ddp_operator.status.replacement import is_consequence
+from ddp_operator.status.replacement import describe_replacement, is_consequence
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.stragglers import describe_stall
 from ddp_operator.status.waiting import waits_in_queue
@@ -80,9 +79,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     if replaced or took_over:
         begun = LastRestart(attempt=status.attempt, level="ReplacedPod", time=truncate(now))
         status = replace(status, last_restart=note_steps(begun, status), last_failure=lost or status.last_failure)
-        message = describe_restart("lost pod replaced, not counted", lost, status.checkpoint)
         if replaced:
-            restarting = Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, message)
+            restarting = Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, describe_replacement(status, lost))
     progressing = (describe_stall(job, observation) if all_run else None) or _progressing(
         job, observation.page, rendezvous, was_joined=was_joined, all_run=all_run
     )

@@ -3,8 +3,9 @@
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from ddp_operator import constants
-from ddp_operator.api.status import LastFailure
+from ddp_operator import constants, names
+from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.failures import describe_restart
 from ddp_operator.kubeobjects import find_trainer
 from ddp_operator.launcher.failure_table import CATEGORIES, PREEMPTED
 from ddp_operator.launcher.pod import decode_config
@@ -31,7 +32,9 @@ def is_replaced(state: State, pod: PodView) -> bool:
         return True
     taken = (pod.disrupted or pod.deleting) and (bool(state.job.spares) or not is_lost_with_node(pod))
     counts = state.spec.recovery.count_disruptions
-    again = is_replacing(state) and pod.name.endswith(_suffix(state))  # perhaps not by chance
+    again = is_replacing(state) and pod.name.endswith(
+        f"-{names.replacement_suffix(state.status.restarts.replaced)}"
+    )  # perhaps not by chance
     return taken and not again and not counts and _can_wait(state)
 
 
@@ -53,6 +56,11 @@ def was_lost_lately(state: State) -> bool:
     last, attempt = state.status.last_restart, state.status.attempt
     known = last is not None and (last.attempt, last.level) == (attempt, "ReplacedPod")
     return known and last is not None and state.now - last.time <= _LATELY
+
+
+def describe_replacement(status: Status, lost: LastFailure | None) -> str:
+    """Return in words that the place of a lost pod is taken; None: what took it is not known."""
+    return describe_restart("lost pod replaced, not counted", lost, status.checkpoint)
 
 
 def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
@@ -105,10 +113,6 @@ def _have_met(state: State) -> bool:
     last = state.status.last_restart
     again = last is not None and last.attempt == state.status.attempt and last.level != "NewPods"
     return state.job.spares > 0 and again
-
-
-def _suffix(state: State) -> str:
-    return f"-r{state.status.restarts.replaced}"
 
 
 def _is_gone(pod: PodView | None, now: datetime) -> bool:

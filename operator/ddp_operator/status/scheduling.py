@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddp_operator import constants
+from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects import scheduling_gates
 from ddp_operator.status import conditions as c
@@ -78,7 +78,7 @@ def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, 
     if attempt_job is not None and problem is not None and problem.reason not in QUEUE_REASONS:
         # Each try has a name of its own: the same message again is no news.
         name = re.escape(attempt_job.name)
-        message = re.sub(rf"{name}-[0-9]+-(?:[a-z0-9]{{5}}|r[0-9]+)", f"{attempt_job.name}-*", problem.message)
+        message = re.sub(rf"{name}-[0-9]+-{names.POD_SUFFIX}", f"{attempt_job.name}-*", problem.message)
         return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{message} ({placed})")
     reason, absent = _name_the_absent(current, attempt_job, now)
     return Fact(c.SCHEDULED, "False", reason, f"{absent} ({placed})" if absent else placed)

@@ -17,6 +17,7 @@ from ddp_operator.failures import describe_failure, describe_restart
 from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
 from ddp_operator.status import conditions as c
 from ddp_operator.status.kueue import QUEUE_REASONS
+from ddp_operator.status.replacement import describe_replacement
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"
@@ -144,8 +145,7 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
         yield Event("Normal", c.RESTARTED_IN_PLACE, describe_restart(which, cause, new.checkpoint))
     if new.attempt == old.attempt and new.restarts.replaced > old.restarts.replaced:
         cause = new.last_failure if new.last_failure != old.last_failure else None
-        message = describe_restart("lost pod replaced, not counted", cause, new.checkpoint)
-        yield Event("Normal", c.POD_REPLACEMENT, message)
+        yield Event("Normal", c.POD_REPLACEMENT, describe_replacement(new, cause))
     if new.attempt != old.attempt or new.attempt_nodes != old.attempt_nodes:
         restarting = new.condition(c.RESTARTING)
         if old.attempt == 0:
