@@ -44,7 +44,7 @@ def strike(batch: Any, step: int) -> None:
     if kind == "raise":
         raise RuntimeError(f"broken on purpose at step {step}")
     if kind == "nan":
-        batch.images.fill_(float("nan"))
+        batch.inputs.fill_(float("nan"))
     if kind == "hang":
         time.sleep(1e6)
     if kind == "stop":

@@ -76,7 +76,7 @@ class Engine:
         self._correct = None
         self.clock.begin()
         if self._config.optim.accumulate == 1:
-            loss = self._backward(batch.images, batch.labels, 1.0)
+            loss = self._backward(batch.inputs, batch.targets, 1.0)
         else:
             loss = self._backward_in_parts(batch)
         if self._needs_all_gradients and any(parameter.grad is None for parameter in self._parameters):
@@ -103,7 +103,7 @@ class Engine:
 
     def _backward_in_parts(self, batch: Batch) -> Tensor:
         size = -(-len(batch) // self._config.optim.accumulate)
-        parts = list(zip(torch.split(batch.images, size), torch.split(batch.labels, size), strict=True))
+        parts = list(zip(torch.split(batch.inputs, size), torch.split(batch.targets, size), strict=True))
         total: Tensor | None = None
         for number, (images, labels) in enumerate(parts, start=1):
             ddp = self.replica if isinstance(self.replica, nn.parallel.DistributedDataParallel) else None

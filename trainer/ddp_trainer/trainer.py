@@ -208,7 +208,7 @@ class Trainer:
                 if reason := self.agreement.poll():
                     break
                 if (batch := next(batches, None)) is not None:
-                    totals += self.task.totals(model(batch.images), batch.labels)
+                    totals += self.task.totals(model(batch.inputs), batch.targets)
                 self.exporter.heartbeat()
         if reason:
             self._stop_early(reason)

@@ -151,7 +151,7 @@ class Bare:
         self.all_reduce = all_reduce
         seed_generator(derive_seed(config.seed, 99), world.device)
         batch = next(iter(self.parts.loader.epoch(0)))
-        self.images, self.labels = batch.images.clone(), batch.labels.clone()
+        self.images, self.labels = batch.inputs.clone(), batch.targets.clone()
         for name in ("cache", "labels"):
             for loader in (self.parts.loader, self.parts.validation):
                 if hasattr(loader.source, name):

@@ -91,8 +91,8 @@ def test_a_batch_is_made_where_it_is_used(preset: str, published: bool) -> None:
     with Crossings() as crossings:
         batch = next(batches)
     assert crossings.found == []
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    assert (batch.images.device, batch.labels.device) == (DEVICE, DEVICE)
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert (batch.inputs.device, batch.targets.device) == (DEVICE, DEVICE)
 
 
 @pytest.mark.parametrize("preset", ["digits-resnet", "cifar10-resnet18", "cifar10-wideresnet"])

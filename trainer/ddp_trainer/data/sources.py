@@ -32,13 +32,16 @@ _PREFETCH = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """Normalised images, float32 (B, C, H, W), and labels on the device, int64 (B,), or (B, H, W) from masks."""
+    """What the model is given and what it should answer, on the device.
 
-    images: Tensor
-    labels: Tensor
+    Of images that is float32 (B, C, H, W), normalised, and their labels, int64 (B,), or (B, H, W) from masks.
+    """
+
+    inputs: Tensor
+    targets: Tensor
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
 
 class Normalise:

@@ -246,25 +246,25 @@ def test_without_augmentation_images_pass_unchanged() -> None:
 
 
 def test_an_epoch_has_every_sample_once_over_all_ranks() -> None:
-    seen = [batch.labels for rank in range(2) for batch in loader(40, 4, rank=rank, world=2).epoch(0)]
+    seen = [batch.targets for rank in range(2) for batch in loader(40, 4, rank=rank, world=2).epoch(0)]
     assert sorted(torch.cat(seen).tolist()) == list(range(40))
     assert len(seen) == 2 * 5
 
 
 def test_epochs_have_different_orders() -> None:
     one = loader(40, 40)
-    assert next(one.epoch(0)).labels.tolist() != next(one.epoch(1)).labels.tolist()
+    assert next(one.epoch(0)).targets.tolist() != next(one.epoch(1)).targets.tolist()
 
 
 def test_the_ranks_batches_make_up_the_batch_of_one_process() -> None:
-    whole = [batch.labels.tolist() for batch in loader(40, 8).epoch(3)]
-    parts = [[batch.labels.tolist() for batch in loader(40, 4, rank=rank, world=2).epoch(3)] for rank in range(2)]
+    whole = [batch.targets.tolist() for batch in loader(40, 8).epoch(3)]
+    parts = [[batch.targets.tolist() for batch in loader(40, 4, rank=rank, world=2).epoch(3)] for rank in range(2)]
     assert whole == [[label for pair in zip(a, b, strict=True) for label in pair] for a, b in zip(*parts, strict=True)]
 
 
 def test_an_epoch_taken_up_in_the_middle_goes_on_as_if_uninterrupted() -> None:
-    whole = [batch.labels.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3)]
-    rest = [batch.labels.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3, consumed=16)]
+    whole = [batch.targets.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3)]
+    rest = [batch.targets.tolist() for batch in loader(42, 4, rank=1, world=2).epoch(3, consumed=16)]
     assert rest == whole[2:]
 
 
@@ -272,8 +272,8 @@ def test_batches_are_normalised() -> None:
     datasets = dataclasses.replace(numbered(10), mean=(4.5,), std=(2.0,))
     one = TrainLoader(datasets, DataConfig(), samples_per_step=10, rank=0, world_size=1, seed=0, device=CPU)
     batch = next(one.epoch(0))
-    expected = ((batch.labels.float() - 4.5) / 2.0).view(-1, 1, 1, 1).expand(10, 1, 2, 2)
-    torch.testing.assert_close(batch.images, expected)
+    expected = ((batch.targets.float() - 4.5) / 2.0).view(-1, 1, 1, 1).expand(10, 1, 2, 2)
+    torch.testing.assert_close(batch.inputs, expected)
 
 
 def test_augmentation_is_the_same_on_any_number_of_ranks() -> None:
@@ -283,7 +283,7 @@ def test_augmentation_is_the_same_on_any_number_of_ranks() -> None:
     def epoch(batch: int, rank: int, world: int) -> dict[int, torch.Tensor]:
         one = TrainLoader(datasets, config, samples_per_step=batch, rank=rank, world_size=world, seed=1, device=CPU)
         order = train_order(one.length, seed=1, epoch=0, rank=rank, world_size=world)
-        images = torch.cat([part.images for part in one.epoch(0)])
+        images = torch.cat([part.inputs for part in one.epoch(0)])
         return dict(zip(order.tolist(), images, strict=True))
 
     alone = epoch(64, 0, 1)
@@ -310,7 +310,7 @@ def test_validation_loader_gives_each_sample_once_and_may_be_empty() -> None:
         seen, batches = [], []
         loaders = [ValidationLoader(datasets, config, rank=rank, world_size=world, device=CPU) for rank in range(world)]
         for loader in loaders:
-            labels = [batch.labels.tolist() for batch in loader]
+            labels = [batch.targets.tolist() for batch in loader]
             seen += [number for batch in labels for number in batch]
             batches.append(len(labels))
         assert sorted(seen) == list(range(5))

@@ -54,7 +54,7 @@ def loader(datasets: Datasets, config: DataConfig, *, rank: int = 0, world: int 
 
 def same(one: TrainLoader, other: TrainLoader, epoch: int, consumed: int = 0) -> bool:
     pairs = list(zip(one.epoch(epoch, consumed), other.epoch(epoch, consumed), strict=True))
-    return bool(pairs) and all(torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels) for a, b in pairs)
+    return bool(pairs) and all(torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets) for a, b in pairs)
 
 
 AUGMENTS = [("crop",), ("crop", "flip", "rotate", "affine", "jitter"), ()]
@@ -133,20 +133,20 @@ def test_files_are_decoded_into_memory_where_they_fit(tmp_path: Path) -> None:
     read = loader(datasets, DataConfig(**{**vars(config), "cache": "none", "workers": 0}))
     assert same(held, read, 0)
     batch = next(iter(held.epoch(0)))
-    assert batch.images.shape == (3, 3, 32, 32)
-    assert (batch.labels.shape, batch.labels.dtype) == ((3, 32, 32), torch.int64)
+    assert batch.inputs.shape == (3, 3, 32, 32)
+    assert (batch.targets.shape, batch.targets.dtype) == ((3, 32, 32), torch.int64)
 
 
 def test_validation_images_are_not_augmented_unless_asked(tmp_path: Path) -> None:
     config = DataConfig(augment=("crop",), crop_padding=1, eval_batch_size=500)
     datasets = load_datasets(config)
     place = {"rank": 0, "world_size": 1, "device": CPU}
-    plain = next(iter(ValidationLoader(datasets, config, **place))).images  # type: ignore[arg-type]
+    plain = next(iter(ValidationLoader(datasets, config, **place))).inputs  # type: ignore[arg-type]
     config = DataConfig(**{**vars(config), "validation_augment": True})
     other = ValidationLoader(datasets, config, **place)  # type: ignore[arg-type]
-    moved = next(iter(other)).images
+    moved = next(iter(other)).inputs
     assert not torch.equal(plain, moved)
-    assert torch.equal(moved, next(iter(other)).images)
+    assert torch.equal(moved, next(iter(other)).inputs)
     assert 0.05 < float((plain == moved).flatten(1).all(1).float().mean()) < 0.3
 
 
