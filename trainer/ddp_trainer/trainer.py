@@ -16,6 +16,7 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.observability.epoch_record import EpochRecord
+from ddp_trainer.observability.logs import Logs
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.optim import Schedule, lr_scale
@@ -73,6 +74,7 @@ class Trainer:
         scale, length = lr_scale(config.optim, world.size), self.plan.length
         self.schedule = Schedule(config.schedule, config.optim.lr, scale, length, world.env.local_world_size)
         self.epochs = EpochRecord(config, world, self.position)
+        self.logs = self.report.logs = Logs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
 
     def _resume(self) -> Position:
@@ -114,6 +116,12 @@ class Trainer:
 
     def fit(self) -> Position:
         """Train to the end; returns the final position."""
+        try:
+            return self._fit()
+        finally:
+            self.logs.close()
+
+    def _fit(self) -> Position:
         self.report.begin(self.plan)
         if self._validation_pending():
             self._end_epoch()
@@ -150,9 +158,6 @@ class Trainer:
         for _ in self.steps():
             pass
         self.epochs.end()
-        accuracy = self.epochs.training_accuracy()
-        if accuracy is not None:
-            self.report.trained(accuracy)
 
     def steps(self) -> Iterator[None]:
         """Take the rest of the epoch's steps, one each time the next item is asked for."""
@@ -216,11 +221,8 @@ class Trainer:
         score = scores[self.task.score]
         position.accuracy, position.validated = score, position.step
         position.best_accuracy = max(score, position.best_accuracy or 0.0)
-        epoch = position.epoch + (1 if position.consumed else 0)
-        self.report.validated(epoch, scores, score, self.timeline.seconds(started, self.timeline.now()))
-        self.epochs.validated(score)
-        if summary := self.epochs.summary():
-            self.report.info(f"epoch {epoch}/{self.plan.epochs} training: {summary}")
+        seconds = self.timeline.seconds(started, self.timeline.now())
+        self.report.validated(position, scores, score, seconds, self.epochs.validated(score))
         if self.epochs.target_met:
             self.report.info(f"target reached: {position.streak} validations in a row; the run ends here")
 

@@ -47,6 +47,9 @@ class RunConfig(Settings):
     )
     train_accuracy: bool = option(False, "also print the accuracy on every epoch's training batches")
     csv_dir: str | None = option(None, "folder for a CSV of training time and validation accuracy an epoch")
+    log_dir: str | None = option(
+        None, "folder for metrics.jsonl and, where tensorboard is installed, TensorBoard's event files"
+    )
     output_dir: str | None = option(None, "folder for config.json and model.pt (default: the checkpoint folder)")
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

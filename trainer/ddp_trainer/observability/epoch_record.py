@@ -54,29 +54,27 @@ class EpochRecord:
         """The epoch's last step has been asked for; does not wait for the device."""
         self._lap = self._watch.lap()
 
-    def training_accuracy(self) -> float | None:
-        """The epoch's share of right answers over all ranks, each from before its step; None: not counted."""
-        if self._correct is None:
-            return None
-        right, answers = self._world.sum(self._correct.tolist())
-        return right / answers if answers else None
+    def validated(self, score: float) -> dict[str, float]:
+        """Count an epoch that has reached the target, as rank 0 sees it, and write the epoch down.
 
-    def validated(self, score: float) -> None:
-        """Count an epoch that has reached the target, as rank 0 sees it, and write the epoch down."""
-        position = self._position
+        Returns its figures: ``accuracy``, the share of right answers over all ranks, each from before its step, where
+        it is counted; and where steps were taken since :meth:`begin` their ``seconds``, ``samples_per_second``, and the
+        ``cumulative_seconds`` of all epochs of this process.
+        """
+        position, figures = self._position, dict[str, float]()
         streak = self._early.count(position.streak, score)
         position.streak = int(self._world.sum([float(streak) if self._world.is_main else 0.0])[0])
-        self._seconds = 0.0 if self._lap is None else self._lap()
-        self._total_seconds += self._seconds
+        if self._correct is not None:
+            right, answers = self._world.sum(self._correct.tolist())
+            figures["accuracy"] = right / answers if answers else 0.0
+        seconds = 0.0 if self._lap is None else self._lap()
+        self._total_seconds += seconds
+        if seconds > 0:
+            figures["seconds"], figures["cumulative_seconds"] = seconds, self._total_seconds
+            figures["samples_per_second"] = self._samples / seconds
         if self._csv is not None:
-            self._csv.epoch(self._seconds, score)
-
-    def summary(self) -> str:
-        """After a validation: the epoch's training time and rate, and the time of all epochs of this process."""
-        if self._lap is None or self._seconds <= 0:
-            return ""
-        rate = self._samples / self._seconds
-        return f"{self._seconds:.1f} s, {rate:.0f} samples/s, cumulative {self._total_seconds:.1f} s"
+            self._csv.epoch(seconds, score)
+        return figures
 
     @property
     def target_met(self) -> bool:

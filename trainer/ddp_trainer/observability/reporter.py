@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ddp_trainer import contract
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import warn
 from ddp_trainer.exporter import Exporter
+from ddp_trainer.observability.logs import Log
 from ddp_trainer.observability.meters import AsyncScalars, Stopwatch
 from ddp_trainer.plan import Plan, Position
 
@@ -57,6 +58,7 @@ class Reporter:
         self._last_step = 0
         self._lines: deque[_Line] = deque()
         self._on_nonfinite_loss = on_nonfinite_loss
+        self.logs: Log | None = None
 
     def info(self, message: str) -> None:
         """Print on rank 0 only, at once: the output of a pod is a pipe."""
@@ -147,8 +149,10 @@ class Reporter:
 
     def _log(self, line: _Line) -> None:
         position, losses = line.position, line.numbers.read()
+        figures = {"train/lr": line.lr, "train/epoch": self._plan.fraction(position)}
         if line.has_norm:
-            self._exporter.set("ddp_grad_norm", losses.pop())
+            figures["train/grad_norm"] = losses.pop()
+            self._exporter.set("ddp_grad_norm", figures["train/grad_norm"])
         self._count_nonfinite(losses, position.step)
         losses += line.seen
         loss = sum(losses) / len(losses)
@@ -161,6 +165,11 @@ class Reporter:
             f"epoch {position.epoch + 1}/{self._plan.epochs} step {position.step}/{self._total} loss {loss:.4f} "
             f"{rate:.0f} samples/s lr {line.lr:.4g} ETA {clock(line.eta)}"
         )
+        self._write(position.step, {"train/loss": loss, "train/samples_per_second": rate, **figures})
+
+    def _write(self, step: int, figures: Mapping[str, float]) -> None:
+        if self.logs is not None:
+            self.logs.write(step, figures)
 
     def _count_nonfinite(self, losses: list[float], last_step: int) -> None:
         """Count the losses that are not finite; ``losses`` are those of the steps up to ``last_step``."""
@@ -175,17 +184,29 @@ class Reporter:
         """Leave validation or saving between two moments of the device's timeline out of the rate."""
         self._watch.pause(start, end)
 
-    def trained(self, accuracy: float) -> None:
-        """Report the share of right answers on the training batches since the last validation."""
-        self.info(f"training accuracy {accuracy:.4f}")
+    def validated(
+        self, position: Position, scores: dict[str, float], score: float, seconds: float, training: Mapping[str, float]
+    ) -> None:
+        """Report a validation at ``position``; ``score`` is the one of ``scores`` by which runs are compared.
 
-    def validated(self, epoch: int, scores: dict[str, float], score: float, seconds: float) -> None:
-        """Report a validation after ``epoch`` epochs; ``score`` is the one of ``scores`` by which runs are compared."""
+        ``training`` holds the figures of the epoch before it, where there was one.
+        """
         self.flush()
         self._exporter.set(contract.METRIC_VAL_ACCURACY, score)
         self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
+        epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
+        if "accuracy" in training:
+            self.info(f"training accuracy {training['accuracy']:.4f}")
         text = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.info(f"epoch {epoch}/{self._plan.epochs} validation: {text} in {seconds:.1f} s")
+        self.info(f"{epoch} validation: {text} in {seconds:.1f} s")
+        if "seconds" in training:
+            self.info(
+                f"{epoch} training: {training['seconds']:.1f} s, {training['samples_per_second']:.0f} samples/s, "
+                f"cumulative {training['cumulative_seconds']:.1f} s"
+            )
+        figures = {f"validation/{name}": value for name, value in scores.items()}
+        figures |= {f"epoch/{name}": value for name, value in training.items()}
+        self._write(position.step, {"train/epoch": self._plan.fraction(position), **figures})
 
     def resumed(self, folder: str, position: Position) -> None:
         """Report that the run goes on from a checkpoint."""

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "nonfinite": ("stop", "--lr", "1e30", *KEPT),
     "train_accuracy": ("true",),
     "csv_dir": ("tables",),
+    "log_dir": ("figures",),
     "output_dir": ("elsewhere",),
     "data.name": ("digits",),
     "data.dir": ("nowhere", *CIFAR),

@@ -118,26 +118,24 @@ def test_an_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> Non
     config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path), early_stop=early)
     position = Position()
     record = EpochRecord(config, WORLD, position)
-    assert record.training_accuracy() is None
     for right in (3.0, 1.0):
         gpu.host += 2.0
         record.step(torch.tensor([right, 4.0]), 8)
     record.pause(gpu.host - 1.0, gpu.host)
     record.end()
     gpu.host += 100.0  # the validation
-    assert record.training_accuracy() == 0.5
-    record.validated(0.75)
-    assert record.summary() == "3.0 s, 5 samples/s, cumulative 3.0 s"
+    figures = record.validated(0.75)
+    assert figures == {"accuracy": 0.5, "seconds": 3.0, "cumulative_seconds": 3.0, "samples_per_second": 16 / 3}
     assert (position.streak, record.target_met) == (1, False)
     record.begin()
-    assert record.training_accuracy() is None
     gpu.host += 2.0
     record.step(None, 8)
     record.end()
-    record.validated(0.5)
-    assert record.summary() == "2.0 s, 4 samples/s, cumulative 5.0 s"
+    assert record.validated(0.5) == {"seconds": 2.0, "cumulative_seconds": 5.0, "samples_per_second": 4.0}
     assert (position.streak, record.target_met) == (2, True)
     assert next(tmp_path.iterdir()).read_text().split()[1:] == ["0.0,0.0", "3.0,0.75", "5.0,0.5"]
+    record.begin()
+    assert record.validated(0.5) == {}  # of a run resumed between an epoch and its validation
     # A run that ended so is at its end when it is started again.
     assert EpochRecord(config, WORLD, position).target_met
 

@@ -1,0 +1,216 @@
+"""A run's logs: what they hold after a run that was cut, and that none of them can end it or hold it up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.cli import main, parse
+from ddp_trainer.config.run import RunConfig, resolve
+from ddp_trainer.distributed import RankEnv
+from ddp_trainer.distributed.world import World
+from ddp_trainer.errors import UserError
+from ddp_trainer.observability import logs
+from ddp_trainer.observability.logs import FILE, JsonLines, Logs
+from ddp_trainer.trainer import run
+
+WORLD = World(RankEnv(), torch.device("cpu"))
+DIGITS = [
+    "--preset", "digits-resnet", "--model-width", "4", "--batch-size", "64", "--epochs", "2", "--device", "cpu",
+    "--log-every", "5", "--train-accuracy", "--clip-norm", "1", "--metrics-port", "0",
+]  # fmt: skip
+TIMES = {"time", "train/samples_per_second", "epoch/seconds", "epoch/cumulative_seconds", "epoch/samples_per_second"}
+
+
+@pytest.fixture(autouse=True)
+def _no_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    for prefix in ("WANDB_", "MLFLOW_"):
+        for name in [name for name in logs.os.environ if name.startswith(prefix)]:
+            monkeypatch.delenv(name)
+
+
+def config(**values: Any) -> RunConfig:
+    return resolve("digits-resnet", None, values)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+
+
+def test_a_run_writes_every_lines_and_every_epochs_figures_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
+    def train(name: str, *more: str) -> list[dict[str, Any]]:
+        folder = tmp_path / name
+        run(parse([*DIGITS, "--log-dir", str(folder), "--checkpoint-dir", str(folder / "kept"), *more]), RankEnv())
+        return [{key: one[key] for key in one if key not in TIMES} for one in read(folder)]
+
+    whole = train("whole")
+    # 23 steps an epoch; the first step has a line too.
+    assert [one["step"] for one in whole] == [1, 5, 10, 15, 20, 23, 25, 30, 35, 40, 45, 46, 46]
+    assert whole[1].keys() == {"step", "train/epoch", "train/loss", "train/lr", "train/grad_norm"}
+    assert whole[5].keys() == {"step", "train/epoch", "validation/loss", "validation/accuracy", "epoch/accuracy"}
+    assert (whole[1]["train/epoch"], whole[5]["train/epoch"]) == (pytest.approx(5 * 64 / 1438), 1.0)
+    assert 0 < whole[5]["epoch/accuracy"] < whole[-1]["epoch/accuracy"] < 1
+    # A run that was killed in the midst of a line, with nothing newer than the first epoch's checkpoint.
+    train("cut", "--checkpoint-keep", "9")
+    for path in (tmp_path / "cut" / "kept").glob("step-*46.*"):
+        path.unlink()
+    with (tmp_path / "cut" / FILE).open("a") as file:
+        file.write('{"step": 7, "tra')
+    resumed = train("cut")
+    assert [one["step"] for one in resumed] == [1, 5, 10, 15, 20, 23, 24, 25, 30, 35, 40, 45, 46, 46]
+    # The process that was resumed has a line for its own first step, which the next one's mean leaves out.
+    assert [one for one in resumed if one["step"] not in (24, 25)] == [one for one in whole if one["step"] != 25]
+
+
+def test_a_run_that_begins_anew_begins_its_file_anew(tmp_path: Path) -> None:
+    for step in (0, 0):
+        log = JsonLines(tmp_path / FILE, step)
+        log.write(1, {"loss": math.nan, "rate": math.inf, "lr": 0.1})
+        log.close()
+    (line,) = read(tmp_path)
+    assert {**line, "time": 0} == {"step": 1, "time": 0, "loss": None, "rate": None, "lr": 0.1}
+
+
+def test_a_folder_that_can_t_be_written_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^log_dir: cannot write to .*; make it writable"):
+        Logs(config(log_dir=str(tmp_path / "file" / "logs")), WORLD, 0)
+
+
+class Failing:
+    """A log that fails when it is opened, written to or closed."""
+
+    run = "1"
+
+    def __init__(self, when: str) -> None:
+        self.when, self.written = when, 0
+        self._fail("open")
+
+    def _fail(self, now: str) -> None:
+        if self.when == now:
+            raise OSError(28, "No space left on device")
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        self.written += 1
+        self._fail("write")
+
+    def close(self) -> None:
+        self._fail("close")
+
+
+@pytest.mark.parametrize("when", ["open", "write", "close"])
+def test_a_log_that_fails_says_so_once_and_the_run_and_its_other_logs_go_on(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    services = {"MLflow": ("MLFLOW_", "json", lambda settings, run: Failing(when))}
+    monkeypatch.setattr(logs, "_SERVICES", services)
+    assert main([*DIGITS, "--max-steps", "11", "--log-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    (line,) = [line for line in said.err.splitlines() if "MLflow" in line]
+    assert line.endswith("warning: MLflow takes no more figures of this run: [Errno 28] No space left on device")
+    assert "done: 11 steps" in said.out
+    assert [one["step"] for one in read(tmp_path)] == [1, 5, 10, 11, 11]
+
+
+def test_a_log_that_hangs_holds_up_neither_a_step_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setattr(logs, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(
+        logs, "_SERVICES", {"W&B": ("WANDB_", "json", lambda settings, run: never.wait() and Failing("never"))}
+    )
+    some = Logs(config(), WORLD, 0)
+    some.write(1, {"loss": 1.0})
+    some.close()
+    some.close()
+    assert capsys.readouterr().err.count("W&B has not taken all figures of this run") == 1
+    never.set()
+
+
+def test_a_service_that_is_wanted_and_not_installed_or_broken_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "digits")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "1")
+    services = {"W&B": ("WANDB_", "no_such_module", Failing), "MLflow": ("MLFLOW_", "antigravity.broken", Failing)}
+    monkeypatch.setattr(logs, "_SERVICES", services)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "no_such_module" else object())
+    Logs(config(), WORLD, 0).close()
+    said = capsys.readouterr().err
+    assert "WANDB_PROJECT is set, but no_such_module is not installed: nothing is sent to W&B" in said
+    assert "MLflow takes no more figures of this run: No module named 'antigravity.broken'" in said
+
+
+def test_other_ranks_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(RankEnv(rank=1, world_size=2), torch.device("cpu"))
+    monkeypatch.setattr(world, "agreed", logs.threading.Lock)
+    some = Logs(config(log_dir=str(tmp_path / "logs")), world, 0)
+    some.write(1, {"loss": 1.0})
+    some.close()
+    assert not (tmp_path / "logs").exists()
+
+
+def test_tensorboards_own_reader_sees_no_step_twice(tmp_path: Path) -> None:
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    for step in (0, 4):
+        some = Logs(config(log_dir=str(tmp_path)), WORLD, step)
+        for number in range(step + 1, step + 9):
+            some.write(number, {"loss": number / 2})
+        some.close()
+    events = reader.EventAccumulator(str(tmp_path)).Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(step, step / 2) for step in range(1, 13)]
+
+
+def test_mlflows_run_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "runs"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for step in (0, 4):
+        some = Logs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
+        for number in range(step + 1, step + 9):
+            some.write(number, {"train/loss": number / 2})
+        some.close()
+    (found,) = mlflow.search_runs(output_format="list")
+    assert found.data.params["optim.lr"] == "0.1"
+    history = mlflow.MlflowClient().get_metric_history(found.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in history] == [(step, step / 2) for step in range(1, 13)]
+
+
+def test_a_run_of_w_and_b_is_kept_beside_the_checkpoints_and_taken_up_by_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[dict[str, Any]] = []
+
+    def init(**named: Any) -> Any:
+        began.append(named)
+        return SimpleNamespace(
+            id=named["id"] or f"run-{len(began)}", log=lambda figures, step: None, finish=lambda: None
+        )
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else object())
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("DDP_JOB_NAME", "digits")
+    for step in (0, 0, 4):
+        some = Logs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
+        some.write(5, {"loss": 1.0})
+        some.close()
+    assert [(one["name"], one["id"], one["resume"]) for one in began] == [
+        ("digits", None, None), ("digits", None, None), ("digits", "run-2", "allow"),
+    ]  # fmt: skip
+    assert began[0]["config"]["optim"]["lr"] == 0.1
