@@ -47,8 +47,24 @@ def train(*arguments: str) -> None:
     ("optimizer", "cuts"),
     [
         (["--optimizer", "sgd"], (1, 2, 5, 7, 8, 9, 12, 15)),
-        (["--optimizer", "novograd", "--ema-decay", "0.9"], (3, 8, 12)),
-        (["--optimizer", "adamw", "--clip-norm", "1", "--precision", "bf16"], (1, 9)),
+        (["--optimizer", "novograd", "--ema-decay", "0.9", "--schedule", "step", "--lr-step-epochs", "1"], (3, 8, 12)),
+        (
+            [
+                "--optimizer",
+                "adamw",
+                "--clip-norm",
+                "1",
+                "--precision",
+                "bf16",
+                "--schedule",
+                "polynomial",
+                "--weight-decay",
+                "0.1",
+                "--norm-bias-decay",
+                "false",
+            ],
+            (1, 9),
+        ),
     ],
     ids=("sgd", "novograd", "adamw"),
 )
@@ -184,6 +200,17 @@ def test_a_checkpoint_with_an_earlier_versions_average_is_refused_in_one_sentenc
     assert "optim.ema_decay: the checkpoint's average of the weights was saved by an earlier version" in said
     assert "another model" not in said
     train(*folder, "--max-steps", "2")
+
+
+def test_a_checkpoint_with_other_groups_of_parameters_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--checkpoint-dir", str(tmp_path)]
+    train(*folder, "--max-steps", "1")
+    assert main([*STATEFUL, *folder, "--max-steps", "2", "--norm-bias-decay", "false"]) == 81
+    said = capsys.readouterr().err
+    assert "optim.norm_bias_decay: the checkpoint has its parameters in 1 group(s), this run in 2" in said
+    assert "give --norm-bias-decay true" in said
 
 
 def test_training_goes_on_while_the_disk_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ class OptimConfig(Settings, group="optim"):
     )
     grad_averaging: bool = option(True, "take the mean of gradients instead of their sum (novograd)")
     weight_decay: float = option(0.0, "weight decay", at_least=0)
+    norm_bias_decay: bool = option(
+        True, "decay parameters of one dimension (those of norms, and biases) like the others; false: not at all"
+    )
     clip_norm: float | None = option(None, "largest norm of the gradients; longer ones are shortened to it", above=0)
     accumulate: int = option(1, "batches whose gradients make up one step", at_least=1)
     label_smoothing: float = option(0.0, "share of the target spread over all classes", at_least=0, below=1)
@@ -64,11 +67,16 @@ def build_optimizer(config: OptimConfig, parameters: "Iterable[torch.nn.Paramete
     from ddp_trainer.optim.novograd import NovoGrad
 
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    every = list(parameters)
+    groups: list[dict[str, Any]] = [{"params": every}]
+    if not config.norm_bias_decay:
+        small = {"params": [one for one in every if one.ndim <= 1], "weight_decay": 0.0}
+        groups = [group for group in ({"params": [one for one in every if one.ndim > 1]}, small) if group["params"]]
     if config.name == "novograd":
-        return NovoGrad(parameters, betas=config.betas, grad_averaging=config.grad_averaging, **common)
+        return NovoGrad(groups, betas=config.betas, grad_averaging=config.grad_averaging, **common)
     if config.name == "adamw":
-        return torch.optim.AdamW(parameters, betas=config.betas, fused=True, **common)
-    return torch.optim.SGD(parameters, momentum=config.momentum, nesterov=config.nesterov, fused=True, **common)
+        return torch.optim.AdamW(groups, betas=config.betas, fused=True, **common)
+    return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, fused=True, **common)
 
 
 # By which of these its groups hold, an optimiser's state says whose it is.
@@ -79,8 +87,15 @@ def load_optimizer(optimizer: "torch.optim.Optimizer", state: dict[str, Any]) ->
     """Take up an optimiser's saved state; its settings stay those of this run.
 
     But for the learning rate, which is the last step's until the next one sets it. Raises ValueError or KeyError where
-    the state is another optimiser's, or of other parameters.
+    the state is another optimiser's, or of other parameters; :class:`UserError` where they are grouped otherwise.
     """
+    ours, theirs = len(optimizer.param_groups), len(state["param_groups"])
+    require(
+        ours == theirs,
+        "optim.norm_bias_decay",
+        f"the checkpoint has its parameters in {theirs} group(s), this run in {ours}",
+        f"give --norm-bias-decay {'true' if theirs == 1 else 'false'}, as then, or another --checkpoint-dir",
+    )
     settings = [
         {name: value for name, value in group.items() if name not in ("params", "lr")}
         for group in optimizer.param_groups
@@ -107,7 +122,12 @@ def lr_scale(config: OptimConfig, world_size: int) -> float:
 class ScheduleConfig(Settings, group="schedule"):
     """How the learning rate runs over the training."""
 
-    name: str = option("constant", "course after the warm-up", flag="--schedule", choices=("constant", "cosine"))
+    name: str = option(
+        "constant",
+        "course after the warm-up",
+        flag="--schedule",
+        choices=("constant", "cosine", "polynomial", "step"),
+    )
     warmup_epochs: float = option(0.0, "epochs over which the learning rate rises linearly", at_least=0)
     warmup_start: float | None = option(
         None,
@@ -117,7 +137,12 @@ class ScheduleConfig(Settings, group="schedule"):
     )
     warmup_by_node: bool = option(False, "begin the warm-up at 1 / the processes of this node, as a document wrote it")
     warmup_stairs: bool = option(False, "raise the rate from epoch to epoch, not from step to step")
-    final: float = option(0.0, "share of the rate at the end (cosine)", flag="--lr-final", at_least=0, at_most=1)
+    final: float = option(
+        0.0, "share of the rate at the end (cosine, polynomial)", flag="--lr-final", at_least=0, at_most=1
+    )
+    power: float = option(1.0, "power of what is left of the training (polynomial)", flag="--lr-power", above=0)
+    step_epochs: float = option(30.0, "epochs after which the rate falls (step)", flag="--lr-step-epochs", above=0)
+    gamma: float = option(0.1, "factor by which it falls each time (step)", flag="--lr-gamma", above=0, at_most=1)
 
 
 @dataclass(frozen=True)
@@ -142,8 +167,9 @@ class Schedule:
     def lr(self, position: float) -> float:
         """The learning rate of the step that begins ``position`` epochs into the training.
 
-        Warm-up: ``base * scale`` times a factor that rises linearly from ``warmup_start`` to 1. After it constant, or
-        times ``final + (1 - final) * (1 + cos(pi * t)) / 2`` with t from 0 to 1 over what is left of the training.
+        Warm-up: ``base * scale`` times a factor that rises linearly from ``warmup_start`` to 1. What follows is torch's
+        ``StepLR`` of epochs from the end of the warm-up, or ``final + (1 - final) * f(t)`` with t from 0 to 1 over what
+        is left of the training: ``(1 + cos(pi * t)) / 2``, or ``(1 - t) ** power``, torch's ``PolynomialLR``.
         """
         peak = self.base * self.scale
         warmup = self.config.warmup_epochs
@@ -152,8 +178,11 @@ class Schedule:
             if self.config.warmup_stairs:
                 position = math.floor(position)
             return peak * (start + (1.0 - start) * position / warmup)
+        if self.config.name == "step":
+            return peak * math.pow(self.config.gamma, (position - warmup) // self.config.step_epochs)
         if self.config.name == "constant" or self.length <= warmup:
             return peak
-        progress = min(1.0, (position - warmup) / (self.length - warmup))
-        final = self.config.final
+        progress, final = min(1.0, (position - warmup) / (self.length - warmup)), self.config.final
+        if self.config.name == "polynomial":
+            return peak * (final + (1.0 - final) * math.pow(1.0 - progress, self.config.power))
         return peak * (final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress)))

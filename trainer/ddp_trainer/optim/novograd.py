@@ -26,7 +26,7 @@ class NovoGrad(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor],
+        params: Iterable[Any],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.95, 0.98),
         eps: float = 1e-8,

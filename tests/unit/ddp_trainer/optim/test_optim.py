@@ -231,6 +231,28 @@ def test_every_setting_reaches_torchs_optimiser(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw", "novograd"])
+def test_norms_and_biases_are_not_decayed_where_that_is_asked_for(name: str) -> None:
+    whole, split = (nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3), nn.Linear(3, 2)) for _ in range(2))
+    split.load_state_dict(whole.state_dict())
+    for model, apart in ((whole, False), (split, True)):
+        config = OptimConfig(name=name, lr=0.1, weight_decay=0.5, norm_bias_decay=not apart)
+        optimizer = build_optimizer(config, model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    fresh = dict(whole.named_parameters())
+    for key, parameter in split.named_parameters():
+        if key in ("0.weight", "2.weight"):
+            assert torch.equal(parameter, fresh[key])
+        elif key == "1.weight":  # that of the norm begins at one, and zero gradients leave it there
+            assert torch.equal(parameter, torch.ones(3))
+            assert not torch.equal(fresh[key], parameter)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 4]
+    only = build_optimizer(OptimConfig(norm_bias_decay=False), [nn.Parameter(torch.zeros(2))])
+    assert [group["weight_decay"] for group in only.param_groups] == [0.0]
+
+
 # The average of the weights
 
 
@@ -302,6 +324,36 @@ def test_an_average_in_the_form_of_an_earlier_version_is_refused() -> None:
         Ema(model, 0.9).load_state_dict({name: value.clone() for name, value in model.named_parameters()})
     with pytest.raises(RuntimeError, match="norm"):
         Ema(model, 0.9).load_state_dict(Ema(model.linear, 0.9).state_dict())
+
+
+# The schedule
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("epochs", [7, 40])
+@pytest.mark.parametrize("name", ["step", "polynomial"])
+def test_the_schedules_are_torchs(name: str, epochs: int, warmup: int) -> None:
+    def build(optimizer: torch.optim.Optimizer) -> Any:
+        if name == "step":
+            return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
+        return torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=epochs - warmup, power=0.9)
+
+    config = ScheduleConfig(name=name, warmup_epochs=warmup, power=0.9, step_epochs=2, gamma=0.3)
+    schedule = Schedule(config, 0.07, 1.0, epochs)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.07)
+    theirs = build(optimizer)
+    for epoch in range(warmup, epochs + 1):
+        # torch multiplies the rate of the epoch before, and rounds as often; its closed form does not.
+        assert schedule.lr(epoch) == theirs._get_closed_form_lr()[0]
+        assert schedule.lr(epoch) == pytest.approx(theirs.get_last_lr()[0], rel=1e-13)
+        optimizer.step()
+        theirs.step()
+
+
+def test_the_last_share_is_kept_by_polynomials_and_the_rate_falls_between_epochs_as_well() -> None:
+    schedule = Schedule(ScheduleConfig(name="polynomial", power=2.0, final=0.1), 1.0, 1.0, 4.0)
+    assert [schedule.lr(position) for position in (0.0, 2.0, 4.0, 5.0)] == pytest.approx([1.0, 0.325, 0.1, 0.1])
+    assert schedule.lr(2.5) == pytest.approx(0.1 + 0.9 * 0.375**2)
 
 
 # Warm-up as the document wrote it
