@@ -13,7 +13,14 @@ import msgspec
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
-from ddp_operator.launcher.failure_table import CATEGORIES, EXIT_CODES, OOM, USER_ERROR, format_failure, format_place
+from ddp_operator.launcher.failure_table import (
+    CATEGORIES,
+    OOM,
+    USER_ERROR,
+    format_failure,
+    format_place,
+    judge_exit_code,
+)
 
 _MAX_LINE: Final = 300
 # Escape sequences, then single control characters but tab and newline, and those that turn the direction of writing;
@@ -153,10 +160,11 @@ def parse_termination(
         finished = None
     decoded = _decode(text)
     found = decoded or _Message(exit_code=exit_code, message=_describe(exit_code, reason, text))
-    by_code = EXIT_CODES.get(exit_code, EXIT_CODES[constants.EXIT_RETRYABLE])
+    by_code = judge_exit_code(exit_code)
     category = CATEGORIES.get(found.category) or CATEGORIES[by_code.category]
     secondary = found.secondary or found.victim or by_code.secondary
-    message, hint, permanent = found.message, found.hint, exit_code == constants.EXIT_USER_ERROR
+    hint = found.hint if decoded else category.remedy
+    message, permanent = found.message, exit_code == constants.EXIT_USER_ERROR
     if reason == "OOMKilled" and decoded is None:
         category, secondary, permanent, hint = OOM, False, False, OOM.remedy
         message = "the container was killed because it used more memory than its limit"

@@ -9,7 +9,7 @@ import time
 from typing import Any, Iterable, Sequence
 
 from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_RETRYABLE, EXIT_USER_ERROR
-from .failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NCCL, NETWORK, OOM, USER_ERROR, Outcome
+from .failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NCCL, NETWORK, OOM, USER_ERROR, Outcome, judge_exit_code
 from .files import read_json
 from .hints import EARLY_END_REMEDY, MISMATCH, NO_DEVICES, NO_GPU, advise, find_advice
 from .output import read_last_lines
@@ -73,7 +73,7 @@ def classify(code: int, kind: str, message: str, *, oom_killed: bool, non_retrya
     if code in (-signal.SIGKILL, 128 + signal.SIGKILL) and oom_killed:
         return _OUT_OF_MEMORY
     if not kind:
-        return EXIT_CODES[EXIT_RETRYABLE]
+        return judge_exit_code(code)
     text = f"{kind}: {message}"
     if _OOM.search(text):
         return _OUT_OF_MEMORY

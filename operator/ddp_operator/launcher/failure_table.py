@@ -1,5 +1,6 @@
 """The one table of failures: what the launcher, the operator and docs/api.md know of a category and of an exit code."""
 
+import signal
 from typing import Any, Final, Iterable, NamedTuple
 
 from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
@@ -49,6 +50,13 @@ HANG: Final = Category(
     symptom=True,
     vague=True,
 )
+KILLED: Final = Category(
+    "Killed",
+    "a process was killed from outside; by whom is not known",
+    "see who may have sent the signal: the kernel of a node that is short of memory (dmesg and kubectl describe node), "
+    "or somebody by hand; of the container's own memory limit there is no sign",
+    vague=True,
+)
 PREEMPTED: Final = Category("Preempted", "the pod was deleted, evicted or preempted", "", vague=True)
 NODE_LOST: Final = Category(
     "NodeLost",
@@ -60,7 +68,8 @@ IMAGE_PULL: Final = Category(
 )
 UNKNOWN: Final = Category("Unknown", "an end without an explanation", "", own=True, vague=True)
 CATEGORIES: Final = {
-    one.name: one for one in (USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, PREEMPTED, NODE_LOST, IMAGE_PULL, UNKNOWN)
+    one.name: one
+    for one in (USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, NODE_LOST, IMAGE_PULL, UNKNOWN)
 }
 
 
@@ -84,8 +93,15 @@ EXIT_CODES: Final = {
         Outcome(NETWORK.name, EXIT_PEER_LOST, True),
     )
 }
+_FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 SIGNIFICANT_SECONDS: Final = 300.0
 """Workers that report no steps and ran so long have made progress."""
+
+
+def judge_exit_code(code: int) -> Outcome:
+    """Return the outcome of a process that left no more than its exit code (negative: a signal's number)."""
+    killed = (-code if code < 0 else code - 128) in _FROM_OUTSIDE
+    return Outcome(KILLED.name, EXIT_RETRYABLE) if killed else EXIT_CODES.get(code, EXIT_CODES[EXIT_RETRYABLE])
 
 
 def format_failure(category: str, places: Iterable[tuple[str, Any]], message: str) -> str:

@@ -62,11 +62,7 @@ EARLY_END_REMEDY = (
 )
 _SILENT = "the script ended itself: its last lines in the log say why"
 _CRASHED = "it crashed in native code, a library's or a kernel's; the log has the stack of a Python script then"
-_KILLED = "it was killed from outside, mostly by the kernel for memory: kubectl describe pod, and dmesg on the node"
-_HINTS_OF_SIGNALS = {
-    **dict.fromkeys((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE), _CRASHED),
-    signal.SIGKILL: _KILLED,
-}
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
 
 
 def find_advice(text: str) -> str:
@@ -81,5 +77,5 @@ def advise(failure: dict[str, Any], *, silent: bool) -> str:
     if advice:
         return advice
     if category == UNKNOWN.name:
-        return _HINTS_OF_SIGNALS.get(code - 128 if code >= 0 else -code, _SILENT)
+        return _CRASHED if (code - 128 if code >= 0 else -code) in _CRASHES else _SILENT
     return _SILENT if silent else CATEGORIES[category].remedy

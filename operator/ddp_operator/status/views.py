@@ -319,7 +319,7 @@ def _other_end(raw: Mapping[str, Any]) -> Termination | None:
             )
     # Evicted or lost with its node: the kubelet reports no container.
     message = ": ".join(str(status[k]) for k in ("reason", "message") if status.get(k))
-    return msgspec.structs.replace(parse_termination(137, "", message), hint=_hint(message))
+    return msgspec.structs.replace(parse_termination(137, "", message), category=UNKNOWN.name, hint=_hint(message))
 
 
 def _sidecars(raw: Mapping[str, Any]) -> frozenset[str]:

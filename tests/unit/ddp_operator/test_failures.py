@@ -47,7 +47,17 @@ def test_a_terminal_is_told_nothing_by_a_pod(said: str, kept: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "category"),
-    [(81, "UserError"), (83, "Hang"), (84, "OOM"), (85, "Preempted"), (86, "Network"), (82, "Unknown"), (1, "Unknown")],
+    [
+        (81, "UserError"),
+        (83, "Hang"),
+        (84, "OOM"),
+        (85, "Preempted"),
+        (86, "Network"),
+        (82, "Unknown"),
+        (1, "Unknown"),
+        (137, "Killed"),
+        (143, "Killed"),
+    ],
 )
 @pytest.mark.parametrize("words", ["", "plain text", {"category": "NoSuchCategory"}, {"category": ""}])
 def test_code_says_the_category_where_the_words_do_not(code: int, category: str, words: Any) -> None:

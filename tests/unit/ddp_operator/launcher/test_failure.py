@@ -91,7 +91,9 @@ GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/
         (1, "SystemExit", "CUDA is not available", Outcome("UserError", 82)),
         (1, "SystemExit", "RuntimeError: CUDA error: device-side assert triggered", Outcome("CUDAError", 82)),
         (1, "SystemExit", f"RuntimeError: {GLOO}", Outcome("Network", 86, True)),
-        (-9, "", "", Outcome("Unknown", 82)),
+        (-9, "", "", Outcome("Killed", 82)),
+        (137, "", "", Outcome("Killed", 82)),
+        (-15, "", "", Outcome("Killed", 82)),
         (-11, "", "", Outcome("Unknown", 82)),
         (1, "", "", Outcome("Unknown", 82)),
         (81, "", "", Outcome("UserError", 81)),
@@ -141,7 +143,7 @@ def test_the_outcome_of_a_worker(code: int, kind: str, message: str, expected: O
         (3, "SystemExit", "KeyError: 'lr'", "fix the line of the script"),
         (4, "", "", "its last lines in the log"),
         (-11, "", "", "native code"),
-        (-9, "", "", "by the kernel for memory"),
+        (-9, "", "", "the kernel of a node that is short of memory"),
     ],
 )
 def test_the_hint_is_of_this_failure(code: int, kind: str, message: str, remedy: str) -> None:

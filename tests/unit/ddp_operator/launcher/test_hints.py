@@ -76,8 +76,6 @@ def test_a_pod_zero_that_is_not_found_is_told_by_the_problem(problem: str, remed
     [
         (-11, True, "crashed in native code"),
         (139, True, "crashed in native code"),
-        (-9, True, "kubectl describe pod"),
-        (137, False, "kubectl describe pod"),
         (3, True, "the script ended itself"),
         (0, False, "the script ended itself"),
     ],

@@ -159,7 +159,7 @@ class TestSecondaryFailures:
         assert blamed(diagnosis(ended(0, 86, seconds=skew), child_pod(1))) == (0, "NCCL")
 
     def test_yield_to_a_pod_that_was_killed(self) -> None:
-        assert blamed(diagnosis(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Unknown")
+        assert blamed(diagnosis(ended(0, 86), ended(1, 137, seconds=1), seconds=20)) == (1, "Killed")
 
     def test_do_not_yield_to_a_pod_that_only_obeyed_when_the_failed_job_was_taken_down(self) -> None:
         """A rank that its peer gave up on sleeps on until it is told to stop: that stop explains nothing."""
