@@ -39,6 +39,8 @@ class Memory:
     """The times of what is not done in every pass, and the answers of then; nothing depends on it after a restart."""
 
     page_read: datetime | None = None
+    page_lost: datetime | None = None
+    """Since when it has not answered."""
     meter: RateMeter = field(default_factory=RateMeter)
     ranks_compared: tuple[datetime, int, Ranks] | None = None
     """When, in which attempt, and what the ranks had done by then."""
@@ -97,6 +99,7 @@ class Observer:
             children.orphans,
             page=page,
             page_requested=requested,
+            page_lost_since=memory.page_lost,
             shared=shared,
             shared_complete=complete,
             launcher_lost=launcher_lost,
@@ -138,11 +141,13 @@ class Observer:
         pods = children.pods_of(job.status.attempt)
         master = next((pod for pod in pods if pod.index == 0 and pod.running), None)
         if master is None:
+            memory.page_lost = None
             return False, None
         memory.page_read = now
         for _, page in await self._read_pages(job, [master]):
-            process = master.uid, page.in_place_restarts
+            process, memory.page_lost = (master.uid, page.in_place_restarts), None
             return True, replace(page, rates=memory.meter.measure(process, page.values, now.timestamp()))
+        memory.page_lost = memory.page_lost or now
         return True, None
 
     async def _read_pages(self, job: DDPTrainingJob, pods: Sequence[PodView]) -> list[tuple[PodView, Page]]:

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator.api.status import Condition, ConditionStatus, Status
-from ddp_operator.kubeobjects import truncate
+from ddp_operator.kubeobjects import format_time, truncate
 from ddp_operator.status.observation import Observation, Pods
 
 ACCEPTED: Final = "Accepted"
@@ -114,6 +114,8 @@ FINISHED: Final = "Finished"
 
 # A launcher serves its page within a second of its start; so long a silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
+_UNREAD = "the operator cannot read the metrics page of pod 0, so it does not know"
+_ALL_THE_SAME = "failures and lost pods are answered all the same, and restarts counted when the pods end"
 _OF_PAGE = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
 # Unsatisfactory states in the order in which they hide each other: type and the bad status of the condition.
 _ORDER: Final = (
@@ -198,13 +200,30 @@ def describe_rendezvous(
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
     old = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in newest.values())
     if page is None and observation.page_requested and old:
-        message = "the operator cannot read the metrics page of pod 0, so it does not know whether training has started"
-        return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, message)
+        return Fact(
+            RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, f"{_UNREAD} whether training has started; {_ALL_THE_SAME}"
+        )
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
     restarts = page.in_place_restarts if page else 0
     workers = f"workers are restarting in place, restart {restarts}" if restarts else "workers have not started yet"
     message = f"{nodes}/{nodes} pods running; {workers}{phase}"
     return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, message)
+
+
+def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
+    """Return Progressing of a job that has trained, where pod 0's page has not answered ``since``; None: not for long.
+
+    What its pods do is in their last words at the latest.
+    """
+    if since is None or now - since <= _PAGE_PATIENCE:
+        return None
+    message = f"{_UNREAD} how far training is since {format_time(since)}; {_ALL_THE_SAME}"
+    return Fact(PROGRESSING, "Unknown", NO_METRICS_PAGE, message)
+
+
+def may_have_met(rendezvoused: Condition | None) -> bool:
+    """Tell whether the workers of an attempt have begun, or all its pods run and nobody can say it."""
+    return rendezvoused is not None and rendezvoused.status != "False"
 
 
 def describe_distribution(pods: Pods) -> Fact | None:

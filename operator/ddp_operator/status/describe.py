@@ -47,7 +47,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     up = {index for index, pod in pods.newest.items() if pod.running or pod.phase == "Succeeded"}
     all_run = c.has_quorum(up, nodes, spares) if spares else running + counts.succeeded >= nodes
     joined_before = job.status.condition(c.RENDEZVOUSED) if same_attempt else None
-    was_joined = same_attempt and job.status.is_true(c.RENDEZVOUSED)
+    was_joined = same_attempt and c.may_have_met(joined_before)
     lost = find_taken(status.attempt, pods.newest.values())
     if observation.page is not None:
         status = _take_page(job, status, observation.page, now, recovers=lost is None)
@@ -81,7 +81,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         status = replace(status, last_restart=note_steps(begun, status), last_failure=lost or status.last_failure)
         if replaced:
             restarting = Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, describe_replacement(status, lost))
-    progressing = (describe_stall(job, observation) if all_run else None) or _progressing(
+    lost_page = c.describe_lost_page(observation.page_lost_since, now) if was_joined else None
+    progressing = ((describe_stall(job, observation) or lost_page) if all_run else None) or _progressing(
         job, observation.page, rendezvous, was_joined=was_joined, all_run=all_run
     )
     facts = [

@@ -100,6 +100,8 @@ class Observation(Children):
     page: Page | None = None
     page_requested: bool = False
     """Tells a page that did not answer from one that was not due."""
+    page_lost_since: datetime | None = None
+    """When pod 0's page was first requested in vain since it has answered last."""
     shared: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of the children that all attempts share and that are there."""
     shared_complete: bool = True

@@ -108,7 +108,7 @@ def _awaits_peers(job: JobView) -> bool:
 
 def _have_met(state: State) -> bool:
     """Tell whether the workers of this attempt have begun; with a spare they may meet again meanwhile."""
-    if state.status.is_true(c.RENDEZVOUSED) or is_replacing(state):
+    if c.may_have_met(state.status.condition(c.RENDEZVOUSED)) or is_replacing(state):
         return True
     last = state.status.last_restart
     again = last is not None and last.attempt == state.status.attempt and last.level != "NewPods"

@@ -69,6 +69,16 @@ def test_it_is_replaced_once_it_has_ended_and_so_is_another_that_is_lost_meanwhi
     assert created(run(LOST, status=REPLACING)) == [CreatePod("train-1", index, 1) for index in (0, 1)]
 
 
+@pytest.mark.parametrize("queue", ["", "q"], ids=["alone", "queued"])
+def test_a_lost_pod_is_replaced_where_pod_0_has_no_page_that_says_whether_they_have_met(queue: str) -> None:
+    facts = [c.Fact(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE)]
+    status = replace(STARTED, conditions=c.merge_conditions((), facts, NOW, 1))
+    raw_job = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"}, queue=queue)
+    told = run(child_pod(0), LOST, status=status, raw_job=raw_job)
+    assert (told.status.attempt, told.status.phase, told.status.restarts.replaced) == (1, "Restarting", 1)
+    assert created(run(child_pod(0), LOST, status=told.status, raw_job=raw_job)) == [CreatePod("train-1", 1, 1)]
+
+
 def test_a_successor_that_comes_up_is_left_alone() -> None:
     decision = run(child_pod(0), LOST, child_pod(1, "Pending", suffix="r1"), status=REPLACING)
     assert (decision.status.attempt, created(decision)) == (1, [])
