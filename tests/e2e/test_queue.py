@@ -15,6 +15,7 @@ from kubernetes import client
 
 from .conftest import Cluster, adapt
 from .test_cluster import DIGITS
+from .test_recovery import TRAIN as TRAINING
 from .test_recovery import Training
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -30,6 +31,25 @@ for step in range(int(os.environ["STEPS"])):
         raise RuntimeError("once")
     print("step", step, flush=True)
     time.sleep(0.5)
+"""
+
+
+# Rank 1 does once what a file in its pod asks for.
+OBEY = """
+def obey():
+    if rank == 1:
+        if os.path.exists("/tmp/raise"):
+            os.remove("/tmp/raise")
+            raise RuntimeError("as it was asked")
+        if os.path.exists("/tmp/hang"):
+            os.remove("/tmp/hang")
+            time.sleep(1e9)
+        if os.path.exists("/tmp/die"):
+            os.remove("/tmp/die")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+while True:
+    obey()
 """
 
 
@@ -313,3 +333,63 @@ def test_a_lost_pod_is_replaced_at_once_in_the_same_job_and_workload(cluster: Cl
     told = status["restarts"]
     assert (status["attempt"], told["total"], told["counted"], told["replaced"]) == (1, 0, 0, 2), status
     assert (status["lastRestart"]["level"], workloads()) == ("ReplacedPod", held)
+
+
+@pytest.mark.parametrize("elastic", [False, True], ids=["fixed", "elastic"])
+def test_no_failure_costs_the_job_the_workload_or_a_pod_that_is_well(
+    cluster: Cluster, queue: Queue, elastic: bool
+) -> None:
+    job = Training(
+        cluster,
+        "stays",
+        script=TRAINING.replace("while True:\n", OBEY),
+        annotations={f"{KUEUE}/elastic-job": "true"} if elastic else {},
+        recovery={"maxRestarts": 10},
+        watchdog={"stallSeconds": 10, "startSeconds": 120, "checkpointSeconds": 120},
+        **({"elastic": {"minNodes": 1, "maxNodes": 2}} if elastic else {}),
+    )
+    done = job.trained()
+    gates = cluster.batch.read_namespaced_job("stays-1", queue.name).spec.template.spec.scheduling_gates
+
+    def held() -> tuple[str, str]:
+        """Return the UIDs of the one Job and the one Workload."""
+        (child,) = cluster.batch.list_namespaced_job(queue.name).items
+        (workload,) = cluster.kubectl("get", "workloads", "-o", "jsonpath={.items[*].metadata.uid}").stdout.split()
+        return child.metadata.uid, workload
+
+    before = held()
+
+    def fail(done: int, deed: str, category: str, counted: int) -> int:
+        """Let rank 1 do something, and see that all goes on as it was; return the last step."""
+        pods = [job.pod(index).metadata for index in range(2)]
+        job.recovered(
+            done, partial(cluster.kubectl, "exec", pods[1].name, "--", "touch", f"/tmp/{deed}"), f"{deed} in rank 1"
+        )
+        done = job.trained(since=done)
+        cluster.until(lambda: job.status["restarts"]["counted"] == counted, f"failure {counted} is counted")
+        status = job.status
+        assert (status["lastFailure"]["category"], status["lastRestart"]["level"]) == (category, "SamePods")
+        assert held() == before
+        assert [job.pod(index).metadata.uid for index in range(2)] == [pod.uid for pod in pods]
+        return done
+
+    for counted, (deed, category) in enumerate((("raise", "UserError"), ("hang", "Hang"), ("die", "Killed")), 1):
+        done = fail(done, deed, category, counted)
+    for index, world in ((1, 1 if elastic else 2), (0, 2)):
+        other, lost = job.pod(1 - index).metadata.uid, job.pod(index).metadata
+        delete = partial(cluster.core.delete_namespaced_pod, lost.name, cluster.namespace)
+        job.recovered(done, delete, f"the loss of pod {index}", world=world)
+        done = job.trained(since=done)
+        assert held() == before
+        assert job.pod(1 - index).metadata.uid == other
+        assert job.pod(index).metadata.uid != lost.uid
+        if not elastic:  # what a pod that took another's place does counts as well
+            done = fail(done, "raise", "UserError", 5 - index)
+    status = job.status
+    assert (status["attempt"], status["restarts"]["total"]) == (1, 0), status
+    if elastic and gates:  # else the size waits
+        stays = job.pod(0).metadata.uid
+        job.recovered(done, partial(queue.resize, "stays", 1), "another size", world=1)
+        job.trained(since=done, world=1)
+        assert held() == before
+        assert [pod.metadata.uid for pod in job.living()] == [stays]

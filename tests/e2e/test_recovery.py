@@ -62,11 +62,20 @@ STEP = re.compile(r"step (\d+) world (\d+) time ([\d.]+)")
 class Training:
     """One job that trains with that script."""
 
-    def __init__(self, cluster: Cluster, name: str, *, script: str = TRAIN, **spec: Any) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        script: str = TRAIN,
+        annotations: dict[str, str] | None = None,
+        **spec: Any,
+    ) -> None:
         if not os.environ.get("DDP_E2E_CHECKPOINTS"):
             pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
         self.cluster, self.name = cluster, name
         job = adapt(DIGITS, name)
+        job["metadata"]["annotations"] = annotations or {}
         pod = job["spec"]["template"]["spec"]
         container = pod["containers"][0]
         container["command"], container["args"] = ["python3", "-c", script], []

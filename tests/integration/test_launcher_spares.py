@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -31,11 +32,13 @@ def test_a_spare_takes_the_place_of_a_lost_pod_and_its_successor_waits(
     job.start(0, 1)
     job.until_logged(1, "world 2 begins at step 0")
     assert "begins" not in job.log(2)
+    counts = re.compile(r"^ddp_launcher_in_place_restarts_total (\d+)", re.MULTILINE)
 
     begun = time.monotonic()
     job.signal(1, number)
     job.until_logged(2, "world 2 begins")
     print(f"{number.name}: the spare begins after {time.monotonic() - begun:.1f} s")
+    job.until(lambda: counts.findall(job.page(2)) == counts.findall(job.page(0)) == ["1"], "both count one restart")
     job.running[1].wait(60)
     (tmp_path / "port-1").unlink()
     job.start(1)

@@ -51,7 +51,7 @@ def agent_main(
             report({"store": fork_store(torch, pod.port, guard, channel)})
             os.close(guard)
         torchrun = importlib.import_module("torch.distributed.run")
-        leave = adapt_torchrun(pod, report, may_restart, forker)
+        leave = adapt_torchrun(pod, report, may_restart, forker, request["restarts"])
         if channel.recv(1) != b"g":  # the launcher sends it when the master is reachable
             return 1
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")
@@ -101,8 +101,11 @@ class AgentProcess:
         self._requests: Optional[socket.socket] = None
         self._unread = b""
 
-    def start(self, flags: Sequence[str], store_guard: Optional[int]) -> None:
-        """Ask for an agent; the first one, and one after the server's end, waits for the import of torch."""
+    def start(self, flags: Sequence[str], store_guard: Optional[int], restarts: int) -> None:
+        """Ask for an agent; the first one, and one after the server's end, waits for the import of torch.
+
+        ``restarts``: those of the workers so far.
+        """
         if self.channel is not None:
             self.channel.close()
         self.status, self._unread = None, b""
@@ -112,7 +115,7 @@ class AgentProcess:
                 self._requests.close()
             self.server, self._requests = start_fork_server(self._worker)
         self.pid, self.rank_server = self.server, 0
-        request = {"pod": encode_config(self._pod), "flags": list(flags), "entry": self._entry}
+        request = {"pod": encode_config(self._pod), "flags": list(flags), "entry": self._entry, "restarts": restarts}
         guards = [] if store_guard is None else [store_guard]
         with suppress(OSError):  # it has ended, as the channel will show
             request_fork(self._requests, request, [theirs.fileno(), *guards])

@@ -27,6 +27,7 @@ ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # taken out by the shim
 STOPPING_FILE: Final = "stopping"  # is there once the pod was asked to stop
 STALL_REPORT_FILE: Final = "stall.json"  # what the watchdog has found, for the agent to exchange with the other pods
 
+RUN_STEP_FILE: Final = "step.json"  # how far the run is by pod 0, for its agent to tell the other pods
 TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank may post its progress: {"port": …, "token": its file}
 PAGES: Final = ("port", "prom", "post", "log")
 """What there may be of a rank's progress, the best first: its exporter's port, what that has left at its end, what the

@@ -84,6 +84,12 @@ def read_progress(page: str) -> dict[str, float]:
     return found
 
 
+def read_step(page: str) -> Optional[float]:
+    """Return how far the run is by a rank's page."""
+    values = read_progress(page)
+    return values.get(METRIC_GLOBAL_STEP, values.get(METRIC_STEPS))
+
+
 def fetch_page(port: int, path: str = "/metrics", timeout: float = PAGE_TIMEOUT) -> str:
     """Return a page of this machine, at most 1 MiB within ``timeout`` seconds. Raises: OSError or ValueError."""
     deadline = time.monotonic() + timeout
@@ -169,8 +175,7 @@ class Metrics:
         """Return how far a local rank, which has ended, reports that the run was; else any other of this pod."""
         for one in (rank, *(other for other in self._ranks() if other != rank)):
             self._collect(one, self._last)
-            values = read_progress(self._last.get(one, ""))
-            step = values.get(METRIC_GLOBAL_STEP, values.get(METRIC_STEPS))
+            step = read_step(self._last.get(one, ""))
             if step is not None:
                 return step
         return None

@@ -69,18 +69,20 @@ class Restarts:
         """How many restarts the budget still has."""
         return self._budget - self._spent
 
-    def observe(self, failures: list[dict[str, Any]], *, free: bool) -> bool:
+    def observe(self, failures: list[dict[str, Any]], *, free: bool, run_step: Optional[float] = None) -> bool:
         """Take in failures of workers. Returns whether a restart in the same pod may help, and is in the budget.
 
         ``free``: by what others do. Where only secondary failures are seen, the pod whose rank failed first decides,
-        and pod 0 where there is none: it knows best how far the run is.
+        and pod 0 where there is none: it knows best how far the run is. ``run_step``: what it has last told of that,
+        for a pod whose own ranks report nothing.
         """
         self.failures, self._free = failures, free
         root = find_root_cause(failures)
         if self._metrics.reads_log:
             time.sleep(_SECONDS_TO_SETTLE)  # what a rank wrote last is still on its way to its page
         self.failed_step = self._metrics.step(root["localRank"])
-        self.repeated = self._recurrence.observe(build_signature(root), self.failed_step, time.monotonic() - self.began)
+        step = run_step if self.failed_step is None else self.failed_step
+        self.repeated = self._recurrence.observe(build_signature(root), step, time.monotonic() - self.began)
         if free and self._pod.elastic:
             self._recurrence.without_progress = 0
             return True

@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Optional
 
-from .contract import METRIC_HANGS, METRIC_HEARTBEAT_AGE, STALL_REPORT_FILE
+from .contract import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE
 from .failure_table import HANG
 from .files import log, try_write_json
-from .metrics import PAGE_TIMEOUT, Metrics
+from .metrics import PAGE_TIMEOUT, Metrics, read_step
 from .pod import Pod, WatchdogConfig, list_workers
 from .processes import STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from .rendezvous import AwakeClock
@@ -67,6 +67,9 @@ class StallMonitor:
         while True:
             time.sleep(self._interval)
             pages = self._metrics.collect()
+            if self._pod.node == 0 and self._pod.meets_others:
+                steps = [step for step in map(read_step, pages.values()) if step is not None]
+                try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
             now = self._clock.tick(time.monotonic())
             if plan is not None and self._watchdog is not None and not self._is_stopping():
                 self._check(plan, self._watchdog, pages, now)

@@ -139,7 +139,7 @@ class Supervisor:
         if self.pod.meets_others and self.pod.node == 0 and not self._static and not self._store:
             guard, self._store_guard = os.pipe()
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
-        self._agent.start(flags, guard)
+        self._agent.start(flags, guard, self._restarts.count)
 
     def _release_agent(self) -> None:
         """Let the agent meet the others as soon as the master is there; until then it imports torch."""
@@ -248,8 +248,10 @@ class Supervisor:
             self._stalls.board = read_board(event["board"])
         if "failures" in event:
             failures = [{**one, "outcome": Outcome(*one["outcome"])} for one in event["failures"]]
-            again = self._restarts.observe(failures, free=bool(event.get("free")))
+            again = self._restarts.observe(failures, free=bool(event.get("free")), run_step=event.get("step"))
             self._agent.send(RESTART if again else END)
+        if "count" in event:
+            self._restarts.count = max(self._restarts.count, event["count"])
         if event.get("restart"):
             failures = self._restarts.failures
             self._restarts.count_in_place(self._stalls.root_cause)

@@ -1,13 +1,15 @@
 """What the launcher teaches torchrun's agent. The only module that touches private parts of torch."""
 
 import importlib
+import math
 import os
 import signal
 import time
 from contextlib import suppress
 from typing import Any, Callable, Iterable, Optional
 
-from .contract import EXIT_PREEMPTED, STALL_REPORT_FILE, STOPPING_FILE
+from .agreement import RestartCount, RunStep
+from .contract import EXIT_PREEMPTED, RUN_STEP_FILE, STALL_REPORT_FILE, STOPPING_FILE
 from .failure import blame_early_ends, examine
 from .files import log
 from .fork_server import RankForker
@@ -75,17 +77,22 @@ def log_errors_only(torch: Any) -> None:
 
 
 def adapt_torchrun(
-    pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool], forker: Optional[RankForker]
+    pod: Pod,
+    report: Report,
+    may_restart: Callable[[dict[str, Any]], bool],
+    forker: Optional[RankForker],
+    count: int = 0,
 ) -> Callable[[], None]:
     """Teach the agent what torchrun has no flag for, or nothing where this torch lacks a part that this needs.
 
     ``report`` sends an event to the launcher; ``may_restart`` sends failures, and returns whether a restart follows;
-    ``forker`` forks the ranks, None: they start in fresh interpreters. Returns a function that takes this pod out of
+    ``forker`` forks the ranks, None: they start in fresh interpreters; ``count``: how often the launcher has restarted
+    the workers. Returns a function that takes this pod out of
     the rendezvous. Raises: RuntimeError, for spares where it lacks one.
     """
     missing = find_missing_parts()
     if not missing:
-        patches = TorchrunPatches(pod, report, may_restart, forker)
+        patches = TorchrunPatches(pod, report, may_restart, forker, count)
         patches.apply()
         return patches.leave
     lack = f"torch {importlib.import_module('torch').__version__} lacks {', '.join(missing)}: "
@@ -108,19 +115,26 @@ class TorchrunPatches:
     """
 
     def __init__(
-        self, pod: Pod, report: Report, may_restart: Callable[[dict[str, Any]], bool], forker: Optional[RankForker]
+        self,
+        pod: Pod,
+        report: Report,
+        may_restart: Callable[[dict[str, Any]], bool],
+        forker: Optional[RankForker],
+        count: int = 0,
     ) -> None:
         self._pod, self._report, self._may_restart, self._forker = pod, report, may_restart, forker
         self._processes: Any = importlib.import_module(_PROCESSES)
         self._rounds: Any = importlib.import_module(_RENDEZVOUS)
         self._gate = SignalGate(self._processes)
         self._board = StallBoard(os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100)))
+        self._run_step = RunStep(os.path.join(pod.runtime, RUN_STEP_FILE))
         self._quorum = RendezvousQuorum(pod.nodes)
         self._seats = Seats(pod)
         self._heartbeats: Optional[Heartbeats] = None
         self._handler: Any = None  # of an elastic job's rendezvous, once it is known
         self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
         self._restarts = 0
+        self._count = RestartCount(count)
 
     def apply(self) -> None:
         """Put this object's methods around torchrun's."""
@@ -183,14 +197,22 @@ class TorchrunPatches:
         with self._gate:
             started = inner(agent, *args)
         self._report({"phase": "Running"})
+        if self._pod.meets_others:
+            self._count.start_round(agent._store, time.monotonic())
         return started
 
     def _restart(self, inner: Any, agent: Any, *args: Any) -> Any:
+        self._learn_count()
         self._report({"restart": True})
         self._restarts += 1
+        self._count.count += 1
         # What TORCHELASTIC_RESTART_COUNT is computed from: torchrun counts failures of its own ranks alone.
         agent._remaining_restarts = agent._worker_group.spec.max_restarts - self._restarts
         return inner(agent, *args)
+
+    def _learn_count(self, now: float = math.inf) -> None:
+        if self._count.learn(now):
+            self._report({"count": self._count.count})
 
     def _monitor(self, inner: Any, agent: Any, *args: Any) -> Any:
         pod, result = self._pod, inner(agent, *args)
@@ -198,6 +220,9 @@ class TorchrunPatches:
             board = self._board.exchange(agent._store, agent._worker_group.group_world_size, time.monotonic())
             if board is not None:
                 self._report({"board": board})
+            if pod.node == 0:
+                self._run_step.post(agent._store, time.monotonic())
+            self._learn_count(time.monotonic())
         failures = [examine(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
         ended = 0
         if failures and not pod.elastic:
@@ -208,7 +233,8 @@ class TorchrunPatches:
         may_be_free = bool(failures) and pod.awaits_peers and not_counted and not self._is_stopping
         free = may_be_free and self._quorum.take_free_restart()
         if failures:
-            again = self._may_restart({"failures": failures, "free": free})
+            step = self._run_step.read(agent._store) if pod.node and pod.meets_others else None
+            again = self._may_restart({"failures": failures, "free": free, "step": step})
             # Pods that have ended do not come to another rendezvous: it would only time out.
             agent._remaining_restarts = int(again and not ended)
         return result

@@ -5,7 +5,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
-from ddp_operator.api.status import LastFailure, Restarts
+from ddp_operator.api.status import LastFailure, Restarts, Status
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c
 from ddp_operator.status.describe import count_new_restarts, take_final_progress
@@ -16,12 +16,12 @@ Limit = tuple[str, str]
 """Why there is no further attempt: the reason of the condition Failed, and the conclusion."""
 
 
-def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods) -> Limit | None:
+def is_final(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods, now: datetime) -> Limit | None:
     """Return why another attempt would end alike, whatever is left of the budget; None: it might not."""
     cause = diagnosis.cause
     if cause is None:
         return None
-    if diagnosis.repeated or _is_repeated(job, cause, pods):
+    if diagnosis.repeated or _is_repeated(job, cause, pods, now):
         return c.REPEATED_FAILURE, f"the same {cause.signature} twice without progress in between, not tried again"
     return (cause.category, "") if diagnosis.permanent else None
 
@@ -43,8 +43,7 @@ def charge(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime, t
         unseen = 0 if apart or ended is None else count_new_restarts(job.status, ended.restarts)
         times = 1 + max(0, min(unseen, job.spec.recovery.max_restarts - restarts.used))
     checkpoint = status.checkpoint.step if status.checkpoint else 0
-    # What the failing rank itself reported at its end is exact; pod 0's page was read some seconds before.
-    step = cause.step or (status.progress.step if status.progress else None) or 0
+    step = _find_step(cause, status)
     renewed = checkpoint - restarts.checkpoint_step >= job.spec.recovery.reset_after_steps
     moved = step > restarts.step or (step == 0 and _lasted(pods))
     return replace(
@@ -71,15 +70,24 @@ def find_limit(job: DDPTrainingJob, cause: LastFailure, charged: Restarts) -> Li
     return None
 
 
-def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods) -> bool:
+def _find_step(cause: LastFailure, status: Status) -> int:
+    """Return how far the run was, 0 where nobody has said it.
+
+    What the failing rank itself reported at its end is exact; pod 0's page was read some seconds before.
+    """
+    return cause.step or (status.progress.step if status.progress else None) or 0
+
+
+def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime) -> bool:
     """Tell whether a failure of the current attempt is the same as the last one, without progress in between."""
     last = job.status.last_failure
     if last is None or not cause.signature or cause.signature != last.signature:
         return False
     if (cause.pod, cause.time) == (last.pod, last.time):
         return False  # it is that very one, which was seen on the pod's page
-    if cause.step:
-        return cause.step <= max(last.step or 0, job.status.restarts.step)
+    step = _find_step(cause, take_final_progress(job.status, pods, now))
+    if step:
+        return step <= max(last.step or 0, job.status.restarts.step)
     return not _lasted(pods)
 
 

@@ -144,7 +144,7 @@ def _answer_failure(state: State, diagnosis: Diagnosis) -> Decision:
     cause = diagnosis.cause
     if cause is None:
         return _await_report(state, diagnosis)
-    final = budget.is_final(state.job, diagnosis, state.pods)
+    final = budget.is_final(state.job, diagnosis, state.pods, state.now)
     if final is not None:
         return attempts.fail(state, cause, *final)
     free = _why_free(state, diagnosis)

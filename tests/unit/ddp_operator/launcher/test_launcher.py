@@ -377,7 +377,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Age
     monkeypatch.setattr("ddp_operator.launcher.agent.start_fork_server", lambda worker: (4321, requests))
     monkeypatch.setattr("ddp_operator.launcher.agent.kill", lambda pid, number: killed.append(pid))
     process = AgentProcess(launcher_pod(tmp_path), ["python", "worker", "script", "0", "train.py"], warm=True)
-    process.start(["--nnodes=1"], None)
+    process.start(["--nnodes=1"], None, 0)
     _, (descriptor,), _, _ = socket.recv_fds(theirs, 4, 1)
     assert json.loads(theirs.recv(1 << 16))["flags"] == ["--nnodes=1"]
     with socket.socket(fileno=descriptor) as channel, theirs:

@@ -70,6 +70,22 @@ def test_only_the_pod_whose_rank_failed_spends_the_budget(tmp_path: Path) -> Non
     assert not found.observe([failure("other", code=7)], free=False)
 
 
+class SaysNothing(AtStep):
+    """Metrics of ranks that report no step."""
+
+    def step(self, rank: int) -> float | None:
+        return None
+
+
+def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: Path) -> None:
+    """As of a script that prints its steps in rank 0 alone: the same failure with steps in between is no repetition."""
+    config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
+    found = Restarts(config, cast(Metrics, SaysNothing()))
+    again = [found.observe([failure(code=3)], free=False, run_step=step) for step in (100, 200, 300, 300)]
+    assert (again, found.repeated) == ([True, True, True, False], True)
+    assert found.failed_step is None, "the rank has not said it"
+
+
 KILLED = {"type": "", "exitCode": -9}
 
 

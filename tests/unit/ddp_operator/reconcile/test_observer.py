@@ -16,6 +16,7 @@ from ddp_operator.cluster import Cluster, Key, Refused, Snapshot
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile.observer import Memory, Observer
 from tests.support.builders import NOW, UID, Json, child_job, child_pod, job, last_words, page
+from tests.support.fake_cluster import ReconcilerHarness
 
 STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 
@@ -213,3 +214,18 @@ class TestShared:
         spec = {"networkPolicy": {"enabled": True}}
         assert (await Look().at(spec=spec, policies=policies, **shared)).shared_complete is complete
         assert (await Look().at(spec={}, **shared)).shared_complete
+
+
+async def test_page_that_answers_no_more_is_reported_until_it_does() -> None:
+    harness = await ReconcilerHarness().settle()
+    harness.run_pods()
+    harness.cluster.page = page(ddp_step=5, phase="Running")
+    await harness.settle()
+    assert harness.state("Progressing") == ("True", "Training")
+    for text, expected in ((None, ("Unknown", "NoMetricsPage")), (harness.cluster.page, ("True", "Training"))):
+        harness.cluster.page = text
+        for _ in range(60):
+            harness.clock.advance(1)
+            await harness.reconcile()
+        assert harness.state("Progressing") == expected
+        assert harness.state("Rendezvoused")[0] == "True", "what was seen stands"

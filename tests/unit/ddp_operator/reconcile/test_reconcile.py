@@ -403,20 +403,6 @@ class TestProgress:
         assert harness.cluster.calls.count("scrape") - before <= 3
         assert harness.requeue == 10.0
 
-    async def test_page_that_answers_no_more_is_reported_until_it_does(self) -> None:
-        harness = await ReconcilerHarness().settle()
-        harness.run_pods()
-        harness.cluster.page = page(ddp_step=5, phase="Running")
-        await harness.settle()
-        assert harness.state("Progressing") == ("True", "Training")
-        for text, expected in ((None, ("Unknown", "NoMetricsPage")), (harness.cluster.page, ("True", "Training"))):
-            harness.cluster.page = text
-            for _ in range(60):
-                harness.clock.advance(1)
-                await harness.reconcile()
-            assert harness.state("Progressing") == expected
-            assert harness.state("Rendezvoused")[0] == "True", "what was seen stands"
-
     async def test_steps_of_a_log_are_no_progress_of_restarting_workers(self) -> None:
         """A pod that cannot reach its peer after a restart in place waits for it up to joinTimeoutSeconds."""
         harness = await ReconcilerHarness().train(page(ddp_step=7, phase="Running"))

@@ -247,6 +247,11 @@ class TestRepeatedFailure:
     def test_is_none_with_progress_or_where_something_else_failed(self, step: int, words: dict[str, Any]) -> None:
         assert self.again(step, **words).status.phase == "Restarting"
 
+    @pytest.mark.parametrize(("reached", "phase"), [(11, "Restarting"), (10, "Failed")])
+    def test_of_a_rank_that_reports_no_step_goes_by_how_far_pod_0_was(self, reached: int, phase: str) -> None:
+        status = replace(STARTED, restarts=Restarts(step=10), progress=Progress(step=reached))
+        assert self.again(None, before=None, status=status).status.phase == phase
+
     def test_is_none_where_it_is_the_failure_that_was_seen_before(self) -> None:
         first = self.again(10, signature="another")
         failure_ = failure(first)
