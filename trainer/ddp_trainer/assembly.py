@@ -109,7 +109,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
     if world.device.type == "cpu" and config.precision.channels_last:
         slice_before_narrow_convolutions(model)
     if config.model.sync_batchnorm and world.is_distributed:
-        model = convert(model, world.device)
+        model = convert(model)
     if world.is_main and (warning := graph_warning(config.precision, model, world.size, world.device)):
         warn(warning)
     optimizer = build_optimizer(config.optim, model.parameters())

@@ -43,7 +43,8 @@ class DocumentsLoop:
             torch.backends.cudnn.deterministic = config.precision.deterministic
         model = build_model(config.model, channels, classes).to(self.device)
         if config.model.sync_batchnorm and world.is_distributed:
-            model = convert(model, self.device)
+            cuda = self.device.type == "cuda"
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model) if cuda else convert(model)  # type: ignore[no-untyped-call]
         if world.is_distributed:
             model = nn.parallel.DistributedDataParallel(
                 model, device_ids=[self.device] if self.device.type == "cuda" else None

@@ -6,12 +6,14 @@ gets an exception or is seen.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +24,7 @@ from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sources import CachedSource, Normalise
 from ddp_trainer.models import build_model
+from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.observability.meters import AsyncScalars
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
@@ -119,6 +122,33 @@ def test_a_step_is_made_on_the_device(preset: str) -> None:
             with torch.inference_mode():
                 totals += task.totals(model(images), labels) + task.correct(outputs, labels).sum()
     assert crossings.found == []
+
+
+@pytest.fixture
+def ranks() -> Iterator[None]:
+    """Two ranks, of which the other's messages are left out; the statistics of batch norm have a shape."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)  # type: ignore[no-untyped-call]
+    with torch.library._scoped_library("aten", "IMPL") as library:  # type: ignore[no-untyped-call]
+
+        def statistics(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+            return x.new_empty(x.shape[1]), x.new_empty(x.shape[1])
+
+        library.impl("batch_norm_update_stats", statistics, "Meta")
+        yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norm_over_ranks_is_made_on_the_device(momentum: float | None, ranks: None) -> None:
+    with DEVICE:
+        layer = convert(nn.BatchNorm2d(4, momentum=momentum))
+        images = torch.empty(2, 4, 6, 6, requires_grad=True)
+    with Crossings() as crossings:
+        layer(images).sum().backward()
+    assert crossings.found == []
+    assert images.grad is not None
 
 
 def test_the_watch_sees_a_copy_and_a_number_that_is_asked_for() -> None:

@@ -1,7 +1,8 @@
 """Batch norm over the batches of all ranks together.
 
-torch's SyncBatchNorm computes on GPUs only. For the CPU there is one of our own with the same parameters and buffers,
-so that a state dict moves between ``BatchNorm2d``, torch's and this one.
+torch's SyncBatchNorm computes on GPUs only, where the host waits for the device in every layer, and torch.compile can't
+follow it. This one has the same parameters and buffers, so that a state dict moves between ``BatchNorm2d``, torch's and
+this one.
 """
 
 from typing import Any
@@ -12,26 +13,19 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 
-def convert(model: nn.Module, device: torch.device) -> nn.Module:
-    """``model`` with all its batch norms synchronised over the ranks, for training on ``device``.
+def convert(module: nn.Module) -> nn.Module:
+    """``module`` with all its batch norms synchronised over the ranks.
 
     Needs a process group. Parameters and buffers stay the same objects.
     """
-    if device.type == "cuda":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        return converted
-    return _convert(model)
-
-
-def _convert(module: nn.Module) -> nn.Module:
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        return CpuSyncBatchNorm(module)
+        return SyncBatchNorm(module)
     for name, child in module.named_children():
-        setattr(module, name, _convert(child))
+        setattr(module, name, convert(child))
     return module
 
 
-class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Takes the place of a batch norm; normalises with mean and variance of all ranks' samples while training."""
 
     def __init__(self, old: nn.modules.batchnorm._BatchNorm) -> None:
@@ -50,14 +44,17 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         kind = _statistics_type(input)
-        weight = self.weight if self.affine else torch.ones(self.num_features, dtype=kind)
-        bias = self.bias if self.affine else torch.zeros(self.num_features, dtype=kind)
+        weight = self.weight if self.affine else input.new_ones(self.num_features, dtype=kind)
+        bias = self.bias if self.affine else input.new_zeros(self.num_features, dtype=kind)
         output, mean, var, count = _Normalise.apply(input, weight, bias, self.eps)  # type: ignore[no-untyped-call]
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 assert self.num_batches_tracked is not None
                 self.num_batches_tracked.add_(1)
-                share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+                # A number or a tensor: the host does not wait to know how many batches there were.
+                share: Any = self.momentum
+                if share is None:
+                    share = self.num_batches_tracked.to(mean.dtype).reciprocal()
                 self.running_mean.lerp_(mean, share)
                 # The running variance is the unbiased one, as batch norm has it.
                 self.running_var.lerp_(var * (count / (count - 1.0).clamp(min=1.0)), share)
@@ -77,14 +74,19 @@ class _Normalise(torch.autograd.Function):
     def forward(
         context: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # What BatchNorm2d's own kernel takes; torch.var_mean needs up to thirty times as long with channels last.
-        own_mean, own_var = torch.batch_norm_update_stats(x.to(_statistics_type(x)), None, None, 0.0)
+        kind = _statistics_type(x)
+        if torch.compiler.is_compiling():  # into a kernel with what is beside it
+            own_var, own_mean = torch.var_mean(x.to(kind), [0, *range(2, x.dim())], correction=0)
+        else:
+            # What BatchNorm2d's own kernel takes; torch.var_mean needs up to thirty times as long with channels last.
+            # On a GPU that reads halves and adds up in fp32.
+            own_mean, own_var = torch.batch_norm_update_stats(x if x.is_cuda else x.to(kind), None, None, 0.0)
         own_count = own_mean.new_full((1,), float(x.numel() // x.shape[1]))
-        mine = torch.cat([own_mean, own_var, own_count])
-        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, mine)
-        gathered = torch.stack(everyone)
-        channels = x.shape[1]
+        # Each rank's row of a table, of which the others know nothing: the sum is exact, and one message for all ranks.
+        channels, rank = x.shape[1], dist.get_rank()
+        gathered = own_mean.new_zeros(dist.get_world_size(), 2 * channels + 1)
+        torch.cat([own_mean, own_var, own_count], out=gathered[rank])
+        dist.all_reduce(gathered)
         means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
         # Variances of parts are put together with the spread of their means: subtracting squares would cancel digits.
         count = counts.sum()
@@ -107,13 +109,14 @@ class _Normalise(torch.autograd.Function):
         The parameters' gradients stay this rank's own; DDP averages them.
         """
         x, weight, mean, var, count = context.saved_tensors
+        inverse = torch.rsqrt(var + context.eps)
+        # A CPU's kernel takes the variance, a GPU's its inverse root.
         _, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-            gradients[0], x, weight, mean, var, None, None, False, context.eps, [False, True, True]
+            gradients[0], x, weight, mean, var, mean, inverse, False, context.eps, [False, True, True]
         )
         sums = torch.cat([dbias, dweight]).to(mean.dtype)
         dist.all_reduce(sums)
         sum_dy, sum_dy_xhat = sums.div_(count).view(2, -1).unbind(0)
-        inverse = torch.rsqrt(var + context.eps)
         # dx is linear in x and in dy: slope * x + offset + scale * dy.
         scale = weight.to(mean.dtype) * inverse
         slope = -scale * inverse * sum_dy_xhat

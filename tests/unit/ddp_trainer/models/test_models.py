@@ -12,7 +12,7 @@ from ddp_trainer.config.options import build
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.errors import UserError
 from ddp_trainer.models import ModelConfig, build_model
-from ddp_trainer.models.sync_batchnorm import CpuSyncBatchNorm, convert
+from ddp_trainer.models.sync_batchnorm import SyncBatchNorm, convert
 from ddp_trainer.models.wide_resnet import WideResNet
 from ddp_trainer.tasks import Segmentation
 
@@ -129,7 +129,7 @@ def test_conversion_keeps_parameters_names_and_what_is_no_batch_norm() -> None:
     before = dict(model.named_parameters())
     images = torch.randn(4, 1, 8, 8)
     expected = model(images).detach()
-    converted = convert(model, CPU)
+    converted = convert(model)
     assert dict(converted.named_parameters()).keys() == before.keys()
     assert all(parameter is before[name] for name, parameter in converted.named_parameters())
     assert not any(isinstance(one, nn.BatchNorm2d) for one in converted.modules())
@@ -140,7 +140,7 @@ def test_conversion_keeps_parameters_names_and_what_is_no_batch_norm() -> None:
 def test_a_state_moves_between_synchronised_and_plain_batch_norm() -> None:
     plain = nn.BatchNorm2d(3)
     plain(torch.randn(4, 3, 2, 2))
-    sync = CpuSyncBatchNorm(nn.BatchNorm2d(3))
+    sync = SyncBatchNorm(nn.BatchNorm2d(3))
     sync.load_state_dict(plain.state_dict())
     assert all(torch.equal(sync.state_dict()[name], value) for name, value in plain.state_dict().items())
     with pytest.raises(ValueError, match=r"batch norm takes \(N, C, ...\)"):
