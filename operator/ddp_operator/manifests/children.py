@@ -55,9 +55,9 @@ def load_launcher() -> Launcher:
 
 
 def without_comments(source: str) -> str:
-    """Return a module with its comments and the docstrings of functions and classes as empty lines.
+    """Return a module without its comments and the docstrings of functions and classes.
 
-    So the lines that a traceback names are true.
+    Lines stay where they are, so those that a traceback names are true.
 
     etcd keeps a copy for each namespace, and what the code is for is to be read where it is written.
     """
@@ -71,8 +71,9 @@ def without_comments(source: str) -> str:
                 empty[0] = f"{' ' * text.col_offset}...\n"
             lines[text.lineno - 1 : text.end_lineno] = empty
     for token in tokenize.generate_tokens(iter(lines).__next__):
-        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#"):
-            lines[token.start[0] - 1] = "\n"
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
     return "".join(lines)
 
 

@@ -117,7 +117,7 @@ class TestLauncher:
         assert delivered.keys() == sources.keys()
         for name, text in delivered.items():
             for line, original in zip(text.splitlines(), sources[name].splitlines(), strict=True):
-                assert line == original or line.strip() in ("", "...")
+                assert original.startswith(line) or line.strip() == "..."
             assert ast.get_docstring(ast.parse(text)) == ast.get_docstring(ast.parse(sources[name]))
 
     def test_its_body_goes_to_the_kernel_in_one_piece(self) -> None:
@@ -127,9 +127,9 @@ class TestLauncher:
         source = 'class A(Exception):\n    """One."""\n\n\ndef f():\n    """Two\n    lines."""\n    return 1\n'
         assert without_comments(source) == "class A(Exception):\n    ...\n\n\ndef f():\n\n\n    return 1\n"
 
-    def test_a_comment_leaves_an_empty_line_and_a_string_stays(self) -> None:
-        source = 'A = """\n# none\n"""\n# one\nB = 1  # here\n'
-        assert without_comments(source) == 'A = """\n# none\n"""\n\nB = 1  # here\n'
+    def test_a_comment_leaves_its_line_and_a_string_stays(self) -> None:
+        source = 'A = """\n# none\n"""  # zero\n# one\nB = "#"  # here\n'
+        assert without_comments(source) == 'A = """\n# none\n"""\n\nB = "#"\n'
 
     def test_is_what_the_pod_mounts_and_runs(self) -> None:
         made = children()
