@@ -90,6 +90,13 @@ class Queue:
             self.cluster.kubectl("delete", kind, self.name, "--wait=false")
         self.cluster.kubectl("delete", "workloadpriorityclass", f"{self.name}-high")
 
+    def widen(self, pods: int) -> None:
+        """Give the ClusterQueue room for so many pods."""
+        path = "/spec/resourceGroups/0/flavors/0/resources/2/nominalQuota"
+        patch = f'[{{"op":"replace","path":"{path}","value":"{pods}"}}]'
+        done = self.cluster.kubectl("patch", "clusterqueue", self.name, "--type=json", "-p", patch)
+        assert done.returncode == 0, done.stderr
+
     def hold(self, policy: str) -> None:
         """Set the ClusterQueue's stopPolicy."""
         self.cluster.kubectl(
@@ -393,3 +400,24 @@ def test_no_failure_costs_the_job_the_workload_or_a_pod_that_is_well(
         job.trained(since=done, world=1)
         assert held() == before
         assert [pod.metadata.uid for pod in job.living()] == [stays]
+
+
+def test_a_spare_has_its_quota_from_the_beginning_and_takes_a_lost_pods_place(cluster: Cluster, queue: Queue) -> None:
+    job = Training(cluster, "spared", spares=1)
+    queue.waits("spared", "request > maximum capacity", "Inadmissible")
+    queue.widen(3)
+    done, before = job.trained(), queue.workload("spared")
+    assert [pods["count"] for pods in before["spec"]["podSets"]] == [3]
+    cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready")
+    for _ in range(2):  # the successor of the first one is the next spare
+        taking = {pod.metadata.uid: pod for pod in job.living()}
+        lost = job.pod(1) if "world" in cluster.kubectl("logs", job.pod(1).metadata.name).stdout else job.pod(2)
+        delete = partial(cluster.core.delete_namespaced_pod, lost.metadata.name, cluster.namespace)
+        job.recovered(done, delete, "the loss of a pod beside a spare in a queue")
+        done = job.trained(since=done)
+        cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready again")
+        assert len({pod.metadata.uid for pod in job.living()} & taking.keys()) == 2
+    status = job.status
+    told = status["restarts"]
+    assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 2, 0, 0), status
+    assert queue.workload("spared")["metadata"]["uid"] == before["metadata"]["uid"]

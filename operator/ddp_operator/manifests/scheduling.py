@@ -38,7 +38,8 @@ def build_pod_group(job: DDPTrainingJob, *, attempt: int, nodes: int) -> dict[st
     gang = GANGS.get(asked.gang)
     if gang is None:
         return None
-    least = job.spec.elastic.min_nodes if job.spec.elastic else nodes  # an elastic job can begin with those
+    # An elastic job can begin with its least number; of a job with spares those that are placed first may lack pod 0.
+    least = job.spec.elastic.min_nodes if job.spec.elastic else nodes + job.spares
     spec: dict[str, Any] = {"minMember": least}
     if asked.gang == "Coscheduling":
         spec["scheduleTimeoutSeconds"] = job.spec.rendezvous.join_timeout_seconds

@@ -94,7 +94,9 @@ def _goes_on(state: State) -> bool:
 def _can_wait(state: State) -> bool:
     """Tell whether the other pods wait: they have met, none has ended, and their launchers start workers again."""
     launchers = state.attempt_job is not None and _awaits_peers(state.attempt_job)
-    return launchers and _have_met(state) and not any(pod.phase == "Succeeded" or pod.ganged for pod in state.pods)
+    # In Kubernetes' own gang nobody but the Job controller makes pods: a spare bridges its back-off.
+    too_late = any(pod.phase == "Succeeded" or (pod.ganged and not state.job.spares) for pod in state.pods)
+    return launchers and _have_met(state) and not too_late
 
 
 def _awaits_peers(job: JobView) -> bool:

@@ -57,6 +57,7 @@ class TestGang:
         found = children(scheduling={"gang": "Coscheduling"}, rendezvous={"joinTimeoutSeconds": 120})
         assert found["PodGroup"]["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
         assert found["PodGroup"]["spec"] == {"minMember": 2, "scheduleTimeoutSeconds": 120}
+        assert children(scheduling={"gang": "Volcano"}, spares=2)["PodGroup"]["spec"]["minMember"] == 4
         pod = found["Job"]["spec"]["template"]
         assert pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "train-1"
         assert pod["spec"]["schedulerName"] == "scheduler-plugins-scheduler"

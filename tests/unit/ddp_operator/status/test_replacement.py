@@ -163,6 +163,11 @@ class TestSpares:
         assert again.status.last_failure is not None
         assert again.status.last_failure.pod == "train-1-1-abcde"
 
+    def test_one_takes_a_place_in_a_gang_whose_pods_only_the_job_controller_makes(self) -> None:
+        gang = {"spec": {"schedulingGroup": {"podGroupName": "g"}}}
+        decision = self.run(child_pod(0, **gang), LOST, child_pod(2, **gang))
+        assert (decision.status.phase, decision.status.attempt, created(decision)) == ("Running", 1, [])
+
     def test_the_workers_that_meet_again_are_no_reason_for_a_new_attempt(self) -> None:
         last = LastRestart(attempt=1, level="SamePods", time=NOW)
         assert (
