@@ -58,3 +58,5 @@ def test_samples_that_do_not_divide_are_filled_up_by_fewer_than_the_ranks_and_on
     seen = flat(first) + flat(rest)
     assert set(seen) == set(range(50))
     assert len(seen) - 50 == 1
+    # A validation alone trains on nothing; run() has seen that the ranks validate each of 7 samples once.
+    assert flat(run(tmp_path, 2, 50, "--eval-only")) == []

@@ -23,6 +23,7 @@ from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
+from ddp_trainer.models.export import check_export
 from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
@@ -57,6 +58,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
         precision = Precision(config.precision, world.device)
         check_graphs(config.precision, config.optim.accumulate, world.device)
         check(config.distributed, world)
+        check_export(config.export)
         if world.is_main and precision.warning:
             warn(precision.warning)
         if world.is_main and config.precision.name == "auto":
@@ -80,20 +82,21 @@ def assemble(config: RunConfig, world: World) -> Parts:
         seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
         model = build_model(config.model, datasets.in_channels, datasets.num_classes)
         if source:
-            loaded = load_weights(model, read_weights(source), source)
+            loaded = load_weights(model, read_weights(source), source, whole=config.eval_only)
             if world.is_main:
                 print(loaded, flush=True)
         if config.checkpoint.dir is not None and world.is_main:
             checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(Path(config.checkpoint.dir)))
-            checkpointer.prepare()
+            if not config.eval_only:
+                checkpointer.prepare()
             require(
-                config.checkpoint.resume != "never" or not checkpointer.list(),
+                config.eval_only or config.checkpoint.resume != "never" or not checkpointer.list(),
                 "checkpoint.dir",
                 f"{config.checkpoint.dir} already holds checkpoints",
                 "give another folder, or --resume auto to go on from them",
             )
     with world.agreed():
-        if checkpointer is not None:
+        if checkpointer is not None and not config.eval_only:
             with writable(checkpointer.folder, "checkpoint.dir"):
                 checkpointer.claim()
         folder = output_dir(config, world)
@@ -153,9 +156,9 @@ def _check_shapes(model: nn.Module, task: Task, datasets: Datasets, precision: P
 
 
 def output_dir(config: RunConfig, world: World) -> Path | None:
-    """Where rank 0 leaves the configuration and the model; None on other ranks and where no folder is given."""
+    """Where rank 0 leaves the configuration and the model; None on other ranks, and where nothing is to be left."""
     folder = config.output_dir or config.checkpoint.dir
-    return Path(folder) if folder and world.is_main else None
+    return Path(folder) if folder and world.is_main and not config.eval_only else None
 
 
 def save_model(model: nn.Module, config: RunConfig, world: World) -> str:

@@ -143,6 +143,13 @@ class Engine:
             else:
                 self.ema.restart()
 
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Take up of a state what is validated; raises RuntimeError or KeyError where shapes or names don't fit."""
+        ema = {name: tensor for name, tensor in state.get("ema", {}).items() if name.startswith("module.")}
+        self.model.load_state_dict({name.removeprefix("module."): ema[name] for name in ema} or state["model"])
+        if self.ema is not None:
+            self.ema.restart()
+
 
 def seed_generator(seed: int, device: torch.device) -> None:
     """Seed torch's default generator of the CPU, and of the device."""

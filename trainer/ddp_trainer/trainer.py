@@ -13,8 +13,9 @@ from ddp_trainer.data.loader import Batch
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import Preempted, Superseded, UserError
+from ddp_trainer.errors import Preempted, Superseded, UserError, require
 from ddp_trainer.exporter import Exporter
+from ddp_trainer.models.export import export_model
 from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.observability.logs import Logs
 from ddp_trainer.observability.meters import Timeline
@@ -80,14 +81,21 @@ class Trainer:
     def _resume(self) -> Position:
         """Take up the newest good checkpoint, if there is one; returns where the run stands."""
         folder = self.config.checkpoint.dir
-        if folder is None:
+        state = None if folder is None else load_newest(self.checkpointer, self.world)
+        if folder is None or state is None:
+            require(
+                not self.config.eval_only or self.config.model.init_from is not None,
+                "eval_only",
+                f"{folder} holds no checkpoint" if folder else "there are no weights to validate",
+                "give a --checkpoint-dir with a checkpoint, or --init-from",
+            )
             return Position()
-        state = load_newest(self.checkpointer, self.world)
-        if state is None:
-            return Position()
+        load = self.engine.load_state_dict
+        if self.config.eval_only:
+            load, self.checkpointer = self.engine.load_weights, None
         with self.world.agreed():
             try:
-                self.engine.load_state_dict(state["engine"])
+                load(state["engine"])
                 position = Position(**state["position"])
             except UserError:
                 raise
@@ -117,7 +125,7 @@ class Trainer:
     def fit(self) -> Position:
         """Train to the end; returns the final position."""
         try:
-            return self._fit()
+            return self._evaluate() if self.config.eval_only else self._fit()
         finally:
             self.logs.close()
 
@@ -132,8 +140,27 @@ class Trainer:
         self._wait_for_checkpoint()
         with self.exporter.saving():
             where = save_model(self.engine.evaluated_model, self.config, self.world)
+            try:
+                self._export()
+            except UserError as error:  # the run is complete, and its weights are saved
+                self.report.warn(str(error))
         self.report.done(self.position, where)
         return self.position
+
+    def _evaluate(self) -> Position:
+        scores, seconds = self._score()
+        self.position.accuracy = scores[self.task.score]
+        self.report.evaluated(scores, self.position.accuracy, seconds)
+        self._export()
+        return self.position
+
+    def _export(self) -> None:
+        """Write the files that ``export`` names, while the other ranks wait."""
+        with self.world.agreed():
+            if self.config.export and self.world.is_main:
+                example = next(iter(self.validation)).inputs
+                export_model(self.engine.evaluated_model, example, self.config.export)
+                self.report.info(f"exported to {', '.join(self.config.export)}")
 
     def _validation_pending(self) -> bool:
         """Whether the run was stopped between the end of an epoch, or of its steps, and the end of its validation."""
@@ -198,10 +225,10 @@ class Trainer:
         if not left:
             position.epoch, position.consumed = position.epoch + 1, 0
 
-    def _validate(self) -> None:
-        """Score the model on the validation data, every sample once, over all ranks."""
+    def _score(self) -> tuple[dict[str, float], float]:
+        """Score the model on the validation data, every sample once, over all ranks; returns the seconds as well."""
         started = self.timeline.now()
-        model, position = self.engine.evaluated_model, self.position
+        model = self.engine.evaluated_model
         self.world.broadcast_buffers(model)
         model.eval()
         self.agreement.begin(0)
@@ -218,10 +245,14 @@ class Trainer:
         if reason:
             self._stop_early(reason)
         scores = self.task.scores(self.world.sum(totals.tolist()))
-        score = scores[self.task.score]
+        return scores, self.timeline.seconds(started, self.timeline.now())
+
+    def _validate(self) -> None:
+        """Score the model, and write down what comes of it."""
+        scores, seconds = self._score()
+        score, position = scores[self.task.score], self.position
         position.accuracy, position.validated = score, position.step
         position.best_accuracy = max(score, position.best_accuracy or 0.0)
-        seconds = self.timeline.seconds(started, self.timeline.now())
         self.report.validated(position, scores, score, seconds, self.epochs.validated(score))
         if self.epochs.target_met:
             self.report.info(f"target reached: {position.streak} validations in a row; the run ends here")
@@ -264,7 +295,7 @@ class Trainer:
         if reason is Reason.SIGNAL:
             self._save()
         self._wait_for_checkpoint()
-        raise Preempted(self.position.step, saved=self.config.checkpoint.dir is not None)
+        raise Preempted(self.position.step, saved=bool(self.config.checkpoint.dir) and not self.config.eval_only)
 
     def _request_stop(self, step: int, loss: float) -> None:
         self._nonfinite_loss = step, loss

@@ -51,6 +51,14 @@ class RunConfig(Settings):
         None, "folder for metrics.jsonl and, where tensorboard is installed, TensorBoard's event files"
     )
     output_dir: str | None = option(None, "folder for config.json and model.pt (default: the checkpoint folder)")
+    eval_only: bool = option(
+        False, "validate the weights of the newest checkpoint, or else of --init-from, and end; nothing is saved"
+    )
+    export: tuple[str, ...] = option(
+        (),
+        "files to write the trained model to, comma-separated; by their endings: .safetensors (weights), .pt2 "
+        "(torch.export), .onnx",
+    )
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

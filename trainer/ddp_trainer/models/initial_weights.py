@@ -53,10 +53,10 @@ def read_weights(source: str) -> dict[str, Tensor]:
     return tensors
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> str:
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, *, whole: bool = False) -> str:
     """Copy what has the name and the shape of a tensor of ``model``; returns a line that says what has kept its own.
 
-    So a head for other classes is new. Raises :class:`UserError` where nothing fits.
+    So a head for other classes is new. Raises :class:`UserError` where nothing fits, or, if ``whole``, not everything.
     """
     given = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
     own = model.state_dict()
@@ -74,6 +74,12 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
     )
     model.load_state_dict(fitting, strict=False)
     new = [name for name in own if name not in fitting]
+    require(
+        not (whole and new),
+        "eval_only",
+        f"{source} lacks {len(new)} of the model's {len(own)} tensors, first {', '.join(new[:_SHOWN])}",
+        "choose the model and data that they were trained for",
+    )
     line = f"initial weights: {len(fitting)} of {len(own)} tensors from {source}"
     return f"{line}; new: {', '.join(new[:_SHOWN])}{', …' if len(new) > _SHOWN else ''}" if new else line
 

@@ -29,7 +29,7 @@ class EpochRecord:
         self._csv: CsvLog | None = None
         self._total_seconds = 0.0
         with world.agreed():
-            if config.csv_dir is not None and world.is_main:
+            if config.csv_dir is not None and world.is_main and not config.eval_only:
                 self._csv = CsvLog(Path(config.csv_dir) / file_name(config, world.size), position.epoch)
         self.begin()
 

@@ -187,13 +187,14 @@ class Logs:
 
     def __init__(self, config: RunConfig, world: World, step: int) -> None:
         self._logs: list[_Background] = []
+        wanted = world.is_main and not config.eval_only
         folder = None if config.log_dir is None else Path(config.log_dir)
         with world.agreed():
-            if folder is not None and world.is_main:
+            if folder is not None and wanted:
                 with writable(folder, "log_dir"):
                     folder.mkdir(parents=True, exist_ok=True)
                     (folder / FILE).open("a").close()
-        if not world.is_main:
+        if not wanted:
             return
         if folder is not None:
             self._add(FILE, "json", partial(JsonLines, folder / FILE, step))

@@ -192,13 +192,10 @@ class Reporter:
         ``training`` holds the figures of the epoch before it, where there was one.
         """
         self.flush()
-        self._exporter.set(contract.METRIC_VAL_ACCURACY, score)
-        self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
         epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
         if "accuracy" in training:
             self.info(f"training accuracy {training['accuracy']:.4f}")
-        text = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.info(f"{epoch} validation: {text} in {seconds:.1f} s")
+        self.evaluated(scores, score, seconds, f"{epoch} ")
         if "seconds" in training:
             self.info(
                 f"{epoch} training: {training['seconds']:.1f} s, {training['samples_per_second']:.0f} samples/s, "
@@ -207,6 +204,13 @@ class Reporter:
         figures = {f"validation/{name}": value for name, value in scores.items()}
         figures |= {f"epoch/{name}": value for name, value in training.items()}
         self._write(position.step, {"train/epoch": self._plan.fraction(position), **figures})
+
+    def evaluated(self, scores: dict[str, float], score: float, seconds: float, when: str = "") -> None:
+        """Report the ``scores`` of the validation data, of which runs are compared by ``score``."""
+        self._exporter.set(contract.METRIC_VAL_ACCURACY, score)
+        self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
+        text = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        self.info(f"{when}validation: {text} in {seconds:.1f} s")
 
     def resumed(self, folder: str, position: Position) -> None:
         """Report that the run goes on from a checkpoint."""

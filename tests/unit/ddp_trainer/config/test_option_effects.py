@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "csv_dir": ("tables",),
     "log_dir": ("figures",),
     "output_dir": ("elsewhere",),
+    "eval_only": ("true",),
+    "export": ("out/model.pt2", "--max-steps", "1"),
     "data.name": ("digits",),
     "data.dir": ("nowhere", *CIFAR),
     "data.download": ("true", *CIFAR),
