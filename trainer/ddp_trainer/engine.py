@@ -1,20 +1,21 @@
 """One optimiser step: forward, backward, all-reduce, update."""
 
 import contextlib
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data.loader import Batch
+from ddp_trainer.data.loader import Batch, Replayed
 from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.distributed.world import World
 from ddp_trainer.observability.meters import ComputeClock
-from ddp_trainer.optim import load_optimizer
+from ddp_trainer.optim import begin_momentum, load_optimizer
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task
@@ -34,6 +35,14 @@ class StepResult:
     correct: Tensor | None = None
 
 
+class Recorded(Protocol):
+    """A step that is recorded, see :class:`ddp_trainer.step_graph.StepGraph`."""
+
+    def step(self) -> StepResult:
+        """Take it with the batch that is next."""
+        ...
+
+
 class Engine:
     """The model with everything that changes it. Its state dict holds all that a resumed run needs to go on."""
 
@@ -51,15 +60,33 @@ class Engine:
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # Before DDP, whose hooks are none of the copy's business.
         self.ema = Ema(model, optim.ema_decay) if optim.ema_decay is not None else None
-        self.replica = replicate(model, distributed, world)
+        self._replicate()
         self._needs_all_gradients = needs_all_gradients(self.replica, distributed)
-        self._forward: Callable[[Tensor], Tensor] = self.replica
-        if config.precision.compile:
-            # Apart from the module, so that validation, with other batch sizes, stays as it is.
-            self._forward = torch.compile(self.replica, mode=config.precision.compile_mode, dynamic=False)
         self._correct: Tensor | None = None
+        # Of the step under way. Where a step may be recorded, the rate is no argument of kernels: they read it.
+        self._lr = optim.lr
+        self._lr_on_device: Tensor | None = None
+        self._step = 0
+        self.graph: Recorded | None = None
+        if precision.scaler is not None:
+            begin_momentum(optimizer)
+        if world.device.type == "cuda":
+            self.keep_lr_on_device()
         # After DDP, so that it hears of a gradient when DDP has taken it.
         self.clock = ComputeClock(model, world.device)
+
+    def _replicate(self) -> None:
+        self.replica = replicate(self.model, self._config.distributed, self.world)
+        self._forward: Callable[[Tensor], Tensor] = self.replica
+        precision = self._config.precision
+        if precision.compile:
+            # Apart from the module, so that validation, with other batch sizes, stays as it is.
+            self._forward = torch.compile(self.replica, mode=precision.compile_mode, dynamic=False)
+
+    def keep_lr_on_device(self) -> None:
+        """Let the optimiser read the learning rate from the device's memory, in fp32."""
+        if self._lr_on_device is None:
+            self._lr_on_device = torch.zeros((), device=self.world.device)
 
     def step(self, batch: Batch, step: int, lr: float) -> StepResult:
         """Take step ``step`` (from 0) with this rank's ``batch``, at learning rate ``lr``.
@@ -71,21 +98,43 @@ class Engine:
             self.replica.train()
         # Dropout and the like draw from the generator: seeded by step, it needs no saving.
         seed_generator(derive_seed(self._config.seed, _STREAM, step, self.world.rank), self.world.device)
+        self._step, self._lr, value = step, lr, self._lr_on_device
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self._correct = None
-        self.clock.begin()
-        if self._config.optim.accumulate == 1:
-            loss = self._backward(batch.inputs, batch.targets, 1.0)
+            group["lr"] = lr if value is None else value.fill_(lr)
+        if isinstance(batch, Replayed):
+            assert self.graph is not None
+            result = self.graph.step()
         else:
-            loss = self._backward_in_parts(batch)
-        if self._needs_all_gradients and any(parameter.grad is None for parameter in self._parameters):
-            raise missing_gradients(self.model, step)
-        norm = self.precision.step(self.optimizer, self._parameters, self._config.optim.clip_norm)
-        self.optimizer.zero_grad(set_to_none=True)
+            result = self.take(batch)
         if self.ema is not None:
             self.ema.update()
+        return result
+
+    def take(self, batch: Batch) -> StepResult:
+        """Forward, backward, all-reduce and update: what of a step can be recorded on a device."""
+        self._correct = None
+        self.clock.begin()
+        accumulate = self._config.optim.accumulate
+        whole = len(batch) == self._config.data.batch_size * accumulate
+        with contextlib.nullcontext() if whole else self.precision.untuned():
+            if accumulate == 1:
+                loss = self._backward(batch.inputs, batch.targets, 1.0)
+            else:
+                loss = self._backward_in_parts(batch)
+        if self._needs_all_gradients and any(parameter.grad is None for parameter in self._parameters):
+            raise missing_gradients(self.model, self._step)
+        norm = self.precision.step(self.optimizer, self._parameters, self._config.optim.clip_norm)
+        self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm, self._correct)
+
+    def recover(self) -> None:
+        """Be ready for a step after one that ended midway, with nothing done on the device."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if isinstance(self.replica, nn.parallel.DistributedDataParallel):
+            # DDP waits for the rest of the gradients. A second one is of use only when the first has let go of them.
+            self.replica = self._forward = self.model
+            gc.collect()
+            self._replicate()
 
     def _backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
         with self.precision.autocast():
@@ -126,6 +175,8 @@ class Engine:
             "optimizer": self.optimizer.state_dict(),
             "precision": self.precision.state_dict(),
         }
+        for group in state["optimizer"]["param_groups"]:
+            group["lr"] = self._lr
         return state if self.ema is None else state | {"ema": self.ema.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

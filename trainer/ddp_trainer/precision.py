@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,12 @@ class PrecisionConfig(Settings, group="precision"):
     channels_last: bool = option(False, "keep images as (N, H, W, C) in memory")
     deterministic: bool = option(
         False, "kernels that give the same result every time (slower on cuda); one that has none is named in a warning"
+    )
+    cuda_graph: str = option(
+        "auto",
+        "on cuda, record a training step and replay it in one launch: auto (where nothing speaks against it, which the "
+        "log says), on (also a model of your own), off",
+        choices=("auto", "on", "off"),
     )
     compile: bool = option(
         False, "compile the training step with torch.compile: minutes of warm-up, then faster on cuda"
@@ -119,6 +126,18 @@ class Precision:
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
+
+    @contextlib.contextmanager
+    def untuned(self) -> Iterator[None]:
+        """Within it cuDNN takes kernels that should do, instead of trying all of them for each new shape."""
+        import torch
+
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     def backward(self, loss: "torch.Tensor") -> None:
         """Add the gradients of ``loss`` to the parameters', scaled where the format needs it."""

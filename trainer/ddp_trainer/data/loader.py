@@ -8,10 +8,10 @@ from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sampling import samples_per_rank, train_order, uniforms, validation_order
-from ddp_trainer.data.sources import Batch, build_source
+from ddp_trainer.data.sources import Batch, Replayed, build_source
 from ddp_trainer.errors import UserError, require
 
-__all__ = ["Batch", "TrainLoader", "ValidationLoader"]
+__all__ = ["Batch", "Replayed", "TrainLoader", "ValidationLoader"]
 
 # The uses of random numbers that the augmentations' are apart from all others by.
 _STREAM, _STREAM_VALIDATION = 1, 4

@@ -5,12 +5,12 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from ddp_trainer.machine import available_cpus, available_memory
 _SHARE = 0.4
 # Batches that each reader has ready at most.
 _PREFETCH = 4
+# Memory on a GPU for batches that are made together.
+_AT_ONCE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+
+class Replayed(Batch):
+    """Stands for a batch that a recorded step makes for itself: it has a length, and nothing in it."""
+
+    @classmethod
+    def of(cls, count: int) -> Self:
+        """One of ``count`` samples."""
+        nothing = torch.empty(count, 0)
+        return cls(nothing, nothing)
 
 
 class Normalise:
@@ -59,12 +71,27 @@ class Normalise:
 
 
 class CachedSource:
-    """Everything is on the device; a batch is a gather there, and nothing is sent while training."""
+    """Everything is on the device; a batch is a gather there, and nothing is sent while training.
+
+    ``replayed``, where given, says of a batch's length whether a recorded step makes it, from :meth:`at_cursor`: there
+    is a :class:`Replayed` in its place.
+    """
 
     def __init__(self, data: ImageData, augmentation: Augmentation, normalise: Normalise, device: torch.device) -> None:
         self.augmentation, self.normalise, self.device = augmentation, normalise, device
         self.cache = augmentation.prepare(data.images).to(device)
         self.labels = data.labels.to(device)
+        # Batches that are made together: on a GPU that takes as many launches as one.
+        self.at_once = 1 if device.type == "cpu" else 16
+        self._image_bytes = data.images[0].numel() * 4
+        self.replayed: Callable[[int], bool] | None = None
+
+    def record(self, replayed: Callable[[int], bool]) -> None:
+        """Keep what an epoch is made of in one place, where a recorded step finds it; batches are made one by one."""
+        self.replayed, self.at_once = replayed, 1
+        self.cursor = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._order = torch.zeros(len(self.labels), dtype=torch.int64, device=self.device)
+        self._numbers = torch.zeros(len(self.labels), self.augmentation.draws, device=self.device)
 
     def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
         """The samples ``order`` in batches of ``size``, augmented by the rows of ``draws``, or not at all.
@@ -73,11 +100,33 @@ class CachedSource:
         """
         order = order.to(self.device)
         numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
-        for start in range(0, len(order), size):
-            stop = start + size
-            part = None if numbers is None else numbers[start:stop]
-            images, labels = self.augmentation.batch(self.cache, self.labels, order[start:stop], part)
-            yield Batch(self.normalise(images), labels)
+        if self.replayed is not None:
+            self._order[: len(order)] = order
+            if numbers is not None:
+                self._numbers[: len(order)] = numbers
+        start, at_once = 0, max(1, min(self.at_once, _AT_ONCE_BYTES // (size * self._image_bytes)))
+        while start < len(order):
+            count = min(size, len(order) - start)
+            if self.replayed is not None and self.replayed(count):
+                self.cursor.fill_(start)
+                yield Replayed.of(count)
+            else:
+                count = min(size * at_once, len(order) - start)
+                rows = slice(start, start + count)
+                together = self._make(order[rows], None if numbers is None else numbers[rows])
+                parts = torch.split(together.inputs, size), torch.split(together.targets, size)
+                for inputs, targets in zip(*parts, strict=True):
+                    yield Batch(inputs, targets)
+            start += count
+
+    def at_cursor(self, size: int) -> Batch:
+        """The batch of ``size`` samples that begins at ``cursor``, of which the host need not know."""
+        rows = self.cursor + torch.arange(size, device=self.device)
+        return self._make(self._order[rows], self._numbers[rows] if self.augmentation.active else None)
+
+    def _make(self, indices: Tensor, draws: Tensor | None) -> Batch:
+        images, labels = self.augmentation.batch(self.cache, self.labels, indices, draws)
+        return Batch(self.normalise(images), labels)
 
 
 class _Samples:

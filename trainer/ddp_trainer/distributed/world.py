@@ -60,6 +60,9 @@ class World:
             problem, device = error, torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            # Not the default one: of that no graph can be recorded, and DDP's gradients stay with the stream in which
+            # it was made.
+            torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, available_cpus() // env.local_world_size))
         world = cls(env, device)

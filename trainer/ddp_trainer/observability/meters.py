@@ -1,8 +1,9 @@
 """Measuring a step without disturbing it: where its time goes, and numbers that are fetched while the device works."""
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,11 +46,15 @@ class Timeline:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
 
-    def now(self) -> Any:
-        """The moment when all that has been asked for so far is done; does not wait for it."""
+    def now(self, *, recorded: bool = False) -> Any:
+        """The moment when all that has been asked for so far is done; does not wait for it.
+
+        With ``recorded`` in a step that is being recorded: at every replay it is another moment.
+        """
         if not self._cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        again = {"external": True} if recorded else {}
+        event = torch.cuda.Event(enable_timing=True, **again)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -98,6 +103,10 @@ class Stopwatch:
         return partial(self._timeline.seconds, start, self._start, pauses)
 
 
+# Replays of a recorded step between two at which the host waits for the device, to know how long it computes.
+_LOOK_EVERY = 32
+
+
 class ComputeClock:
     """Time from the start of forward to the gradient that backward reaches last, before the wait for other ranks.
 
@@ -112,22 +121,47 @@ class ComputeClock:
         self._end: Any = None
         # Pairs of moments whose time is not known yet; bounded, because the device is at most a few steps behind.
         self._moments: deque[tuple[Any, Any]] = deque(maxlen=64)
+        # Of a recorded step: whether it is being recorded, its two moments, and how long it took when last looked at.
+        self._recording = False
+        self._recorded: tuple[Any, Any] | None = None
+        self._replays, self._typical = 0, 0.0
         first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
         if first is not None:
             first.register_post_accumulate_grad_hook(self._mark_end)  # type: ignore[no-untyped-call]
 
     def _mark_end(self, _: Tensor) -> None:
-        self._end = self._timeline.now()
+        self._end = self._timeline.now(recorded=self._recording)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within it a step is recorded."""
+        self._recording = True
+        try:
+            yield
+            self._recorded = None if self._end is None else (self._start, self._end)
+        finally:
+            self._recording, self._start = False, None
+
+    def replayed(self) -> None:
+        """Call before each replay of the recorded step. Now and then it waits for the one before, to see how long."""
+        if self._recorded is not None and self._replays % _LOOK_EVERY == 1:
+            self._timeline.wait()
+            self._typical = self._timeline.seconds(*self._recorded)
+        self._replays += 1
+        self._start = None
 
     def begin(self) -> None:
         """Call before a step's first forward pass."""
         self._end = None
-        self._start = self._timeline.now()
+        self._start = self._timeline.now(recorded=self._recording)
 
     def seconds(self) -> float:
-        """Compute time that has become known since the last call: the step's own on a CPU, earlier steps' on a GPU."""
+        """Compute time that has become known since the last call: the step's own on a CPU, earlier steps' on a GPU.
+
+        A replay counts as long as the one that was last looked at.
+        """
         if self._start is None or self._end is None:
-            return 0.0
+            return self._typical
         self._moments.append((self._start, self._end))
         total = 0.0
         while self._moments and self._timeline.reached(self._moments[0][1]):

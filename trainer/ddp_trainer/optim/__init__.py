@@ -79,6 +79,19 @@ def build_optimizer(config: OptimConfig, parameters: "Iterable[torch.nn.Paramete
     return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, fused=True, **common)
 
 
+def begin_momentum(optimizer: "torch.optim.Optimizer") -> None:
+    """Begin SGD's momentum at zero, which is what torch's first step makes of it.
+
+    Where a gradient scaler leaves that step out, the fused kernel would go on from memory that nobody has written.
+    """
+    import torch
+
+    for group in optimizer.param_groups:
+        if group.get("momentum"):
+            for parameter in group["params"]:
+                optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+
+
 # By which of these its groups hold, an optimiser's state says whose it is.
 _KINDS = frozenset(("momentum", "amsgrad", "grad_averaging"))  # sgd, adamw, novograd
 

@@ -1,0 +1,77 @@
+"""A CPU's stand-in for a recorded CUDA graph: every operation again, on the same memory and with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddp_trainer.engine import StepResult
+
+
+class Tape(TorchDispatchMode):
+    """Notes operations; :meth:`replay` does them again, with what is in the tensors by then.
+
+    As on a GPU a number of the host's is the one that it was, no line of Python runs, recording leaves the tensors as
+    they were, and results are where they were. What the host reads is refused.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name()
+        if name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"):
+            raise RuntimeError(f"{name} lets the host wait for the device")
+        for tensor in _written(func, args, kwargs or {}):
+            self._before.setdefault(tensor.data_ptr(), (tensor, tensor.detach().clone()))
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put tensors back to what they were before this began."""
+        for tensor, value in self._before.values():
+            tensor.copy_(value)
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Do all of it again."""
+        for func, args, kwargs, out in self.calls:
+            if func.is_view:
+                continue  # of the same memory as before
+            again = func(*args, **kwargs)
+            for old, new in zip(_pytree.tree_leaves(out), _pytree.tree_leaves(again), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.detach().copy_(new)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that a call changes."""
+    if func.name() == "aten::native_batch_norm":
+        return [one for one in args[3:5] if one is not None]  # the statistics, which its schema keeps quiet about
+    found: list[Tensor] = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name) if argument.kwarg_only else (args[position : position + 1] or (None,))[0]
+            found += [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    return found
+
+
+def record(function: Callable[[], StepResult]) -> tuple[Callable[[], None], StepResult]:
+    """Take the place of :func:`ddp_trainer.step_graph.record_on_gpu`."""
+    state, tape = torch.get_rng_state(), Tape()
+    try:
+        with tape:
+            result = function()
+    finally:
+        tape.undo()
+        torch.set_rng_state(state)
+    return tape.replay, result

@@ -1,0 +1,278 @@
+"""A step that is recorded and replayed is the step that would have been taken.
+
+A GPU's graph is stood in for by a tape of operations, which freezes what a graph freezes: see tests/support/tape.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddp_trainer import step_graph
+from ddp_trainer.config.run import RunConfig, resolve
+from ddp_trainer.data import augment
+from ddp_trainer.data.arrays import Datasets, ImageData
+from ddp_trainer.data.loader import Batch, TrainLoader
+from ddp_trainer.data.sources import CachedSource
+from ddp_trainer.distributed import RankEnv
+from ddp_trainer.distributed.world import World
+from ddp_trainer.engine import Engine, StepResult
+from ddp_trainer.models import build_model
+from ddp_trainer.optim import build_optimizer
+from ddp_trainer.precision import Precision
+from ddp_trainer.step_graph import StepGraph, obstacle
+from ddp_trainer.tasks import build_task
+from tests.support import tape
+
+CPU = torch.device("cpu")
+ALONE = World(RankEnv(), CPU)
+
+
+class Run:
+    """The parts of a training that take its steps, and what they came to."""
+
+    def __init__(self, config: RunConfig, world: World = ALONE, scaler: Any = None) -> None:
+        shape = (1, 8, 8) if config.data.name == "digits" else (3, 8, 8)
+        random = torch.Generator().manual_seed(1)
+        images = torch.randint(0, 256, (26, *shape), dtype=torch.uint8, generator=random)
+        data = ImageData(images, torch.randint(0, 4, (26,), generator=random))
+        datasets = Datasets(data, data, 4, (0.5,), (0.5,))
+        self.config, size = config, config.data.batch_size * config.optim.accumulate
+        place: dict[str, Any] = {"rank": 0, "world_size": 1, "device": CPU}
+        self.loader = TrainLoader(datasets, config.data, samples_per_step=size, seed=3, **place)
+        torch.manual_seed(0)
+        model = build_model(config.model, shape[0], 4)
+        parts = build_task(datasets, 0.1), build_optimizer(config.optim, model.parameters())
+        precision = Precision(config.precision, CPU)
+        precision.scaler = scaler
+        self.engine = Engine(model, *parts, precision, world, config)
+        self.engine.keep_lr_on_device()
+        self.taken: list[StepResult] = []
+
+    def graph(self, record: step_graph.Record = tape.record) -> None:
+        assert isinstance(self.loader.source, CachedSource)
+        StepGraph(self.engine, self.loader.source, self.config, record)
+
+    def step(self, batch: Batch) -> None:
+        step = len(self.taken)
+        self.taken.append(self.engine.step(batch, step, 0.1 / (1 + step)))
+
+    def train(self, epochs: range, consumed: int = 0) -> list[Tensor]:
+        """Take the steps of ``epochs``; returns everything that a checkpoint holds, and all losses."""
+        for epoch in epochs:
+            for batch in self.loader.epoch(epoch, consumed):
+                self.step(batch)
+            consumed = 0
+        state = torch.utils._pytree.tree_leaves(self.engine.state_dict())
+        results = [value for one in self.taken for value in vars(one).values()]
+        return [torch.as_tensor(value).clone() for value in (*state, *results) if value is not None]
+
+
+@pytest.fixture(autouse=True)
+def _cut_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crops are gathered, as on a GPU: NumPy's slices are the host's."""
+
+    def gather(cache: Tensor, indices: Tensor, places: Any, flips: Any, height: int, width: int) -> Tensor:
+        there = torch.from_numpy(places), torch.from_numpy(flips)
+        return augment._gather_indexed(cache, indices, *there, height, width)
+
+    monkeypatch.setattr(augment, "_slice_numpy", gather)
+    monkeypatch.setattr(step_graph, "WARM_UP", 3)
+
+
+def settings(**changes: Any) -> RunConfig:
+    own = {"data": {"batch_size": 6, "name": "cifar10", "augment": ["crop", "flip"], "crop_padding": 1}}
+    values = {"model": {"name": "small-resnet", "width": 4, "dropout": 0.3}, **own}
+    for group, value in changes.items():
+        values[group] = {**values.get(group, {}), **value} if isinstance(value, dict) else value
+    return resolve(None, None, values)
+
+
+WIDE = {"name": "wide-resnet", "widen": 1, "dropout": 0.1, "sparse_dropout": False}
+CHANGES = {
+    "sgd": {"optim": {"clip_norm": 0.5, "ema_decay": 0.9}, "train_accuracy": True},
+    "plain": {"optim": {"momentum": 0.0}, "data": {"augment": []}},
+    "adamw": {"optim": {"name": "adamw", "weight_decay": 0.1}, "precision": {"name": "bf16"}},
+    "novograd": {
+        "optim": {"name": "novograd", "weight_decay": 0.1},
+        "model": WIDE,
+        "data": {"augment": ["flip", "rotate", "affine", "jitter"]},
+    },
+    "accumulate": {"optim": {"accumulate": 2}, "data": {"batch_size": 3}},
+}
+
+
+def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    """To the bit; of a step that a scaler leaves out the norm is no number."""
+    pairs = zip(ours, theirs, strict=True)
+    return all(torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True) for one, other in pairs)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_replayed_steps_are_the_steps_themselves(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    eager, replayed = Run(settings(**CHANGES[name])), Run(settings(**CHANGES[name]))
+    replayed.graph()
+    assert same(eager.train(range(3)), replayed.train(range(3)))
+    # Epochs are four whole batches and one of two samples, which is none of the graph's.
+    assert "CUDA graph of a step: recorded after 3 steps in " in capsys.readouterr().out
+    assert len({float(one.loss) for one in replayed.taken}) == 15
+
+
+def test_a_scaler_scales_and_leaves_steps_out_in_replays_too() -> None:
+    # Too large a scale: the first steps are left out, and the scale halves each time.
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4) for _ in range(2)]
+    runs = [Run(settings(optim={"clip_norm": 0.5}), scaler=scaler) for scaler in scalers]
+    runs[1].graph()
+    eager, replayed = (run.train(range(3)) for run in runs)
+    assert same(eager, replayed)
+    scales = [run.engine.precision.state_dict()["scale"] for run in runs]
+    assert scales[0] == scales[1] < 2.0**125
+    assert bool(torch.stack([one.loss for one in runs[0].taken]).isfinite().all())
+
+
+def test_a_resumed_run_records_anew_and_goes_on_to_the_bit() -> None:
+    whole, first, second = (Run(settings(optim={"ema_decay": 0.9})) for _ in range(3))
+    for run in (whole, first, second):
+        run.graph()
+    expected = whole.train(range(3))
+    first.train(range(1))
+    batches = first.loader.epoch(1)
+    for _ in range(2):
+        first.step(next(batches))
+    state = first.engine.state_dict()
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.1 / 7, "as a number, for whoever resumes without a graph"
+    second.engine.load_state_dict(state)
+    second.taken = first.taken
+    rest = second.train(range(1, 3), consumed=12)
+    assert same(expected, rest)
+
+
+class HostWork(TorchDispatchMode):
+    """The operations that the host asks for outside the tape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.asked.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_replay_is_asked_for_in_a_handful_of_launches() -> None:
+    watch, steps = HostWork(), 0
+
+    def record(function: Callable[[], StepResult]) -> Any:
+        replay, result = tape.record(function)
+
+        def count() -> None:
+            nonlocal steps
+            asked, steps = list(watch.asked), steps + 1
+            replay()
+            watch.asked[:] = asked  # what is on the tape is not asked for
+
+        return count, result
+
+    run = Run(settings(optim={"clip_norm": 0.5}))
+    run.graph(record)
+    run.train(range(1))
+    for batch in run.loader.epoch(1):
+        watch.asked.clear()
+        with watch:
+            run.engine.step(batch, 5, 0.1)
+        if len(batch) == 6:
+            assert watch.asked == ["fill_.Scalar", "clone.default", "clone.default"]
+        else:
+            assert len(watch.asked) > 100
+    assert steps == 5
+
+
+@pytest.fixture
+def group() -> Iterator[World]:
+    """A process group of this process alone, whose world says two: so the model is a replica under DDP."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield World(RankEnv(world_size=2), CPU)
+    dist.destroy_process_group()
+
+
+def test_what_ddp_sends_is_recorded_too(group: World) -> None:
+    eager, replayed = (Run(settings(), group) for _ in range(2))
+    sent = 0
+    original = tape.Tape.replay
+
+    def replay(self: tape.Tape) -> None:
+        nonlocal sent
+        sent += sum(call[0].name() == "c10d::allreduce_" for call in self.calls)
+        original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tape.Tape, "replay", replay)
+        replayed.graph()
+        assert same(eager.train(range(2)), replayed.train(range(2)))
+    assert sent >= 5
+
+
+def fails_midway(function: Callable[[], StepResult]) -> Any:
+    class Refuses(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.__name__ == "convolution_backward.default":
+                raise RuntimeError("operation not permitted\nwhen stream is capturing")
+            return func(*args, **(kwargs or {}))
+
+    def refused() -> StepResult:
+        with Refuses():
+            return function()
+
+    return tape.record(refused)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_step_that_cannot_be_recorded_is_taken_as_it_comes(
+    several: bool, group: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = group if several else ALONE
+    eager, refused = (Run(settings(), world) for _ in range(2))
+    refused.graph(fails_midway)
+    assert same(eager.train(range(2)), refused.train(range(2)))
+    where = " on 1 of 2 ranks" if several else ""
+    assert capsys.readouterr().out == (
+        f"CUDA graph of a step: none, steps are launched piece by piece: it can't be recorded{where}: "
+        "operation not permitted when stream is capturing\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, ""),
+        ({"precision": {"compile": True}}, ""),
+        ({"precision": {"compile": True, "compile_mode": "reduce-overhead"}}, "replays graphs of its own"),
+        ({"model": {"name": "mine:build"}}, "a model of your own may decide on the host"),
+        ({"model": {"name": "mine:build"}, "precision": {"cuda_graph": "on"}}, ""),
+        ({"distributed": {"compression": "bf16"}}, "--compression bf16 is done by the host"),
+        ({"distributed": {"find_unused_parameters": True}}, "--find-unused-parameters asks"),
+        ({"distributed": {"backend": "gloo"}}, "gradients travel through gloo"),
+        ({"distributed": {"data_parallel": True}}, "torch.nn.DataParallel"),
+    ],
+)
+def test_what_cannot_be_recorded_is_known_before(changes: dict[str, Any], word: str) -> None:
+    source = Run(settings()).loader.source
+    world = World(RankEnv(world_size=2), torch.device("cuda", 0))
+    why = obstacle(settings(**changes), source, world)
+    assert word in why
+    assert bool(word) == bool(why)
+
+
+def test_a_device_that_does_not_end_its_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(settings(distributed={"timeout_seconds": 0.01}))
+    run.graph()
+    monkeypatch.setattr("ddp_trainer.observability.meters.Timeline.reached", lambda self, moment: False)
+    with pytest.raises(RuntimeError, match=r"has not ended a step in 0\.01 s"):
+        run.train(range(2))
