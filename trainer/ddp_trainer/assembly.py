@@ -15,7 +15,6 @@ from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sampling import derive_seed
-from ddp_trainer.data.sources import CachedSource
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
@@ -29,7 +28,7 @@ from ddp_trainer.models.initial_weights import download_weights, load_weights, r
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision, check_graphs, graph_warning
-from ddp_trainer.step_graph import StepGraph, obstacle, say
+from ddp_trainer.step_graph import record_steps
 from ddp_trainer.tasks import Task, build_task
 
 # Apart from the streams of augmentation (1) and dropout (2).
@@ -119,12 +118,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
         warn(warning)
     optimizer = build_optimizer(config.optim, model.parameters())
     engine = Engine(model, task, optimizer, precision, world, config)
-    if world.device.type == "cuda" and config.precision.cuda_graph != "off":
-        if why := obstacle(config, loader.source, world):
-            say(world, f"none, steps are launched piece by piece: {why}")
-        else:
-            assert isinstance(loader.source, CachedSource)
-            StepGraph(engine, loader.source, config)
+    record_steps(config, engine, loader.source)
     return Parts(loader, validation, task, engine, checkpointer)
 
 

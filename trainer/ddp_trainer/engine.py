@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -64,6 +65,7 @@ class Engine:
         self._needs_all_gradients = needs_all_gradients(self.replica, distributed)
         self._correct: Tensor | None = None
         # Of the step under way. Where a step may be recorded, the rate is no argument of kernels: they read it.
+        self._to_compile = config.precision.compile
         self._lr = optim.lr
         self._lr_on_device: Tensor | None = None
         self._step = 0
@@ -112,15 +114,19 @@ class Engine:
 
     def take(self, batch: Batch) -> StepResult:
         """Forward, backward, all-reduce and update: what of a step can be recorded on a device."""
-        self._correct = None
+        self._correct, started = None, time.perf_counter()
         self.clock.begin()
         accumulate = self._config.optim.accumulate
         whole = len(batch) == self._config.data.batch_size * accumulate
-        with contextlib.nullcontext() if whole else self.precision.untuned():
+        with self.precision.tuned(whole):
             if accumulate == 1:
                 loss = self._backward(batch.inputs, batch.targets, 1.0)
             else:
                 loss = self._backward_in_parts(batch)
+        if self._to_compile and whole:
+            self._to_compile = False
+            if self.world.is_main:
+                print(f"torch.compile: {time.perf_counter() - started:.1f} s, in the first step", flush=True)
         if self._needs_all_gradients and any(parameter.grad is None for parameter in self._parameters):
             raise missing_gradients(self.model, self._step)
         norm = self.precision.step(self.optimizer, self._parameters, self._config.optim.clip_norm)
@@ -187,6 +193,7 @@ class Engine:
         """
         self.model.load_state_dict(state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
+        self._lr = self.optimizer.param_groups[0]["lr"]
         self.precision.load_state_dict(state["precision"])
         if self.ema is not None:
             if "ema" in state:

@@ -128,16 +128,16 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype)
 
     @contextlib.contextmanager
-    def untuned(self) -> Iterator[None]:
-        """Within it cuDNN takes kernels that should do, instead of trying all of them for each new shape."""
+    def tuned(self, whole: bool) -> Iterator[None]:
+        """Within it cuDNN tries its kernels on a shape that is new, unless the batch is not a ``whole`` one."""
         import torch
 
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = False
+        cudnn, before = torch.backends.cudnn, torch.backends.cudnn.benchmark
+        cudnn.benchmark = before and whole
         try:
             yield
         finally:
-            torch.backends.cudnn.benchmark = before
+            cudnn.benchmark = before
 
     def backward(self, loss: "torch.Tensor") -> None:
         """Add the gradients of ``loss`` to the parameters', scaled where the format needs it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.sources import CachedSource, Source
@@ -20,6 +21,7 @@ from ddp_trainer.observability.meters import Timeline
 WARM_UP = 11
 # Replays that the device has not done yet. The next one is there when one ends, and a stop is not far away.
 _AHEAD = 2
+_PIECES = "steps are launched piece by piece"
 
 Record = Callable[[Callable[[], StepResult]], tuple[Callable[[], None], StepResult]]
 
@@ -43,6 +45,17 @@ def obstacle(config: RunConfig, source: Source, world: World) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
+def record_steps(config: RunConfig, engine: Engine, source: Source) -> None:
+    """Let ``engine`` record and replay its steps, where that can be, or say why not. CPUs have no such thing."""
+    if engine.world.device.type != "cuda" or config.precision.cuda_graph == "off":
+        return
+    if why := obstacle(config, source, engine.world):
+        say(engine.world, f"none, {_PIECES}: {why}")
+    else:
+        assert isinstance(source, CachedSource)
+        StepGraph(engine, source, config)
+
+
 class StepGraph:
     """Takes the steps of whole batches: some as they come, then one that is recorded, then replays of that one.
 
@@ -63,8 +76,12 @@ class StepGraph:
         self._replay: Callable[[], None] | None = None
         self._result: StepResult | None = None
         self._under_way: deque[Any] = deque()
+        if isinstance(engine.replica, DistributedDataParallel):
+            # By default again in every hundredth step.
+            engine.replica._set_ddp_runtime_logging_sample_rate(2**30)  # type: ignore[no-untyped-call]
         engine.keep_lr_on_device()
         engine.graph = self
+        engine.world.before_close.append(self.close)
         source.record(self._replays)
 
     def _replays(self, count: int) -> bool:
@@ -93,6 +110,12 @@ class StepGraph:
             loss.clone(), None if norm is None else norm.clone(), None if correct is None else correct.clone()
         )
 
+    def close(self) -> None:
+        """Let go of the recorded step: NCCL waits for that before it leaves the group."""
+        while self._under_way:
+            self._wait(self._under_way.popleft())
+        self._replay = self._result = None
+
     def _wait(self, moment: Any) -> None:
         """Wait until the device is there. In turns: NCCL's own watchdog does not see what a graph sends."""
         deadline = time.perf_counter() + self._timeout
@@ -112,18 +135,13 @@ class StepGraph:
         failed = int(self._world.sum([float(bool(problem))])[0])
         if not failed:
             self._replay, self._result = recorded
-            say(
-                self._world,
-                f"recorded after {WARM_UP} steps in {time.perf_counter() - started:.1f} s; each is one launch now",
-            )
+            seconds = time.perf_counter() - started
+            say(self._world, f"recorded after {WARM_UP} steps in {seconds:.1f} s; each is one launch now")
             return
         self._failed = True
         self._engine.recover()
         where = f" on {failed} of {self._world.size} ranks" if self._world.is_distributed else ""
-        say(
-            self._world,
-            f"none, steps are launched piece by piece: it can't be recorded{where}{problem and ': '}{problem}",
-        )
+        say(self._world, f"none, {_PIECES}: it can't be recorded{where}{problem and ': '}{problem}")
 
 
 def say(world: World, what: str) -> None:

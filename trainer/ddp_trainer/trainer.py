@@ -240,7 +240,8 @@ class Trainer:
                 if reason := self.agreement.poll():
                     break
                 if (batch := next(batches, None)) is not None:
-                    totals += self.task.totals(model(batch.inputs), batch.targets)
+                    with self.engine.precision.tuned(len(batch) == self.validation.batch_size):
+                        totals += self.task.totals(model(batch.inputs), batch.targets)
                 self.exporter.heartbeat()
         if reason:
             self._stop_early(reason)

@@ -89,10 +89,12 @@ def test_a_batch_is_made_where_it_is_used(preset: str, published: bool) -> None:
     assert isinstance(data.train, ImageData)
     source = CachedSource(data.train, augmentation, Normalise(data, DEVICE, torch.channels_last), DEVICE)
     draws = np.zeros((6, augmentation.draws), np.float32) if augmentation.active else None
+    source.record(lambda count: False)  # so that batches are made one by one
     batches = source.batches(torch.arange(6), draws, 2)
     next(batches)  # before it the epoch's order is sent, and what stays there
     with Crossings() as crossings:
         batch = next(batches)
+        source.at_cursor(2)
     assert crossings.found == []
     assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
     assert (batch.inputs.device, batch.targets.device) == (DEVICE, DEVICE)
@@ -158,3 +160,13 @@ def test_the_watch_sees_a_copy_and_a_number_that_is_asked_for() -> None:
     assert crossings.found == ["tensor", "aten.zeros.default", "aten._to_copy.default"]
     with pytest.raises(RuntimeError, match="meta"):
         torch.zeros((), device=DEVICE).item()
+
+
+def test_launches_are_counted_before_and_after_a_step_is_recorded() -> None:
+    from tests.bench.trainer import launches
+
+    found = launches.count("cifar10-wideresnet")
+    assert found["batch"] > 100
+    assert found["batch of 16"] < 10
+    assert found["step"] > found["batch"] + 100
+    assert found["replay"] <= 5

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -24,6 +24,8 @@ class World:
         self.env = env
         self.device = device
         self._joined = False
+        # What has to be let go before the group is left.
+        self.before_close: list[Callable[[], None]] = []
 
     @property
     def rank(self) -> int:
@@ -113,6 +115,8 @@ class World:
 
     def close(self) -> None:
         """Leave the process group, if it was joined here."""
+        while self.before_close:
+            self.before_close.pop()()
         if self._joined and dist.is_initialized():
             dist.destroy_process_group()
 

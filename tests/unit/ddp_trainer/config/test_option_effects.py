@@ -100,6 +100,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "precision.channels_last": ("true",),
     "precision.deterministic": ("true",),
     "precision.compile": ("true",),
+    "precision.cuda_graph": ("off",),
     "precision.compile_mode": ("max-autotune", "--compile", "true"),
     "early_stop.target_accuracy": ("0.1", "--patience", "1"),
     "early_stop.patience": ("1", "--target-accuracy", "0.1"),
@@ -180,6 +181,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
     monkeypatch.setattr(torch, "compile", found.note("compile"))
     monkeypatch.setattr(torch, "use_deterministic_algorithms", found.note("deterministic"))
     monkeypatch.setattr(assembly, "download", found.note("download"))
+    monkeypatch.setattr(
+        assembly, "record_steps", lambda config, *_: found.append(f"graph {config.precision.cuda_graph}")
+    )
     monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: found.append(f"port {port}"))
     validation = assembly.ValidationLoader
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_trainer.errors import UserError
 from ddp_trainer.optim import OptimConfig, Schedule, ScheduleConfig, build_optimizer, load_optimizer, novograd
 from ddp_trainer.optim.ema import Ema
 from ddp_trainer.optim.novograd import NovoGrad
+from tests.support.launches import counted
 from tests.support.lazy import Lazy
 
 timm = Lazy("timm.optim")
@@ -129,24 +129,6 @@ def test_novograd_computes_on_a_gpu_what_it_does_on_a_cpu(found: float | None, m
     assert found != 1.0 or all(torch.equal(a, b) for a, b in zip(ours, layouts(), strict=True))
 
 
-class Launches(TorchDispatchMode):
-    """Counts what would be launched on a GPU: all operations but views, and a foreach's tensors of unequal shapes."""
-
-    VIEWS = ("as_strided", "detach", "select", "slice", "unbind", "view")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        lists = [arg for arg in args if isinstance(arg, list | tuple)]
-        forms = [[(one.shape, one.stride()) for one in each] for each in lists if isinstance(each[0], Tensor)]
-        slow = func.__name__.startswith("_foreach") and any(form != forms[0] for form in forms)
-        self.count += len(lists[0]) if slow else func.__name__.partition(".")[0] not in self.VIEWS
-        return out
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 def test_novograds_launches_do_not_grow_with_the_tensors(scaled: bool) -> None:
     counts = []
@@ -158,9 +140,7 @@ def test_novograds_launches_do_not_grow_with_the_tensors(scaled: bool) -> None:
         for weight in weights:
             weight.grad = torch.zeros_like(weight)
         optimizer.step()
-        with Launches() as launches:
-            optimizer.step()
-        counts.append(launches.count)
+        counts.append(counted(optimizer.step))
     assert counts[0] == counts[1] < 40, counts
 
 

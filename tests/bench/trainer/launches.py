@@ -1,0 +1,100 @@
+"""How many launches a GPU is asked for in a step of each preset, counted on tensors without numbers.
+
+``python -m tests.bench.trainer.launches``
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from ddp_trainer.config.presets import PRESETS
+from ddp_trainer.config.run import resolve
+from ddp_trainer.data.arrays import Datasets, ImageData
+from ddp_trainer.data.loader import TrainLoader
+from ddp_trainer.data.sources import CachedSource, Normalise
+from ddp_trainer.distributed import RankEnv
+from ddp_trainer.distributed.world import World
+from ddp_trainer.engine import Engine, StepResult
+from ddp_trainer.models import build_model
+from ddp_trainer.optim import build_optimizer
+from ddp_trainer.precision import Precision
+from ddp_trainer.step_graph import StepGraph
+from ddp_trainer.tasks import build_task
+from tests.support.launches import counted
+
+DEVICE = torch.device("meta")
+# Images of 2x2 pixels are too small for the networks' strides; the number of launches does not hang on the size.
+SHAPES = {"cifar10": (3, 32, 32), "fashion-mnist": (1, 28, 28), "digits": (1, 8, 8), "voc2012": (3, 64, 64)}
+BATCH, BATCHES = 2, 32
+
+
+def count(preset: str) -> dict[str, float]:
+    """Launches a step of ``preset``: for its batch, alone and of sixteen, for all of it, and as a replay."""
+    plain = {"precision": {"name": "fp32"}, "data": {"batch_size": BATCH}, "model": {"small_maps": False}}
+    config = resolve(preset, None, plain | {"model": {"sparse_dropout": False, "small_maps": False, "widen": 2}})
+    shape, classes = SHAPES[config.data.name], 21
+    images = torch.zeros(BATCH * BATCHES, *shape, dtype=torch.uint8)
+    masks = config.data.name == "voc2012"
+    labels = torch.zeros(len(images), *(shape[1:] if masks else ()), dtype=torch.uint8 if masks else torch.int64)
+    data = ImageData(images, labels)
+    datasets = Datasets(data, data, classes, (0.5,), (0.5,))
+    place: dict[str, Any] = {"rank": 0, "world_size": 1, "device": torch.device("cpu")}
+    loader = TrainLoader(datasets, config.data, samples_per_step=BATCH, seed=0, **place)
+    normalise = Normalise(datasets, DEVICE, torch.channels_last)
+    loader.source = source = CachedSource(data, loader.augmentation, normalise, DEVICE)
+
+    def load() -> None:
+        for _ in batches:
+            pass
+
+    batches = loader.epoch(0)
+    next(batches)
+    together = counted(load) / (BATCHES - 16)
+    source.at_once = 1
+    batches = loader.epoch(0)
+    next(batches)
+    alone = counted(load) / (BATCHES - 1)
+    with DEVICE:
+        model = build_model(config.model, shape[0], classes)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+    precision = Precision(config.precision, torch.device("cpu"))
+    task = build_task(datasets, config.optim.label_smoothing)
+    engine = Engine(model, task, optimizer, precision, World(RankEnv(), DEVICE), config)
+    batches = loader.epoch(0)
+
+    def step() -> None:
+        engine.step(next(batches), 0, 0.1)
+
+    counted(step)  # the first one has memory to set up
+    eager = counted(step)
+
+    def record(function: Any) -> tuple[Any, StepResult]:
+        return lambda: None, function()
+
+    StepGraph(engine, source, config, record)
+    batches = loader.epoch(0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        for _ in range(12):
+            step()
+    return {"batch": alone, "batch of 16": together, "step": eager, "replay": counted(step) + 1}
+
+
+def main() -> int:
+    """Print a line for each preset; returns 0."""
+    warnings.filterwarnings("ignore", category=UserWarning)
+    print(f"{'preset':38} {'batch':>6} {'of 16':>6} {'step':>6} {'replay':>7}")
+    for preset in PRESETS:
+        alone, together, eager, replay = count(preset).values()
+        print(f"{preset:38} {alone:6.0f} {together:6.1f} {eager:6.0f} {replay:7.0f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
