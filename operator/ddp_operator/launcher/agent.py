@@ -100,6 +100,7 @@ class AgentProcess:
         self.channel: Optional[socket.socket] = None  # None once the agent has closed its end
         self._requests: Optional[socket.socket] = None
         self._unread = b""
+        self._early = 0  # a signal that its server got in its place
 
     def start(self, flags: Sequence[str], store_guard: Optional[int], restarts: int) -> None:
         """Ask for an agent; the first one, and one after the server's end, waits for the import of torch.
@@ -108,7 +109,7 @@ class AgentProcess:
         """
         if self.channel is not None:
             self.channel.close()
-        self.status, self._unread = None, b""
+        self.status, self._unread, self._early = None, b"", 0
         self.channel, theirs = socket.socketpair()
         if not self.server or self._requests is None:
             if self._requests is not None:
@@ -147,7 +148,9 @@ class AgentProcess:
         events = [json.loads(line) for line in lines]
         for event in events:
             if "server" in event:
-                self.pid, self.rank_server = event["pid"], event["server"]
+                known, self.pid, self.rank_server = self.pid, event["pid"], event["server"]
+                if self._early and self.pid != known:  # it was forked all the same, and waits to be let go
+                    kill(self.pid, self._early)
         if self.channel is None and not self.rank_server:
             self.kill()  # it never came to be: the server ends as it would have
         return events
@@ -160,5 +163,7 @@ class AgentProcess:
             self.server = 0
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the agent."""
+        """Send a signal to the agent; it also reaches one that is being forked."""
+        if not self.rank_server:
+            self._early = number
         kill(self.pid, number)
