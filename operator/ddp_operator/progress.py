@@ -180,12 +180,12 @@ class Page:
     ranks: Mapping[int, RankSample] = field(default_factory=dict)
     rates: Rates | None = None
     last_failure: str = ""
-    """The failure behind the pod's last restart in place, as a termination message."""
+    """The failure behind the pod's last restart in the same pods, as a termination message."""
     stalled: tuple[StalledRank, ...] = ()
 
     @property
     def meeting(self) -> bool:
-        """True while the launcher waits for the other pods, before the first step or after a restart in place."""
+        """True while the launcher waits for the other pods, before the first step or after a restart."""
         return self.launcher_phase in ("Starting", "WaitingForMaster", "Rendezvous")
 
     @property

@@ -162,8 +162,8 @@ class Metrics:
         )
         self.restarts = counter(
             "ddp_operator_restarts_total",
-            "Restarts by level (process: in place, pod: replaced, group: a new attempt) and category of the failure; "
-            "None: no failure, a change of size.",
+            "Restarts by level (process: in the same pods, pod: replaced, group: a new attempt) and category of the "
+            "failure; None: no failure, a change of size.",
             ["level", "category"],
         )
         self.failures = counter("ddp_operator_failures_total", "Failures by category, whatever followed.", ["category"])

@@ -1,10 +1,11 @@
 """How long training stands still after a worker was killed, held against the least that it can take.
 
-The least is taken by hand in the same run, in turn with the recoveries: from the start of two Python processes until
-they have imported torch, met over gloo, loaded the checkpoint and made a step. Whatever starts the workers' processes
-anew takes as long; ours are forked from one that has imported torch. Prints medians and their ratio, asserts nothing:
+The least is taken by hand in the same run, in turn with the recoveries: from the start of as many Python processes
+until they have imported torch, met over gloo, loaded the checkpoint and made a step. Whatever starts the workers'
+processes anew takes as long; ours are forked from one that has imported torch. Prints medians and their ratio, asserts
+nothing:
 
-    python -m tests.bench.recovery [--rounds 5] [--megabytes 50]
+    python -m tests.bench.recovery [--rounds 5] [--megabytes 50] [--pods 2]
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from ddp_operator.local.adapt import hold_free_port
 from tests.bench.figures import ratio, table
 from tests.support.launcher_pods import Pods
 
-NODES: Final = 2
 PATIENCE: Final = 120.0
 TRAIN = """
 import os, sys, time
@@ -46,7 +46,7 @@ while True:
 STEP = re.compile(r"rank 1 pid (\d+) step at ([\d.]+)")
 
 
-def by_hand(folder: Path, ranks: int = NODES) -> float:
+def by_hand(folder: Path, ranks: int) -> float:
     """Start the workers as they are, without anything around them; return seconds to the first step."""
     port, log = hold_free_port(), folder / "by-hand"
     begun, workers = time.time(), []
@@ -94,22 +94,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=50, help="the checkpoint's size")
+    parser.add_argument("--pods", type=int, default=2, help="of one rank each")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)
         save = f"import torch; torch.save({{'weights': torch.zeros({options.megabytes} * 250000)}}, 'checkpoint.pt')"
         subprocess.run([sys.executable, "-c", save], cwd=folder, check=True)
-        job = Pods(folder, ["train.py"], nodes=NODES, max_restarts=options.rounds, warm=False)
+        job = Pods(folder, ["train.py"], nodes=options.pods, max_restarts=options.rounds, warm=False)
         ends.callback(job.stop)
         job.start()
         known: set[int] = set()
         first_step(folder / "log-1", known)
         floor, ours = [], []
         for _ in range(options.rounds):
-            floor.append(by_hand(folder))
+            floor.append(by_hand(folder, options.pods))
             ours.append(killed(job, folder, known))
-    rows = {"by hand: start, imports, rendezvous, checkpoint": floor, "a killed worker, restarted in place": ours}
+    rows = {
+        "by hand: start, imports, rendezvous, checkpoint": floor,
+        "a killed worker, restarted in the same pods": ours,
+    }
     print(table("seconds until the next step", rows))
     print(ratio("a killed worker over by hand (target: at most 0.5)", ours, floor))
 

@@ -30,7 +30,7 @@ def _expect(run: Running, found: object, wanted: object, what: str) -> None:
         raise Perished(f"{what}: {found!r}, not {wanted!r}\n{run.output}")
 
 
-@drill("exception-once", f"one rank raises an exception before step {STRIKE}, once: restarted in place")
+@drill("exception-once", f"one rank raises an exception before step {STRIKE}, once: restarted in the same pods")
 def raise_once(scene: Scene) -> Outcome:
     run = scene.start(env={"DRILL_FAULT": f"raise:1:{STRIKE}:1"})
     run.succeed(restarts=0, in_place=1)

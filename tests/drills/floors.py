@@ -3,8 +3,8 @@
 A floor is what starting again takes.
 
 ``ranks``: two Python processes; they start, import, meet, load the same checkpoint and make a step.
-``agents``: the same under two torchrun commands. A restart of workers in place is held against the first, everything
-that needs a new agent against the second.
+``agents``: the same under two torchrun commands. A restart of workers in the same pods is held against the first,
+everything that needs a new agent against the second.
 """
 
 from __future__ import annotations

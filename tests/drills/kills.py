@@ -15,7 +15,7 @@ def check_lost(outcome: Outcome, limit: int = 2 * EVERY) -> Outcome:
     return outcome
 
 
-@drill("worker-killed", "SIGKILL of one worker: restarted in place, by the agents")
+@drill("worker-killed", "SIGKILL of one worker: restarted in the same pods, by the agents")
 def kill_worker(scene: Scene) -> Outcome:
     run = scene.start()
     scene.until_step(run)
@@ -125,7 +125,10 @@ def stop_rank(scene: Scene) -> Outcome:
     return check_lost(scene.recovery(struck, floor="ranks", waits=stall, note="floor with stallSeconds 4"))
 
 
-@drill("rank-hung", "a rank hangs in its own code, with no restart in place left: a new attempt, and status names it")
+@drill(
+    "rank-hung",
+    "a rank hangs in its own code, with no restart in the same pods left: a new attempt, and status names it",
+)
 def hang_rank(scene: Scene) -> Outcome:
     stall = 4.0
     run = scene.start(

@@ -29,7 +29,7 @@ MARK = "DDP_DRILL"
 STEPS, EVERY, STRIKE = 40, 5, 12
 """Steps of the job, steps between checkpoints, and the step (from 0) at which most faults come."""
 PAUSE = 0.15
-"""Seconds after each step: so long that the operator sees a restart in place before the job has ended."""
+"""Seconds after each step: so long that the operator sees a restart in the same pods before the job has ended."""
 ARGUMENTS = (
     "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "16", "--epochs", "1",
     "--max-steps", str(STEPS), "--checkpoint-every-steps", str(EVERY), "--checkpoint-every-epochs", "0",
@@ -278,7 +278,7 @@ class Running:
         if restarts is not None and seen["total"] != restarts:
             raise Perished(f"{seen['total']} restarts of the group, not {restarts}\n{self.output}")
         if in_place is not None and seen["inPlace"] != in_place:
-            raise Perished(f"{seen['inPlace']} restarts in place, not {in_place}\n{self.output}")
+            raise Perished(f"{seen['inPlace']} restarts in the same pods, not {in_place}\n{self.output}")
         level = status["lastRestart"].get("level") if in_place or restarts else None
         if (level, seen["counted"]) != ("SamePods", in_place) and in_place and restarts == 0:
             raise Perished(f"status does not say that the pods were kept, and what it counts: {status}\n{self.output}")

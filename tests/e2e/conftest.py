@@ -22,7 +22,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +182,9 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | No
     assert "Traceback" not in found.log.read_text(), found.log.read_text()
 
 
-@pytest.fixture
-def cluster(operator: Operator | None) -> Iterator[Cluster]:
-    """A new namespace, deleted afterwards."""
+@contextmanager
+def new_namespace() -> Iterator[Cluster]:
+    """Make a namespace, deleted afterwards."""
     name = f"ddp-e2e-{uuid.uuid4().hex[:8]}"
     found = Cluster(os.environ["DDP_E2E_KUBECONFIG"], name)
     found.core.create_namespace({"metadata": {"name": name}})
@@ -196,3 +196,10 @@ def cluster(operator: Operator | None) -> Iterator[Cluster]:
         print(found.kubectl("logs", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100").stdout)
         with suppress(NotFoundException):  # a test may have deleted it
             found.core.delete_namespace(name, grace_period_seconds=0)
+
+
+@pytest.fixture
+def cluster(operator: Operator | None) -> Iterator[Cluster]:
+    """A new namespace, deleted afterwards."""
+    with new_namespace() as found:
+        yield found

@@ -86,7 +86,7 @@ def test_a_job_that_is_suspended_edited_and_resumed_during_a_restart_loses_nothi
 
     def interfere() -> None:
         cluster.core.delete_namespaced_pod(name, cluster.namespace)
-        cluster.until(lambda: job.status["attempt"] == 2, "a second attempt")
+        cluster.until(lambda: job.status["restarts"]["replaced"] == 1, "the lost pod is being replaced")
         job.patch(suspend=True)
         cluster.phase("edited", "Suspended")
         job.patch(suspend=False, ttlSecondsAfterFinished=3600)

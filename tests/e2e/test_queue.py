@@ -6,6 +6,7 @@ called after it and deleted with it.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from .conftest import Cluster, adapt
+from .conftest import Cluster, adapt, new_namespace
 from .test_cluster import DIGITS
 from .test_recovery import TRAIN as TRAINING
 from .test_recovery import Training
@@ -421,3 +422,22 @@ def test_a_spare_has_its_quota_from_the_beginning_and_takes_a_lost_pods_place(cl
     told = status["restarts"]
     assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 2, 0, 0), status
     assert queue.workload("spared")["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+def test_a_lost_pod_is_back_as_soon_as_without_a_queue(cluster: Cluster, queue: Queue) -> None:
+    with new_namespace() as elsewhere:
+        jobs = {"in a queue": Training(cluster, "queued"), "without one": Training(elsewhere, "unqueued")}
+        assert queue.workload("queued")
+        seconds: dict[str, list[float]] = {where: [] for where in jobs}
+        for _ in range(3):
+            for where, job in jobs.items():
+                done, lost = job.trained(), job.pod(1).metadata.name
+                delete = partial(job.cluster.core.delete_namespaced_pod, lost, job.cluster.namespace)
+                seconds[where].append(job.recovered(done, delete, f"the loss of a pod {where}"))
+        for where, job in jobs.items():
+            told = job.status["restarts"]
+            assert (told["replaced"], told["total"], told["counted"]) == (3, 0, 0), where
+    queued, free = (statistics.median(found) for found in seconds.values())
+    print(
+        f"medians: {queued:.1f} s in a queue, {free:.1f} s without one, ratio {queued / free:.2f} (target: at most 1.3)"
+    )

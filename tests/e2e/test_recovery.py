@@ -142,8 +142,11 @@ class Training:
 
         return int(self.cluster.until(probe, f"{self.name}: {steps} steps after {since} by {world} ranks"))
 
-    def recovered(self, done: int, deed: Callable[[], object], what: str, *, world: int = 2) -> None:
-        """Do something to the job; wait until it trains again; say how long it took, and that no saved step is lost."""
+    def recovered(self, done: int, deed: Callable[[], object], what: str, *, world: int = 2) -> float:
+        """Do something to the job; wait until it trains again; say how long it took, and that no saved step is lost.
+
+        Returns the seconds.
+        """
         begun = time.time()
         deed()
         first: list[tuple[str, str, str]] = []
@@ -157,7 +160,9 @@ class Training:
             return bool(first)
 
         self.cluster.until(probe, f"{self.name} trains again after {what}, from step {done} or later")
-        print(f"{what}: the next step after {float(first[0][2]) - begun:.1f} s")
+        seconds = float(first[0][2]) - begun
+        print(f"{what}: the next step after {seconds:.1f} s")
+        return seconds
 
 
 def condition(status: dict[str, Any], name: str) -> dict[str, Any]:

@@ -110,7 +110,9 @@ def test_a_rank_that_sleeps_is_blamed_and_the_workers_start_again_in_place(pods:
     assert "Thread 0x" not in second.log  # as faulthandler writes them all, which crashes a rank now and then
     assert "[launcher] Thread prefetch (most recent call first):" in second.log
     assert re.search(r"launcher\]   File .*train\.py\", line \d+ in read_ahead", second.log)
-    assert "restarting the workers in place, restart 1: no step for" in second.log, first.log + "=====\n" + second.log
+    assert "restarting the workers in the same pods, restart 1: no step for" in second.log, (
+        first.log + "=====\n" + second.log
+    )
     assert "rank 1 is in load_batch (train.py:" in second.log
 
 

@@ -101,7 +101,7 @@ class TestOldest:
     def test_restarts_in_place_after_a_failure(self, oldest: str, folder: Path) -> None:
         job = self.job(oldest, folder, "fail", "0", max_restarts=1)
         assert run(job) == (0, 0)
-        assert "restarting the workers in place, restart 1: KeyError: 'a cause'" in job.log(1)
+        assert "restarting the workers in the same pods, restart 1: KeyError: 'a cause'" in job.log(1)
 
     def test_ends_with_the_cause(self, oldest: str, folder: Path) -> None:
         job = self.job(oldest, folder, "fail", "0", "1")

@@ -1,4 +1,4 @@
-"""The launcher with real torchrun agents and gloo: two pods train, fail, restart in place."""
+"""The launcher with real torchrun agents and gloo: two pods train, fail, restart in the same pods."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_worker_that_fails_once_is_restarted_in_place(pods: PodsFactory) -> No
     assert first.message["restarts"] == 1
     failure = json.loads(second.message["lastFailure"])
     assert (failure["message"], failure["restarts"]) == ("ValueError: only the first time", 1)
-    assert "restarting the workers in place, restart 1: ValueError: only the first time" in second.log
+    assert "restarting the workers in the same pods, restart 1: ValueError: only the first time" in second.log
     assert second.log.count("rank 1 of 2 begins") == 2
     assert "rank 0 is done, restart 1" in first.log  # and not 0, as torchrun has it where only others have failed
     assert "rank 1 is done, restart 1" in second.log

@@ -107,12 +107,12 @@ class TestDashboards:
 
     def test_restarts_are_annotations_of_the_job(self) -> None:
         annotations = json.loads((MONITORING / "dashboards" / "job.json").read_text())["annotations"]["list"]
-        assert [found["name"] for found in annotations] == ["Restart in place", "New attempt"]
+        assert [found["name"] for found in annotations] == ["Restart in the same pods", "New attempt"]
         assert all(found["enable"] for found in annotations)
 
     @pytest.mark.prometheus
     def test_queries_about_restarts_and_goodput_say_what_happened(self, tmp_path: Path) -> None:
-        """A job whose attempt 1 restarts in place at 5 min and dies at 10; attempt 2 goes on from step 480."""
+        """A job whose attempt 1 restarts in the same pods at 5 min and dies at 10; attempt 2 goes on from step 480."""
         labels = 'namespace="a", ddp_job="j"'
         one, two = f'{labels}, ddp_attempt="1"', f'{labels}, ddp_attempt="2"'
         series = {

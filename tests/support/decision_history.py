@@ -24,7 +24,7 @@ _TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}
 
 
 def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
-    """Return the job of the scenario. No restart in place: the group level is what both sides must agree on."""
+    """Return the job of the scenario. No restart in the same pods: the group level is what both sides must agree on."""
     template = {"spec": {"containers": [{"name": "trainer", "image": "train:1", "command": command}]}}
     return job_manifest(
         NAME, **{"recovery": {"inPlaceRestarts": 0, "maxRestarts": 2, "warmStart": "Off"}, "template": template} | spec

@@ -64,7 +64,7 @@ def build_fleet() -> dashboard.Dashboard:
                 ),
                 show_course(
                     "Restarts by level", q.FLEET_RESTARTS_BY_LEVEL, stacked=True,
-                    about="In the hour before. process: in place; pod: replaced; group: a new attempt.",
+                    about="In the hour before. process: in the same pods; pod: replaced; group: a new attempt.",
                 ),
                 show_course("Ended jobs", q.FLEET_FINISHED, stacked=True, about="In the hour before."),
             ]),
@@ -83,7 +83,7 @@ def build_fleet() -> dashboard.Dashboard:
                 ),
                 show_course(
                     "Restarts", q.FLEET_RESTARTS, link=of_series,
-                    about="Restarts in place and attempts after the first one, in the hour before.",
+                    about="Restarts in the same pods and attempts after the first one, in the hour before.",
                 ),
             ]),
         ],
@@ -103,7 +103,7 @@ def build_job() -> dashboard.Dashboard:
     ):
         builder = builder.with_variable(variable)
     to_logs = _link_to_logs()
-    builder = builder.annotation(_mark("Restart in place", q.JOB_RESTARTED, "orange"))
+    builder = builder.annotation(_mark("Restart in the same pods", q.JOB_RESTARTED, "orange"))
     builder = builder.annotation(_mark("New attempt", q.JOB_ATTEMPTED, "red"))
     return lay_out(
         builder,
@@ -167,7 +167,7 @@ def build_job() -> dashboard.Dashboard:
                 ),
                 show_course("Checkpoint", q.JOB_CHECKPOINT_SECONDS, unit="s", about="From the snapshot to the rename."),
                 show_course("Pods by phase", q.JOB_PODS_BY_PHASE, stacked=True, about="As their launchers say."),
-                show_course("Restarts in place", q.JOB_RESTARTS, link=to_logs, about="Of a living pod's workers."),
+                show_course("Restarts in the same pods", q.JOB_RESTARTS, link=to_logs, about="Of the pods that run."),
             ]),
         ],
     )  # fmt: skip

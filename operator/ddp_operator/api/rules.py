@@ -147,10 +147,10 @@ RULES: tuple[Rule, ...] = (
         "spec",
         "self.rendezvous.backend != 'static' || !has(self.recovery.inPlaceRestarts)"
         " || self.recovery.inPlaceRestarts == 0",
-        "must be 0 with the static rendezvous, which can't restart workers in place; set it to 0 or use backend: c10d",
+        "must be 0 with the static rendezvous, which can't restart workers; set it to 0 or use backend: c10d",
         field=".recovery.inPlaceRestarts",
     ),
-    _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in place off"),
+    _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in the same pods off"),
     _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "0 lets the first failure end the job"),
     _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out to use 1000"),
     _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out to use 120"),

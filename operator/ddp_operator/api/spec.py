@@ -20,7 +20,7 @@ class Rendezvous(_Fields, frozen=True, kw_only=True):
 
     backend: Annotated[
         Literal["c10d", "static"],
-        Meta(description="c10d: agents meet at a store on pod 0 and can restart in place. static: fixed node ranks."),
+        Meta(description="c10d: agents meet at a store on pod 0, and again after a failure. static: fixed node ranks."),
     ] = "c10d"
     port: Annotated[int, Meta(description="Port of the rendezvous store on pod 0, 1024 to 65535.")] = (
         DEFAULT_RENDEZVOUS_PORT

@@ -57,9 +57,9 @@ class Restarts(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     step: Annotated[int, Meta(description="Farthest step that was known at the last counted failure.")] = 0
     checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
     in_place: Annotated[int, Meta(description="Restarts of the workers in the same pods.")] = 0
-    in_place_before: Annotated[int, Meta(description="Restarts in place in earlier attempts.")] = 0
+    in_place_before: Annotated[int, Meta(description="Restarts in the same pods in earlier attempts.")] = 0
     replaced: Annotated[int, Meta(description="Pods that their Job replaced while training had to wait for them.")] = 0
-    all: Annotated[int, Meta(description="All restarts: of all pods, of single pods, and in place.")] = 0
+    all: Annotated[int, Meta(description="All restarts: with new pods, of single pods, and in the same pods.")] = 0
 
 
 class Progress(_Fields, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Straggler(_Fields, frozen=True, kw_only=True):
 
 class LastFailure(_Fields, frozen=True, kw_only=True):
     """The root cause of the latest failure: the earliest one that is not secondary (the loss of a peer). Training may
-    have been started again since, in place or with all pods."""
+    have been started again since, in the same pods or with new ones."""
 
     attempt: int
     rank: Annotated[int | None, Meta(description="Global rank of the failed worker, if it was a worker.")] = None

@@ -124,7 +124,7 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
         }
         print(json.dumps(parts, indent=2))
         return
-    level = {"process": "workers restarted in place", "pod": "pod replaced", "group": "new attempt"}
+    level = {"process": "workers restarted in the same pods", "pod": "pod replaced", "group": "new attempt"}
     print(f"killed      {who}")
     to = "the next step" if found.steps_lost is not None else "running workers"
     print(f"recovery    {found.seconds:.1f} s to {to} ({level[found.level]})")

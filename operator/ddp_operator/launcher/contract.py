@@ -66,7 +66,7 @@ METRIC_WORLD_SIZE: Final = "ddp_world_size"
 METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
 METRIC_SAVING: Final = "ddp_saving"
 COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
-"""What a line of a pod's page begins with that holds, as JSON, the failure behind its last restart in place."""
+"""What a line of a pod's page begins with that holds, as JSON, the failure behind its last restart in the same pods."""
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
 STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")

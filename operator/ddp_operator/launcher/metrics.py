@@ -124,7 +124,7 @@ class Metrics:
         self._folder = os.path.join(runtime, "metrics")
         self._own_page = own_page
         self._receive = receive  # what a rank posts, by path, head and body; returns the reply's status
-        self.last_failure = b""  # after which the workers were restarted in place, as JSON
+        self.last_failure = b""  # after which the workers were restarted in the same pods, as JSON
         self._last: dict[int, str] = {}
         self._slots = threading.BoundedSemaphore(16)
 

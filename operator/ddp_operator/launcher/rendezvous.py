@@ -15,7 +15,7 @@ from .pod import Pod
 _SECONDS_FOR_STORE = 2.0
 _UNRESOLVED = "name does not resolve yet"
 _REFUSED = "nothing listens there yet"
-FREE_RESTARTS = 100  # in place and after losing a peer, in an elastic job: more than that is no accident
+FREE_RESTARTS = 100  # in the same pods and after losing a peer, in an elastic job: more than that is no accident
 _FIRST_CALL_SECONDS = 30.0  # how long an elastic job waits for its first pods once there are enough to begin
 _GONE_SECONDS = 1.0  # after which a pod that shows no sign of life is not waited for when the others meet again
 

@@ -47,7 +47,7 @@ class Recurrence:
 
 
 class Restarts:
-    """What failed in this pod, and how often its workers were restarted in place."""
+    """What failed in this pod, and how often its workers were restarted in the same pods."""
 
     def __init__(self, pod: Pod, metrics: Metrics) -> None:
         self._pod = pod

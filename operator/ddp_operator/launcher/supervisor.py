@@ -255,7 +255,7 @@ class Supervisor:
         if event.get("restart"):
             failures = self._restarts.failures
             self._restarts.count_in_place(self._stalls.root_cause)
-            log(f"restarting the workers in place, restart {self._restarts.count}: {self._restarts.reason}")
+            log(f"restarting the workers in the same pods, restart {self._restarts.count}: {self._restarts.reason}")
             if failures:
                 root = find_root_cause(failures)
                 report = report_worker(self.pod, root, self._restarts, self.metrics, progress={})
@@ -299,7 +299,7 @@ class Supervisor:
         rows = [f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1."]
         rows.append(f"# TYPE {METRIC_LAUNCHER_PHASE} gauge")
         rows += [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
-        rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted this pod's workers in place.")
+        rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted the workers in this pod.")
         rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}"]
         rows += build_preflight_rows(self._preflight)
         return "\n".join([*rows, *self._stalls.build_rows()])

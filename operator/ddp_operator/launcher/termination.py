@@ -62,7 +62,7 @@ def finish(outcome: Outcome, report: dict[str, Any]) -> int:
     if outcome.exit_code != EXIT_OK:
         place = [(name, report[key]) for name, key in _PLACES]
         lines = [f"---- {format_failure(outcome.category, place, report['message'])}"]
-        lines.append(f"this pod's exit code {outcome.exit_code}; restarts in place: {report['restarts']}")
+        lines.append(f"this pod's exit code {outcome.exit_code}; restarts in the same pods: {report['restarts']}")
         if outcome.secondary:
             lines.append("a secondary failure: another rank's explains it")
         if report["repeated"]:

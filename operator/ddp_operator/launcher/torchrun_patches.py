@@ -100,8 +100,8 @@ def adapt_torchrun(
         raise RuntimeError(f"{lack}with torchrun as it is a spare could take pod 0's place; remove spec.spares")
     log(
         f"{lack}torchrun runs as it is. "
-        "Training works; there are no warm start, no preflight, no phases and no restarts in place by the kind of a "
-        "failure, workers have torchrun's 30 s to save, and an elastic job meets by torchrun's own timeouts"
+        "Training works; there are no warm start, no preflight, no phases and no restarts in the same pods by the "
+        "kind of a failure, workers have torchrun's 30 s to save, and an elastic job meets by torchrun's own timeouts"
     )
     report({"phase": "Running"})
     return lambda: None

@@ -235,7 +235,7 @@ class Observer:
     async def _read_failures(
         self, job: DDPTrainingJob, children: Children, page: Page | None
     ) -> tuple[tuple[PodView, Termination], ...]:
-        """Read on the pods' pages why workers were restarted in place, when pod 0's counts a new such restart.
+        """Read on the pods' pages why workers were restarted in the same pods, when pod 0's counts a new such restart.
 
         A failure in any pod makes all pods restart their workers, but only that pod knows the cause.
         """

@@ -34,7 +34,7 @@ _STEP_COUNT = "ddp_step_seconds_count"
 _FAILURE = "Failure"
 _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
-_LATE = 15.0  # seconds until the operator has read of a restart in place
+_LATE = 15.0  # seconds until the operator has read of a restart in the same pods
 
 
 @dataclass(frozen=True, slots=True)

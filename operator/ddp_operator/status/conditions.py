@@ -205,7 +205,9 @@ def describe_rendezvous(
         )
     phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
     restarts = page.in_place_restarts if page else 0
-    workers = f"workers are restarting in place, restart {restarts}" if restarts else "workers have not started yet"
+    workers = (
+        f"workers are restarting in the same pods, restart {restarts}" if restarts else "workers have not started yet"
+    )
     message = f"{nodes}/{nodes} pods running; {workers}{phase}"
     return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, message)
 

@@ -137,7 +137,7 @@ def count_new_restarts(status: Status, of_attempt: int) -> int:
 
 
 def _count_in_place(restarts: Restarts, of_attempt: int) -> Restarts:
-    """Return the restarts with those in place of the current attempt; a pod that took another's place counts anew."""
+    """Return the restarts with those in the same pods of the current attempt; a new pod may count fewer for a while."""
     return replace(restarts, in_place=max(restarts.in_place, restarts.in_place_before + of_attempt))
 
 
@@ -276,7 +276,7 @@ def _progressing(job: DDPTrainingJob, page: Page | None, rendezvous: Fact, *, wa
         return Fact(c.PROGRESSING, "True", c.TRAINING, "training is making progress")
     message = "no step has been reported on the metrics page of pod 0"
     if page is not None and page.in_place_restarts:
-        message += f" since in-place restart {page.in_place_restarts}"
+        message += f" since restart {page.in_place_restarts} in the same pods"
     return Fact(c.PROGRESSING, "False" if rendezvous.status == "False" else "Unknown", c.NO_STEP_YET, message)
 
 

@@ -21,7 +21,7 @@ _SAME_INCIDENT = timedelta(seconds=120)
 
 
 MOST_FAILURES = 128
-"""Pods whose pages are read for the failure behind a restart in place."""
+"""Pods whose pages are read for the failure behind a restart in the same pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def read_failures(said: Iterable[tuple[PodView, Page | Termination]]) -> tuple[t
 
 
 def find_in_place(attempt: int, found: tuple[tuple[PodView, Termination], ...]) -> LastFailure | None:
-    """Return the root cause of the latest restart in place, or None where only secondary ones are reported."""
+    """Return the root cause of the latest restart in the same pods, or None where only secondary ones are reported."""
     roots = [(pod, end) for pod, end in found if not end.secondary]
     if not roots:
         return None

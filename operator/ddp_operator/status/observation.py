@@ -121,7 +121,7 @@ class Observation(Children):
     pull_errors: Mapping[str, str] = field(default_factory=dict)
     """The latest message that says why the image of a pod is not there, by the pod's UID."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
-    """What pods say of the failures after which their workers were restarted in place, when one of those is new."""
+    """What pods say of the failures after which their workers were restarted in the same pods, when one is new."""
     orphaned_since: datetime | None = None
     """Since when there have been orphans that nobody deletes."""
     recheck_after: float | None = None

@@ -85,7 +85,7 @@ ROWS = [
     Row("processes as a word", "crd", job(procPerNode="all"), 'spec.procPerNode: Invalid value: "all": must be auto, gpu, cpu or a number between 1 and 1024; leave it out to use auto'),
     Row("privileged port", "crd", job(metrics={"port": 80}), "spec.metrics.port: Invalid value: 80: must be between 1024 and 65535; leave it out to use the default"),
     Row("metrics on the rendezvous port", "crd", job(metrics={"port": 29400}), "spec.metrics.port: Invalid value: must differ from rendezvous.port, since pod 0 listens on both; change one of them"),
-    Row("static with restarts in place", "crd", job(rendezvous={"backend": "static"}, recovery={"inPlaceRestarts": 2}), "spec.recovery.inPlaceRestarts: Invalid value: must be 0 with the static rendezvous, which can't restart workers in place; set it to 0 or use backend: c10d"),
+    Row("static with restarts", "crd", job(rendezvous={"backend": "static"}, recovery={"inPlaceRestarts": 2}), "spec.recovery.inPlaceRestarts: Invalid value: must be 0 with the static rendezvous, which can't restart workers; set it to 0 or use backend: c10d"),
     Row("relative checkpoint path", "crd", job(checkpoint={"path": "ckpt"}), 'spec.checkpoint.path: Invalid value: "ckpt": must be an absolute path, such as /ckpt; add the leading slash'),
     Row("no checkpoint path", "crd", job(checkpoint={"claimName": "c"}), "spec.checkpoint.path: Required value: it has no default; add it"),
     Row("shared memory in words", "crd", job(shm={"sizeLimit": "8 GB"}), 'spec.shm.sizeLimit: Invalid value: "8 GB": must be a quantity such as 8Gi; leave it out to use half of the node\'s memory'),

@@ -1,4 +1,4 @@
-"""Restarts in place: what counts against the budget, what is told of the last one, and what the pod ends with."""
+"""Restarts in the same pods: what counts against the budget, what is told of the last one, what the pod ends with."""
 
 from __future__ import annotations
 

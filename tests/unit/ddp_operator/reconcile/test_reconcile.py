@@ -404,17 +404,17 @@ class TestProgress:
         assert harness.requeue == 10.0
 
     async def test_steps_of_a_log_are_no_progress_of_restarting_workers(self) -> None:
-        """A pod that cannot reach its peer after a restart in place waits for it up to joinTimeoutSeconds."""
+        """A pod that cannot reach its peer after a restart in the same pods waits for it up to joinTimeoutSeconds."""
         harness = await ReconcilerHarness().train(page(ddp_step=7, phase="Running"))
         assert harness.state("Progressing") == ("True", "Training")
         harness.cluster.page = page(ddp_step=7, phase="Rendezvous") + f"{constants.METRIC_LAUNCHER_RESTARTS} 1\n"
         harness.clock.advance(11)
         await harness.settle()
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
-        words = "2/2 pods running; workers are restarting in place, restart 1 (pod 0: Rendezvous)"
+        words = "2/2 pods running; workers are restarting in the same pods, restart 1 (pod 0: Rendezvous)"
         assert harness.condition("Rendezvoused").message == words
         assert harness.state("Progressing") == ("False", "NoStepYet")
-        assert harness.condition("Progressing").message.endswith("since in-place restart 1")
+        assert harness.condition("Progressing").message.endswith("since restart 1 in the same pods")
         assert harness.status.progress is not None
         assert harness.status.progress.step == 7
         harness.cluster.page = page(ddp_step=8, phase="Running")

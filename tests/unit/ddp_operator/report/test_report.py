@@ -51,7 +51,7 @@ ddp_step_seconds_sum{rank="0"} broken
 
 
 def rows(count: int = 12) -> list[dict[str, float]]:
-    """A run whose workers are restarted in place after half of it, and whose last row is of a second attempt."""
+    """A run whose workers are restarted in the same pods after half of it, and whose last row is of attempt 2."""
     made = [
         {
             "time": 1000.0 + n, "attempt": 1.0, "epoch": 1.0, "step": float(n), "loss": 2.0 / (n + 1),
