@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_trainer.api import Trainer
 from ddp_trainer.cli import parse
 from ddp_trainer.distributed.world import RankEnv
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.optim import OptimConfig, build_optimizer
-from ddp_trainer.trainer import run
 from tests.support.trainer_plugins import COLOURED
 
 pytestmark = [
@@ -30,7 +30,7 @@ SMALL = [
 
 def train(folder: Path, *options: str) -> dict[str, torch.Tensor]:
     """Train in this process; return the weights."""
-    run(parse([*SMALL, *options, "--checkpoint-dir", str(folder)]), RankEnv())
+    Trainer(parse([*SMALL, *options, "--checkpoint-dir", str(folder)]), env=RankEnv()).fit()
     weights: dict[str, torch.Tensor] = torch.load(folder / "model.pt", weights_only=True)
     return weights
 

@@ -13,19 +13,19 @@ from tests.support.trainer_ranks import run_script
 
 pytestmark = pytest.mark.process
 
-EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text(encoding="utf-8"), re.DOTALL)[1]
 # Whoever sets the environment, or the group, itself.
 OTHERS = """
 def set_environment(local_rank, processes):
     place = ("RANK", local_rank), ("LOCAL_RANK", local_rank), ("WORLD_SIZE", processes)
     os.environ.update((name, str(number)) for name, number in place)
-    assert run(resolve("digits-resnet", None, settings)).step == 2
+    assert Trainer(resolve("digits-resnet", settings)).fit().steps == 2
     assert not dist.is_initialized()
 
 
 def make_group(local_rank, processes):
     dist.init_process_group("gloo", rank=local_rank, world_size=processes)
-    assert run(resolve("digits-resnet", None, settings), RankEnv.spawned(local_rank, processes)).step == 2
+    assert Trainer(resolve("digits-resnet", settings), env=RankEnv.spawned(local_rank, processes)).fit().steps == 2
     assert dist.is_initialized()
 """
 # spawn's own way to start processes, but for torch's import in each of them.

@@ -1,20 +1,24 @@
 """From a configuration to the parts of a run: data, model, optimiser, folder of checkpoints."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.store import Checkpointer
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
-from ddp_trainer.data.loader import TrainLoader, ValidationLoader
+from ddp_trainer.data.loader import TrainLoader, ValidationLoader, train_loader, validation_loader
 from ddp_trainer.data.sampling import derive_seed
+from ddp_trainer.data.sources import Form
+from ddp_trainer.data.streams import StreamLoader, StreamValidation
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
@@ -36,23 +40,40 @@ _STREAM_WEIGHTS = 3
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the training loop works with. ``checkpointer`` is on rank 0 only, and only where there is a folder."""
+class Own:
+    """What a program gives itself, instead of by names in the configuration; None: by name.
 
-    loader: TrainLoader
-    validation: ValidationLoader
+    ``model`` is a module, or what makes one: a class or function without arguments, called when the seed is set.
+    """
+
+    model: nn.Module | Callable[[], nn.Module] | None = None
+    data: Datasets | None = None
+    task: Task | None = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the training loop works with. ``checkpointer`` is on rank 0 only, and only where there is a folder.
+
+    ``example`` is a batch of one input, as the model takes it.
+    """
+
+    loader: TrainLoader | StreamLoader
+    validation: ValidationLoader | StreamValidation
     task: Task
     engine: Engine
     checkpointer: Checkpointer | None
+    example: Any
 
 
-def assemble(config: RunConfig, world: World) -> Parts:
-    """Build everything, the same on every rank.
+def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
+    """Build everything, the same on every rank; what is not the program's ``own`` as the configuration names it.
 
     Raises :class:`UserError` on all ranks when any finds a mistake, :class:`Superseded` where a later attempt at the
     same job has begun.
     """
     checkpointer: Checkpointer | None = None
+    own = own or Own()
     if world.device.type == "cpu":
         keep_freed_memory()
     with world.agreed():
@@ -64,7 +85,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
             warn(precision.warning)
         if world.is_main and config.precision.name == "auto":
             print(f"precision: {precision.name}", flush=True)
-    datasets = fetch_datasets(config.data, world)
+    datasets = own.data or fetch_datasets(config.data, world)
     source = config.model.init_from
     with world.agreed():
         if source and world.env.local_rank == 0:
@@ -78,10 +99,14 @@ def assemble(config: RunConfig, world: World) -> Parts:
             "processes": world.env.local_world_size,
         }
         samples = config.data.batch_size * config.optim.accumulate
-        loader = TrainLoader(datasets, config.data, samples_per_step=samples, seed=config.seed, **place)
-        validation = ValidationLoader(datasets, config.data, **place)
+        loader = train_loader(datasets, config.data, samples_per_step=samples, seed=config.seed, **place)
+        validation = validation_loader(datasets, config.data, **place)
+        channels = datasets.in_channels  # before the seed: it may take a sample, which may draw
         seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
-        model = build_model(config.model, datasets.in_channels, datasets.num_classes)
+        if own.model is not None:
+            model = _make(own.model)
+        else:
+            model = build_model(config.model, channels, datasets.num_classes)
         if source:
             loaded = load_weights(model, read_weights(source), source, whole=config.eval_only)
             if world.is_main:
@@ -105,9 +130,10 @@ def assemble(config: RunConfig, world: World) -> Parts:
             with writable(folder, "output_dir"):
                 write_atomically(folder / "config.json", json.dumps(asdict(config), indent=2).encode() + b"\n")
     model.to(world.device)
-    task = build_task(datasets, config.optim.label_smoothing)
     with world.agreed():
-        _check_shapes(model, task, datasets, precision, world.device)
+        task = own.task or build_task(datasets, config.optim.label_smoothing, config.task)
+        _check_task(task, config)
+        example = _check_shapes(model, task, datasets, precision, world.device)
     # Afterwards: lazy layers have no shape before they have met an image. Before DDP, whose buckets take this layout.
     model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
     if world.device.type == "cpu" and config.precision.channels_last:
@@ -119,7 +145,7 @@ def assemble(config: RunConfig, world: World) -> Parts:
     optimizer = build_optimizer(config.optim, model.parameters())
     engine = Engine(model, task, optimizer, precision, world, config)
     record_steps(config, engine, loader.source)
-    return Parts(loader, validation, task, engine, checkpointer)
+    return Parts(loader, validation, task, engine, checkpointer, example)
 
 
 def fetch_datasets(config: DataConfig, world: World) -> Datasets:
@@ -134,27 +160,82 @@ def fetch_datasets(config: DataConfig, world: World) -> Datasets:
         return load_datasets(config)
 
 
-def _check_shapes(model: nn.Module, task: Task, datasets: Datasets, precision: Precision, device: torch.device) -> None:
-    """Show the model a black image; raises :class:`UserError` where it takes or gives other shapes than the data's."""
-    channels, height, width = datasets.train.image_shape
-    image = torch.zeros(1, channels, height, width, device=device)
-    target = torch.zeros((1, height, width) if datasets.train.masks else (1,), dtype=torch.int64, device=device)
+def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    made = model if isinstance(model, nn.Module) else model()
+    if not isinstance(made, nn.Module):
+        raise UserError("model", f"{model} returned {type(made).__name__}", "return a torch.nn.Module")
+    return made
+
+
+def _check_task(task: Task, config: RunConfig) -> None:
+    """Raise :class:`UserError` where the task lacks what the configuration asks for."""
+    name = type(task).__name__
+    require(type(task).loss is not Task.loss, "task.loss", f"{name} has no loss", "define loss(self, output, target)")
+    require(
+        not config.train_accuracy or type(task).correct is not Task.correct,
+        "train_accuracy",
+        f"{name} counts no right answers",
+        "define correct(self, output, target), or leave it out",
+    )
+    require(
+        config.early_stop.target_accuracy is None or task.greater_is_better,
+        "early_stop.target_accuracy",
+        f"{name}'s {task.score} is better when smaller",
+        "set greater_is_better and score, or leave it out",
+    )
+
+
+def _check_shapes(model: nn.Module, task: Task, datasets: Datasets, precision: Precision, device: torch.device) -> Any:
+    """Show the model a first sample, and the task its answer; returns the sample's input, a batch of one.
+
+    Raises :class:`UserError` where the model takes or gives other shapes than the data's, and where the task's loss or
+    metrics are not what they should be.
+    """
+    own = not datasets.holds_images
+    inputs, targets = tree_map_only(Tensor, lambda tensor: tensor.to(device), datasets.first_batch)
+    if own:
+        inputs = Form(datasets, device, precision.memory_format)(inputs, targets).inputs
+    else:
+        inputs = inputs.contiguous(memory_format=precision.memory_format)
     training = model.training
     model.eval()
     try:
-        with torch.no_grad(), precision.autocast():
-            outputs = model(image.contiguous(memory_format=precision.memory_format))
+        with precision.autocast(), torch.set_grad_enabled(own):
+            outputs = model(inputs)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())[:200]
+        shapes = tree_map_only(Tensor, lambda tensor: f"(B{''.join(f', {side}' for side in tensor.shape[1:])})", inputs)
+        kinds = {tensor.dtype for tensor in tree_leaves(inputs) if isinstance(tensor, Tensor)} if own else ()
         raise UserError(
             "model.name",
-            f"the model can't take images of shape (B, {channels}, {height}, {width}): {reason}",
+            f"the model can't take {'inputs' if own else 'images'} of shape {shapes}"
+            f"{''.join(f', {kind}' for kind in kinds)}: {reason}",
             "choose a model and data that fit each other",
         ) from error
-    task.check(outputs, target)
     model.train(training)
+    with precision.autocast(), torch.set_grad_enabled(own):
+        task.check(outputs, targets)
+        if own:
+            check_loss(task.loss(outputs, targets))
+    with torch.no_grad():
+        scores = task.scores(task.totals(outputs, targets).tolist())
+    known = ", ".join(scores)
+    require(task.score in scores, "task.score", f"{task.score!r} is none of {known}", "name one of those")
+    return inputs
+
+
+def check_loss(loss: object) -> None:
+    """Raise :class:`UserError` unless ``loss`` is one number that backward can begin at."""
+    problem = ""
+    if not isinstance(loss, Tensor):
+        problem = f"returned {type(loss).__name__}"
+    elif loss.ndim or not loss.is_floating_point():
+        problem = f"returned {loss.dtype} of shape {tuple(loss.shape)}"
+    elif not loss.requires_grad:
+        problem = "does not depend on the model's parameters"
+    require(not problem, "task.loss", problem, "return the mean over the batch, one floating-point number")
 
 
 def output_dir(config: RunConfig, world: World) -> Path | None:
@@ -163,19 +244,19 @@ def output_dir(config: RunConfig, world: World) -> Path | None:
     return Path(folder) if folder and world.is_main and not config.eval_only else None
 
 
-def save_model(model: nn.Module, config: RunConfig, world: World) -> str:
-    """Write the trained weights as ``model.pt`` (a state dict); returns where, as the end of a sentence.
+def save_model(model: nn.Module, config: RunConfig, world: World) -> Path | None:
+    """Write the trained weights as ``model.pt`` (a state dict); returns where.
 
     A failure is a warning: the run is complete, and its checkpoint holds the same weights.
     """
     folder = output_dir(config, world)
     if folder is None:
-        return ""
+        return None
     path = folder / "model.pt"
     try:
         with replacing(path) as file:
             torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, file)
     except (OSError, RuntimeError) as error:
         warn(f"cannot write to {path}: {error}")
-        return ""
-    return f", weights in {path}"
+        return None
+    return path

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,21 +82,32 @@ def parse(arguments: Sequence[str]) -> RunConfig:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trainer; returns its exit code. Failures that have none of their own raise.
+    """Run the trainer; returns its exit code, see :func:`exit_code`."""
+    given = sys.argv[1:] if arguments is None else arguments
 
-    0 is success, 81 the user's error, 85 preemption, 86 that a later attempt has taken the checkpoint folder over.
+    def train() -> None:
+        env = RankEnv.from_environ()
+        if env.rank != 0 and ("--help" in given or "-h" in given):
+            return
+        config = parse(given)
+        # torch is first imported here: a bad flag has been answered by now.
+        from ddp_trainer.api import Trainer
+
+        Trainer(config, env=env).fit()
+
+    return exit_code(train)
+
+
+def exit_code(program: Callable[[], object]) -> int:
+    """Run ``program``, which trains; returns the code to exit with. Failures that have none of their own raise.
+
+    0 is success, 81 the user's error, 85 preemption, 86 that a later attempt has taken the checkpoint folder over. What
+    there is to say about it is printed on rank 0, and written where the launcher looks for it.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
     env = RankEnv()
     try:
         env = RankEnv.from_environ()
-        if env.rank != 0 and ("--help" in arguments or "-h" in arguments):
-            return contract.EXIT_OK
-        config = parse(arguments)
-        # torch is first imported here: a bad flag has been answered by now.
-        from ddp_trainer.trainer import run
-
-        run(config, env)
+        program()
     except UserError as error:
         return _report_error(error, contract.EXIT_USER_ERROR, env)
     except Superseded as error:
@@ -107,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = "the checkpoint is saved" if end.saved else "nothing is saved: there is no --checkpoint-dir"
             print(f"preempted: {end}; {where}", flush=True)
         return contract.EXIT_PREEMPTED
+    signal.signal(signal.SIGTERM, lambda *_: None)  # what is done is done
     return contract.EXIT_OK
 
 

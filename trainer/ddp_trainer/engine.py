@@ -79,7 +79,7 @@ class Engine:
 
     def _replicate(self) -> None:
         self.replica = replicate(self.model, self._config.distributed, self.world)
-        self._forward: Callable[[Tensor], Tensor] = self.replica
+        self._forward: Callable[[Any], Any] = self.replica
         precision = self._config.precision
         if precision.compile:
             # Apart from the module, so that validation, with other batch sizes, stays as it is.
@@ -120,7 +120,7 @@ class Engine:
         whole = len(batch) == self._config.data.batch_size * accumulate
         with self.precision.tuned(whole):
             if accumulate == 1:
-                loss = self._backward(batch.inputs, batch.targets, 1.0)
+                loss = self._backward(batch, 1.0)
             else:
                 loss = self._backward_in_parts(batch)
         if self._to_compile and whole:
@@ -142,29 +142,29 @@ class Engine:
             gc.collect()
             self._replicate()
 
-    def _backward(self, images: Tensor, labels: Tensor, weight: float) -> Tensor:
+    def _backward(self, batch: Batch, weight: float) -> Tensor:
         with self.precision.autocast():
             # An epoch's last batch, which may be smaller, is not worth compiling for.
-            outputs = (self._forward if len(images) == self._config.data.batch_size else self.replica)(images)
-            self.task.check(outputs, labels)
-            loss = self.task.loss(outputs, labels)
+            outputs = (self._forward if len(batch) == self._config.data.batch_size else self.replica)(batch.inputs)
+            self.task.check(outputs, batch.targets)
+            loss = self.task.loss(outputs, batch.targets)
             if weight != 1.0:
                 loss = loss * weight
         if self._config.train_accuracy:
-            correct = self.task.correct(outputs, labels)
+            correct = self.task.correct(outputs, batch.targets)
             self._correct = correct if self._correct is None else self._correct + correct
         self.precision.backward(loss)
         return loss.detach()
 
     def _backward_in_parts(self, batch: Batch) -> Tensor:
         size = -(-len(batch) // self._config.optim.accumulate)
-        parts = list(zip(torch.split(batch.inputs, size), torch.split(batch.targets, size), strict=True))
+        parts = batch.split(size)
         total: Tensor | None = None
-        for number, (images, labels) in enumerate(parts, start=1):
+        for number, part in enumerate(parts, start=1):
             ddp = self.replica if isinstance(self.replica, nn.parallel.DistributedDataParallel) else None
             with ddp.no_sync() if ddp is not None and number < len(parts) else contextlib.nullcontext():
                 # Weighted by its share, so that the sum is the mean over the whole batch.
-                loss = self._backward(images, labels, len(labels) / len(batch))
+                loss = self._backward(part, len(part) / len(batch))
             total = loss if total is None else total + loss
         assert total is not None
         return total

@@ -1,6 +1,6 @@
 """How far a run is, how far it has to go and when it may end early: pure arithmetic on samples, epochs and steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import UserError
@@ -14,13 +14,15 @@ class Position:
     epoch: int = 0
     # Samples of the current epoch that all ranks together have used.
     consumed: int = 0
-    # Of the last validation, and the best of all so far.
+    # The score of the last validation, and the best of all so far.
     accuracy: float | None = None
     best_accuracy: float | None = None
     # Validations in a row that have reached the target.
     streak: int = 0
     # The step after which the last validation was.
     validated: int = 0
+    # All scores of the last validation.
+    scores: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data.sources import CachedSource, Source
+from ddp_trainer.data.sources import CachedSource
 from ddp_trainer.distributed.ddp import uses_gloo
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, StepResult
@@ -26,13 +26,13 @@ _PIECES = "steps are launched piece by piece"
 Record = Callable[[Callable[[], StepResult]], tuple[Callable[[], None], StepResult]]
 
 
-def obstacle(config: RunConfig, source: Source, world: World) -> str:
+def obstacle(config: RunConfig, source: object, world: World) -> str:
     """Why no step of this run can be recorded on a GPU; empty where one can."""
     distributed, mode = config.distributed, config.precision.compile_mode
-    own = ":" in config.model.name and config.precision.cuda_graph == "auto"
+    own = ":" in f"{config.model.name}{config.task}" and config.precision.cuda_graph == "auto"
     reasons = {
         "the batches are not cut from images on the GPU": not isinstance(source, CachedSource),
-        "a model of your own may decide on the host what it does (--cuda-graph on: it does not)": own,
+        "a model or task of your own may decide on the host what it does (--cuda-graph on: it does not)": own,
         "torch.nn.DataParallel copies the model in every step": distributed.data_parallel,
         f"--compile-mode {mode} replays graphs of its own": config.precision.compile
         and mode in ("reduce-overhead", "max-autotune"),
@@ -45,7 +45,7 @@ def obstacle(config: RunConfig, source: Source, world: World) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def record_steps(config: RunConfig, engine: Engine, source: Source) -> None:
+def record_steps(config: RunConfig, engine: Engine, source: object) -> None:
     """Let ``engine`` record and replay its steps, where that can be, or say why not. CPUs have no such thing."""
     if engine.world.device.type != "cuda" or config.precision.cuda_graph == "off":
         return

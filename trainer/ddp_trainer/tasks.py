@@ -3,58 +3,127 @@
 Totals are sums, so that summing them over ranks and dividing once at the end counts every sample exactly once.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
 
-from ddp_trainer.data.arrays import VOID, Datasets
-from ddp_trainer.errors import require
+from ddp_trainer.data.arrays import VOID, Datasets, count_samples
+from ddp_trainer.errors import UserError, require
+from ddp_trainer.imports import load_callable
+
+# For each metric its sum over a batch, and the number of things summed: numbers, or tensors of one number.
+Metrics = Mapping[str, tuple[Tensor | float, Tensor | float]]
+
+
+class Task:
+    """What is learnt: subclass it, with :meth:`loss`, and :meth:`metrics` where the loss alone says too little.
+
+    ``output`` is what the model has returned for a batch, ``target`` what the data say that it should have; both are on
+    the device. ``score`` names the metric by which validations are compared, and whether it is better when greater.
+    """
+
+    score: ClassVar[str] = "loss"
+    greater_is_better: ClassVar[bool] = False
+
+    def loss(self, output: Any, target: Any) -> Tensor:
+        """The mean loss of the batch's samples: one floating-point number that depends on the parameters."""
+        raise NotImplementedError
+
+    def metrics(self, output: Any, target: Any) -> Metrics:
+        """For each metric its sum over the batch, and the number of things summed, such as samples or tokens.
+
+        Both are added up over batches and ranks before the one is divided by the other. "loss" is :meth:`loss` over
+        the samples unless it is given here. The names must be the same for every batch.
+        """
+        return {}
+
+    def summarize(self, means: dict[str, float]) -> dict[str, float]:
+        """What is reported, from the metrics' means over all validation data: they themselves, unless overridden.
+
+        Here belongs what is no mean of parts, such as the root of a mean square or a perplexity.
+        """
+        return means
+
+    def correct(self, output: Any, target: Any) -> Tensor:
+        """Right answers and answers, float32 (2,) on the outputs' device, for ``--train-accuracy``; may be left out."""
+        raise NotImplementedError
+
+    def check(self, output: Any, target: Any) -> None:
+        """Raise :class:`UserError` where the output has not the form that the loss needs."""
+
+    def totals(self, output: Any, target: Any) -> Tensor:
+        """Sum and count of each metric, float64: what is added up over batches and ranks.
+
+        Raises :class:`UserError` where the metrics are not what they should be.
+        """
+        found: dict[str, Any] = dict(self.metrics(output, target))
+        if "loss" not in found:
+            count = count_samples(target)
+            found = {"loss": (self.loss(output, target) * count, count), **found}
+        names: list[str] = self.__dict__.setdefault("_names", list(found))
+        require(
+            names == list(found),
+            "task.metrics",
+            f"has {', '.join(found)} now and had {', '.join(names)} before",
+            "return the same names for every batch",
+        )
+        device = next((part.device for part in tree_leaves(output) if isinstance(part, Tensor)), torch.device("cpu"))
+        sums = []
+        for name, pair in found.items():
+            fits = isinstance(pair, tuple) and len(pair) == 2
+            require(fits, "task.metrics", f"{name!r} is {_form(pair)}", "return (sum, count) for each metric")
+            sums += [_sum(name, part, device) for part in pair]
+        return torch.stack(sums)
+
+    @property
+    def num_totals(self) -> int:
+        """The length of the totals, which a rank without validation samples must know too."""
+        return 2 * len(self.__dict__["_names"])
+
+    def scores(self, totals: list[float]) -> dict[str, float]:
+        """What is reported of a validation, from the totals of all ranks."""
+        names: tuple[str, ...] = self.__dict__["_names"]
+        pairs = zip(names, totals[::2], totals[1::2], strict=True)
+        return self.summarize({name: total / count if count else math.nan for name, total, count in pairs})
 
 
 @dataclass(frozen=True)
-class Classification:
-    """One class an image: cross-entropy and the share of images whose largest logit is the label's.
-
-    ``score`` names the one among :meth:`scores` by which runs are compared: greater is better, at most 1.
-    ``num_totals`` is the length of the totals, which a rank without validation samples must know too.
-    """
+class Classification(Task):
+    """One class an input: cross-entropy and the share of inputs whose largest logit is the label's."""
 
     label_smoothing: float = 0.0
     num_classes: int = 0
     score: ClassVar[str] = "accuracy"
-    num_totals: ClassVar[int] = 3  # loss, right answers, samples
+    greater_is_better: ClassVar[bool] = True
 
-    def check(self, outputs: object, targets: Tensor) -> None:
+    def check(self, output: object, target: Tensor) -> None:
         """Raise :class:`UserError` unless outputs are logits (B, K) with at least the data's number of classes."""
-        _check_shape(outputs, (len(targets),), self.num_classes)
+        _check_shape(output, (len(target),), self.num_classes)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy of logits (B, K) and classes (B,)."""
-        return cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+        return cross_entropy(output, target, label_smoothing=self.label_smoothing)
 
-    def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Images whose largest logit is the label's, and images: float32 (2,) on the outputs' device."""
-        right = (outputs.detach().argmax(dim=1) == targets).sum().float()
-        return torch.stack([right, torch.full_like(right, len(targets))])
+    def correct(self, output: Tensor, target: Tensor) -> Tensor:
+        """Inputs whose largest logit is the label's, and inputs: float32 (2,) on the outputs' device."""
+        right = (output.detach().argmax(dim=1) == target).sum().float()
+        return torch.stack([right, torch.full_like(right, len(target))])
 
-    def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the cross-entropy without smoothing, number of right answers, number of samples: float64."""
-        outputs = outputs.float()
-        loss = cross_entropy(outputs, targets, reduction="sum")
-        correct = (outputs.argmax(dim=1) == targets).sum()
-        return torch.stack([loss.double(), correct.double(), torch.full_like(loss, len(targets), dtype=torch.float64)])
-
-    def scores(self, totals: list[float]) -> dict[str, float]:
-        """Mean loss and accuracy over all samples."""
-        loss, correct, count = totals
-        return {"loss": loss / count, "accuracy": correct / count}
+    def metrics(self, output: Tensor, target: Tensor) -> Metrics:
+        """The cross-entropy without smoothing, and right answers."""
+        output = output.float()
+        loss = cross_entropy(output, target, reduction="sum")
+        return {"loss": (loss, len(target)), "accuracy": ((output.argmax(dim=1) == target).sum(), len(target))}
 
 
 @dataclass(frozen=True)
-class Segmentation:
+class Segmentation(Task):
     """One class a pixel, some pixels void: cross-entropy, and the mean intersection over union of the classes.
 
     With C[t, p] the number of pixels of class t that were taken for p, over all images and ranks, a class's
@@ -65,6 +134,7 @@ class Segmentation:
     num_classes: int
     label_smoothing: float = 0.0
     score: ClassVar[str] = "mean_iou"
+    greater_is_better: ClassVar[bool] = True
 
     @property
     def num_totals(self) -> int:
@@ -109,12 +179,23 @@ class Segmentation:
         return {"loss": totals[0] / pixels, "accuracy": float(both.sum()) / pixels, "mean_iou": mean_iou}
 
 
-Task = Classification | Segmentation
+def build_task(datasets: Datasets, label_smoothing: float, name: str | None = None) -> Task:
+    """The task ``name``, a user's ``module:Class``, or that which ``datasets`` pose where there is none.
 
-
-def build_task(datasets: Datasets, label_smoothing: float) -> Task:
-    """The kind of problem that ``datasets`` pose."""
-    if datasets.train.masks:
+    Raises :class:`UserError` where it is not a :class:`Task`, and where the data pose none.
+    """
+    if name is not None:
+        task = load_callable(name, "task")()
+        if not isinstance(task, Task):
+            raise UserError("task", f"{name} gave {type(task).__name__}", "subclass ddp_trainer.Task")
+        return task
+    require(
+        datasets.num_classes > 0,
+        "task",
+        "what is to be learnt from these data is not known",
+        "give a task, or Datasets(…, num_classes=…) for classification",
+    )
+    if datasets.masks:
         return Segmentation(datasets.num_classes, label_smoothing)
     return Classification(label_smoothing, datasets.num_classes)
 
@@ -127,3 +208,21 @@ def _check_shape(outputs: object, rest: tuple[int, ...], num_classes: int) -> No
     shape = tuple(outputs.shape)
     fits = len(shape) == len(rest) + 1 and (shape[0], *shape[2:]) == rest and shape[1] >= num_classes
     require(fits, "model.name", f"the model returned logits of shape {shape}", wanted)
+
+
+def _sum(name: str, value: object, device: torch.device) -> Tensor:
+    """A part of a metric, float64 (), on ``device``; numbers are made there, for a copy would wait for it."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().reshape(()).double()
+    require(
+        isinstance(value, int | float),
+        "task.metrics",
+        f"{name!r} has {_form(value)} in it",
+        "return (sum, count) for each, numbers or tensors of one number",
+    )
+    return torch.full((), value, dtype=torch.float64, device=device)  # type: ignore[call-overload,no-any-return]
+
+
+def _form(value: object) -> str:
+    """What ``value`` is, for a message."""
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"

@@ -3,17 +3,18 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from ddp_trainer.assembly import assemble, save_model
+from ddp_trainer.assembly import Own, assemble, save_model
 from ddp_trainer.checkpoint.store import load_newest
 from ddp_trainer.config.run import RunConfig, describe
 from ddp_trainer.data.loader import Batch
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import Preempted, Superseded, UserError, require
+from ddp_trainer.errors import Preempted, UserError, require
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.models.export import export_model
 from ddp_trainer.observability.epoch_record import EpochRecord
@@ -24,31 +25,10 @@ from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position
 
 
-def run(config: RunConfig, env: RankEnv | None = None) -> Position:
-    """Train as ``config`` says and return how far it came; ``env``: this process's place, by default torchrun's word.
-
-    Raises :class:`UserError` on every rank alike for what the user can fix, :class:`Preempted` after a signal,
-    :class:`Superseded` where a later attempt at the same job has begun.
-    """
-    env = RankEnv.from_environ() if env is None else env
-    world = World.start(config.distributed, env)
-    exporter = Exporter.start(epochs=config.epochs, port=config.metrics.port, env=env)
-    try:
-        position = Trainer(config, world, exporter).fit()
-    except (UserError, Preempted, Superseded):
-        # All ranks are here. After another exception they are not, and leaving the group could wait for them.
-        exporter.close()
-        world.close()
-        raise
-    exporter.close()
-    world.close()
-    return position
-
-
-class Trainer:
+class Loop:
     """One run on one rank."""
 
-    def __init__(self, config: RunConfig, world: World, exporter: Exporter) -> None:
+    def __init__(self, config: RunConfig, world: World, exporter: Exporter, own: Own | None = None) -> None:
         self.config, self.world, self.exporter, self.timeline = config, world, exporter, Timeline(world.device)
         self.stop = StopSignal()
         self.stop.install()
@@ -57,9 +37,9 @@ class Trainer:
         watcher = self._request_stop if config.nonfinite == "stop" else None
         self.report = Reporter(world, exporter, config.log_every, watcher)
         self.report.info(describe(config))
-        parts = assemble(config, world)
+        parts = assemble(config, world, own)
         self.loader, self.validation, self.task = parts.loader, parts.validation, parts.task
-        self.engine, self.checkpointer = parts.engine, parts.checkpointer
+        self.engine, self.checkpointer, self.example = parts.engine, parts.checkpointer, parts.example
         if self.checkpointer is not None:
             self.checkpointer.on_superseded = lambda: self.stop.request(Reason.SUPERSEDED)
         self.position = self._resume()
@@ -97,6 +77,7 @@ class Trainer:
             try:
                 load(state["engine"])
                 position = Position(**state["position"])
+                self.loader.load_state(state.get("data"))
             except UserError:
                 raise
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -120,16 +101,19 @@ class Trainer:
 
     def _order(self) -> dict[str, int]:
         """What an epoch's order of the samples hangs on, besides the epoch."""
-        return {"seed": self.config.seed, "samples": self.loader.length}
+        return {"seed": self.config.seed, **self.loader.order()}
 
-    def fit(self) -> Position:
-        """Train to the end; returns the final position."""
+    def fit(self) -> Path | None:
+        """Train to the end; returns where the weights are saved, if they are and on rank 0."""
         try:
-            return self._evaluate() if self.config.eval_only else self._fit()
+            if not self.config.eval_only:
+                return self._fit()
+            self._evaluate()
+            return None
         finally:
             self.logs.close()
 
-    def _fit(self) -> Position:
+    def _fit(self) -> Path | None:
         self.report.begin(self.plan)
         if self._validation_pending():
             self._end_epoch()
@@ -139,27 +123,25 @@ class Trainer:
         self.agreement.finish()
         self._wait_for_checkpoint()
         with self.exporter.saving():
-            where = save_model(self.engine.evaluated_model, self.config, self.world)
+            weights = save_model(self.engine.evaluated_model, self.config, self.world)
             try:
                 self._export()
             except UserError as error:  # the run is complete, and its weights are saved
                 self.report.warn(str(error))
-        self.report.done(self.position, where)
-        return self.position
+        self.report.done(self.position, self.task.score, weights)
+        return weights
 
-    def _evaluate(self) -> Position:
+    def _evaluate(self) -> None:
         scores, seconds = self._score()
-        self.position.accuracy = scores[self.task.score]
-        self.report.evaluated(scores, self.position.accuracy, seconds)
+        self.position.accuracy, self.position.scores = scores[self.task.score], scores
+        self.report.evaluated(scores, self.task.score, seconds)
         self._export()
-        return self.position
 
     def _export(self) -> None:
         """Write the files that ``export`` names, while the other ranks wait."""
         with self.world.agreed():
             if self.config.export and self.world.is_main:
-                example = next(iter(self.validation)).inputs
-                export_model(self.engine.evaluated_model, example, self.config.export)
+                export_model(self.engine.evaluated_model, self.example, self.config.export)
                 self.report.info(f"exported to {', '.join(self.config.export)}")
 
     def _validation_pending(self) -> bool:
@@ -176,7 +158,10 @@ class Trainer:
             self._pause(self._save)
 
     def _at_end(self) -> bool:
-        return self.position.step >= self.total_steps or self.epochs.target_met
+        position = self.position
+        # A stream may have fewer steps than its length says.
+        done = position.step >= self.total_steps or position.epoch >= self.config.epochs
+        return done or self.epochs.target_met
 
     def _epoch(self) -> None:
         """Train to the end of the epoch or of the run."""
@@ -198,7 +183,8 @@ class Trainer:
             lr = self.schedule.lr(self.plan.fraction(position))
             result = self.engine.step(batch, position.step, lr)
             position.step += 1
-            position.consumed += len(batch) * world.size
+            # An epoch's last step may have less, and ends it.
+            position.consumed += self.loader.samples_per_step * world.size
             left -= 1
             if not left or position.step >= self.total_steps:
                 self.timeline.wait()  # what the device has still to do is the last step's time, not the validation's
@@ -222,6 +208,8 @@ class Trainer:
                 if self.config.nonfinite == "stop":
                     self.timeline.wait()  # as a look at all losses does, but in the time of the steps
                 step_started += self._pause(self._save)
+        else:
+            left = 0
         if not left:
             position.epoch, position.consumed = position.epoch + 1, 0
 
@@ -233,14 +221,14 @@ class Trainer:
         model.eval()
         self.agreement.begin(0)
         totals = torch.zeros(self.task.num_totals, dtype=torch.float64, device=self.world.device)
-        reason, batches = Reason.NONE, iter(self.validation)
+        reason = Reason.NONE
         with torch.inference_mode(), self.engine.precision.autocast():
             # As many rounds on every rank, for in each they agree on whether to go on.
-            for _ in range(self.validation.rounds):
+            for batch in self.validation.rounds():
                 if reason := self.agreement.poll():
                     break
-                if (batch := next(batches, None)) is not None:
-                    with self.engine.precision.tuned(len(batch) == self.validation.batch_size):
+                if batch is not None:
+                    with self.engine.precision.tuned(len(batch) == self.config.data.eval_batch_size):
                         totals += self.task.totals(model(batch.inputs), batch.targets)
                 self.exporter.heartbeat()
         if reason:
@@ -252,9 +240,10 @@ class Trainer:
         """Score the model, and write down what comes of it."""
         scores, seconds = self._score()
         score, position = scores[self.task.score], self.position
-        position.accuracy, position.validated = score, position.step
-        position.best_accuracy = max(score, position.best_accuracy or 0.0)
-        self.report.validated(position, scores, score, seconds, self.epochs.validated(score))
+        position.accuracy, position.validated, position.scores = score, position.step, scores
+        best = max if self.task.greater_is_better else min
+        position.best_accuracy = best(score, score if position.best_accuracy is None else position.best_accuracy)
+        self.report.validated(position, scores, self.task.score, seconds, self.epochs.validated(score))
         if self.epochs.target_met:
             self.report.info(f"target reached: {position.streak} validations in a row; the run ends here")
 
@@ -262,9 +251,11 @@ class Trainer:
         """Save the run as it stands; all ranks call this, rank 0 writes."""
         self._raise_if_nonfinite()
         self.world.broadcast_buffers(self.engine.model)
+        data = self.loader.state() if self.config.checkpoint.dir is not None else None
         if self.checkpointer is None:
             return
-        state = {"engine": self.engine.state_dict(), "position": vars(self.position).copy(), "order": self._order()}
+        state: dict[str, Any] = {"engine": self.engine.state_dict(), "position": vars(self.position).copy()}
+        state |= {"order": self._order()} | ({} if data is None else {"data": data})
         facts = {
             "preset": self.config.preset,
             "seed": self.config.seed,
@@ -276,6 +267,8 @@ class Trainer:
         step = self.position.step
         # In the middle of an epoch the last validation's accuracy is that of older weights.
         accuracy = self.position.accuracy if self.position.validated == step else None
+        if accuracy is not None and not self.task.greater_is_better:
+            accuracy = -accuracy  # the greatest is kept
         with self.exporter.saving():
             self.checkpointer.save(state, step, accuracy, facts, on_saved=self.report.saved)
 

@@ -108,7 +108,7 @@ def test_a_step_is_made_on_the_device(preset: str) -> None:
     with DEVICE:
         model = build_model(config.model, data.in_channels, CLASSES)
         images, labels = torch.empty(2, *SHAPES[config.data.name]), torch.empty(2, dtype=torch.int64)
-        totals = torch.zeros(task.num_totals, dtype=torch.float64)
+        totals = torch.zeros((), dtype=torch.float64)
     precision = Precision(resolve(preset, None, {"precision": {"name": "fp32"}}).precision, torch.device("cpu"))
     optimizer = NovoGrad(model.parameters(), weight_decay=0.1, grad_averaging=True)
     ema = Ema(model, 0.9)
@@ -122,7 +122,7 @@ def test_a_step_is_made_on_the_device(preset: str) -> None:
             assert norm is not None
             AsyncScalars([loss, norm])
             with torch.inference_mode():
-                totals += task.totals(model(images), labels) + task.correct(outputs, labels).sum()
+                totals = totals + task.totals(model(images), labels) + task.correct(outputs, labels).sum()
     assert crossings.found == []
 
 

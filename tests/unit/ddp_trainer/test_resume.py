@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_trainer.api import Trainer
 from ddp_trainer.checkpoint.store import Checkpointer
 from ddp_trainer.cli import main, parse
 from ddp_trainer.data.loader import ValidationLoader
@@ -22,7 +23,6 @@ from ddp_trainer.distributed import RankEnv
 from ddp_trainer.engine import Engine
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.optim.ema import Ema
-from ddp_trainer.trainer import run
 from tests.support import trainer_plugins as plugins
 from tests.support.fake_gpu import FakeGpu
 from tests.support.saved_states import load, same
@@ -40,7 +40,7 @@ def _like_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(*arguments: str) -> None:
-    run(parse([*STATEFUL, *arguments]), RankEnv())
+    Trainer(parse([*STATEFUL, *arguments]), env=RankEnv()).fit()
 
 
 @pytest.mark.parametrize(

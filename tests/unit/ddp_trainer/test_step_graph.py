@@ -253,7 +253,7 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_comes(
         ({}, ""),
         ({"precision": {"compile": True}}, ""),
         ({"precision": {"compile": True, "compile_mode": "reduce-overhead"}}, "replays graphs of its own"),
-        ({"model": {"name": "mine:build"}}, "a model of your own may decide on the host"),
+        ({"model": {"name": "mine:build"}}, "a model or task of your own may decide on the host"),
         ({"model": {"name": "mine:build"}, "precision": {"cuda_graph": "on"}}, ""),
         ({"distributed": {"compression": "bf16"}}, "--compression bf16 is done by the host"),
         ({"distributed": {"find_unused_parameters": True}}, "--find-unused-parameters asks"),

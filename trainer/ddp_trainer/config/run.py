@@ -59,6 +59,9 @@ class RunConfig(Settings):
         "files to write the trained model to, comma-separated; by their endings: .safetensors (weights), .pt2 "
         "(torch.export), .onnx",
     )
+    task: str | None = option(
+        None, "module:Class of your own loss and metrics, a ddp_trainer.Task; none: what the data's labels ask for"
+    )
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -86,10 +89,15 @@ class RunConfig(Settings):
 
 
 def resolve(
-    preset: str | None, file: Mapping[str, Any] | None, flags: Mapping[str, Any], *, as_published: bool = False
+    preset: str | None = None,
+    file: Mapping[str, Any] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    *,
+    as_published: bool = False,
 ) -> RunConfig:
     """The configuration that a preset, a file and flags make up, each laid over the one before.
 
+    ``file`` and ``flags`` are settings by name, those of a group by the group's name: ``{"data": {"batch_size": 64}}``.
     ``file`` may name the preset itself. Raises :class:`UserError` for anything that does not fit.
     """
     file = dict(file or {})
@@ -100,7 +108,7 @@ def resolve(
         chosen = get_preset(str(name))
         values = merge(chosen.values, chosen.as_published) if as_published else dict(chosen.values)
         values["preset"] = chosen.name
-    return build(RunConfig, merge(merge(values, file), flags))
+    return build(RunConfig, merge(merge(values, file), flags or {}))
 
 
 def read_file(path: str) -> dict[str, Any]:

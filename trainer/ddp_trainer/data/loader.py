@@ -1,20 +1,35 @@
 """This rank's share of an epoch and of the validation data, in batches."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.augment import Augmentation
-from ddp_trainer.data.sampling import samples_per_rank, train_order, uniforms, validation_order
+from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.data.sources import Batch, Replayed, build_source
+from ddp_trainer.data.streams import StreamLoader, StreamValidation
 from ddp_trainer.errors import UserError, require
 
-__all__ = ["Batch", "Replayed", "TrainLoader", "ValidationLoader"]
+__all__ = ["Batch", "Replayed", "TrainLoader", "ValidationLoader", "train_loader", "validation_loader"]
 
-# The uses of random numbers that the augmentations' are apart from all others by.
-_STREAM, _STREAM_VALIDATION = 1, 4
+# The uses of random numbers that the augmentations' are apart from all others by, and what torch datasets draw.
+_STREAM, _STREAM_VALIDATION, _STREAM_SAMPLES = 1, 4, 5
+
+
+def train_loader(datasets: Datasets, config: DataConfig, **place: Any) -> "TrainLoader | StreamLoader":
+    """The training batches of one rank; arguments are those of :class:`TrainLoader`."""
+    stream = isinstance(datasets.train, IterableDataset)
+    return StreamLoader(datasets, config, **place) if stream else TrainLoader(datasets, config, **place)
+
+
+def validation_loader(datasets: Datasets, config: DataConfig, **place: Any) -> "ValidationLoader | StreamValidation":
+    """The validation batches of one rank; arguments are those of :class:`ValidationLoader`."""
+    stream = isinstance(datasets.validation, IterableDataset)
+    return StreamValidation(datasets, config, **place) if stream else ValidationLoader(datasets, config, **place)
 
 
 class TrainLoader:
@@ -33,7 +48,7 @@ class TrainLoader:
         memory_format: torch.memory_format = torch.contiguous_format,
         processes: int = 1,
     ) -> None:
-        self.length = len(datasets.train)
+        self.length = len(datasets.train)  # type: ignore[arg-type]
         self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
         self.samples_per_step = samples_per_step
         share = samples_per_rank(self.length, world_size, config.drop_last)
@@ -68,7 +83,18 @@ class TrainLoader:
         draws = None
         if self.augmentation.active:
             draws = uniforms(order.numpy(), self.augmentation.draws, self.seed, _STREAM, epoch)
-        return self.source.batches(order, draws, self.samples_per_step)
+        key = derive_seed(self.seed, _STREAM_SAMPLES, epoch)
+        return self.source.batches(order, draws, self.samples_per_step, key)
+
+    def order(self) -> dict[str, int]:
+        """What the order of the samples hangs on, besides seed and epoch."""
+        return {"samples": self.length}
+
+    def state(self) -> None:
+        """There is none: how many samples are consumed says it all."""
+
+    def load_state(self, state: object) -> None:
+        """See :meth:`state`."""
 
 
 class ValidationLoader:
@@ -89,7 +115,7 @@ class ValidationLoader:
         memory_format: torch.memory_format = torch.contiguous_format,
         processes: int = 1,
     ) -> None:
-        length = len(datasets.validation)
+        length = len(datasets.validation)  # type: ignore[arg-type]
         self.batch_size = config.eval_batch_size
         if config.validation_as_training:
             order = train_order(length, seed=0, epoch=0, rank=rank, world_size=world_size)
@@ -109,10 +135,11 @@ class ValidationLoader:
             datasets.validation, datasets, config, self.augmentation, device, memory_format, processes
         )
 
-    @property
-    def rounds(self) -> int:
-        """The greatest number of batches that any rank has."""
-        return -(-self._share // self.batch_size)
+    def rounds(self) -> Iterator[Batch | None]:
+        """The batches; None while only other ranks have more."""
+        batches = iter(self)
+        for _ in range(-(-self._share // self.batch_size)):
+            yield next(batches, None)
 
     def __iter__(self) -> Iterator[Batch]:
         draws = None
@@ -122,4 +149,12 @@ class ValidationLoader:
 
 
 def _augmentation(datasets: Datasets, config: DataConfig) -> Augmentation:
-    return Augmentation.from_config(config, channels=datasets.in_channels, masks=datasets.train.masks)
+    if not datasets.holds_images:
+        require(
+            not config.augment or config.name == "imagefolder",
+            "data.augment",
+            "the trainer augments images that it holds itself, no samples of a torch dataset",
+            "augment them in the dataset, and leave it out",
+        )
+        return Augmentation()
+    return Augmentation.from_config(config, channels=datasets.in_channels, masks=datasets.masks)

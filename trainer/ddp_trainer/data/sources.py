@@ -1,33 +1,26 @@
 """Where batches come from: a cache on the computing device, or a reader that works ahead of the training step."""
 
-import ctypes
-import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.util import Finalize
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import Dataset
 
 from ddp_trainer.data import DataConfig
-from ddp_trainer.data.arrays import Datasets, FileData, ImageData, check_labels
+from ddp_trainer.data.arrays import Datasets, FileData, ImageData, check_labels, count_samples
 from ddp_trainer.data.augment import Augmentation
+from ddp_trainer.data.reader import Reader
+from ddp_trainer.data.torch_datasets import MappedSamples
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_cpus, available_memory
 
 # Share of the free memory that data may take; the rest is the model's, the activations' and the other processes'.
 _SHARE = 0.4
-# Batches that each reader has ready at most.
-_PREFETCH = 4
 # Memory on a GPU for batches that are made together.
 _AT_ONCE_BYTES = 64 * 2**20
 
@@ -36,14 +29,24 @@ _AT_ONCE_BYTES = 64 * 2**20
 class Batch:
     """What the model is given and what it should answer, on the device.
 
-    Of images that is float32 (B, C, H, W), normalised, and their labels, int64 (B,), or (B, H, W) from masks.
+    Of images that is float32 (B, C, H, W), normalised, and their labels, int64 (B,), or (B, H, W) from masks; else what
+    the data give, tensors or trees of them.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    targets: Any
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.targets) if isinstance(self.targets, Tensor) else count_samples(self.targets)
+
+    def split(self, size: int) -> "list[Batch]":
+        """Parts of ``size`` samples; the last may be smaller."""
+
+        def part(start: int) -> Batch:
+            both = self.inputs, self.targets
+            return Batch(*tree_map_only(Tensor, lambda tensor: tensor[start : start + size], both))
+
+        return [part(start) for start in range(0, len(self), size)]
 
 
 class Replayed(Batch):
@@ -70,6 +73,23 @@ class Normalise:
         return images.mul_(self.scale).add_(self.shift)
 
 
+class Form:
+    """Makes batches of what torch datasets give: normalised where there is a mean, else as it is."""
+
+    def __init__(self, datasets: Datasets, device: torch.device, memory_format: torch.memory_format) -> None:
+        self._normalise = Normalise(datasets, device, memory_format) if datasets.mean else None
+        self._memory_format = memory_format
+
+    def __call__(self, inputs: Any, targets: Any) -> Batch:
+        """The batch; raises :class:`UserError` where its tensors differ in their number of samples."""
+        count_samples((inputs, targets))
+        if self._normalise is not None:
+            inputs = self._normalise(inputs)
+        elif isinstance(inputs, Tensor) and inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=self._memory_format)
+        return Batch(inputs, targets)
+
+
 class CachedSource:
     """Everything is on the device; a batch is a gather there, and nothing is sent while training.
 
@@ -93,7 +113,7 @@ class CachedSource:
         self._order = torch.zeros(len(self.labels), dtype=torch.int64, device=self.device)
         self._numbers = torch.zeros(len(self.labels), self.augmentation.draws, device=self.device)
 
-    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
+    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int, key: int = 0) -> Iterator[Batch]:
         """The samples ``order`` in batches of ``size``, augmented by the rows of ``draws``, or not at all.
 
         What a batch needs is on the device before the first one.
@@ -144,48 +164,8 @@ class _Samples:
         return torch.stack(images), torch.stack(labels)
 
 
-class _Indices:
-    """The batch sampler of a DataLoader that lives for many epochs: the batches of the next one are put into it."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-def _identity(batch: Any) -> Any:
-    return batch
-
-
-def _init_worker(rank_exiting: Any, _: int) -> None:
-    """Set up a reader: it goes on when its rank is asked to stop, which may want more batches before it does.
-
-    It exits once ``rank_exiting`` is set: at the end of a process its children are asked once, and waited for. A
-    rank that is killed takes its readers along.
-    """
-
-    def exit_with_rank(*_: object) -> None:
-        if rank_exiting.value:
-            os._exit(0)
-
-    signal.signal(signal.SIGTERM, exit_with_rank)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform.startswith("linux"):
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
-    torch.set_num_threads(1)
-
-
-def _mark_rank_exiting(rank_exiting: Any) -> None:
-    rank_exiting.value = 1
-
-
 class StreamedSource:
-    """Samples are read by worker processes ahead of time, sent on a stream of their own and augmented on the device."""
+    """Samples are read by worker processes ahead of time and augmented on the device."""
 
     def __init__(
         self,
@@ -196,38 +176,16 @@ class StreamedSource:
         workers: int,
     ) -> None:
         self.augmentation, self.normalise, self.device = augmentation, normalise, device
-        self._indices = _Indices()
-        self.prefetched = _PREFETCH * workers
-        cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
-        # A fork is there at once; another interpreter would first import torch for as long as an epoch may take.
-        context = get_context("fork" if "fork" in get_all_start_methods() else None)
-        rank_exiting = context.Value("b", 0, lock=False)
-        # Finalizers with a priority run at the end of the process, before its children are asked to end.
-        Finalize(self, _mark_rank_exiting, args=(rank_exiting,), exitpriority=10)
-        self._loader: DataLoader[Any] = DataLoader(
-            _Samples(data),  # type: ignore[arg-type]
-            batch_sampler=self._indices,
-            num_workers=workers,
-            collate_fn=_identity,
-            pin_memory=cuda,
-            worker_init_fn=partial(_init_worker, rank_exiting) if workers else None,
-            persistent_workers=workers > 0,
-            prefetch_factor=_PREFETCH if workers else None,
-            multiprocessing_context=context if workers else None,
-        )
+        self._reader = Reader(_Samples(data), device, workers)  # type: ignore[arg-type]
+        self.prefetched = self._reader.prefetched
 
-    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int) -> Iterator[Batch]:
+    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int, key: int = 0) -> Iterator[Batch]:
         """See :meth:`CachedSource.batches`."""
-        self._indices.batches = [part.tolist() for part in torch.split(order, size)] if len(order) else []
+        parts = [part.tolist() for part in torch.split(order, size)] if len(order) else []
         numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
         start = 0
-        with warnings.catch_warnings():
-            # Python warns of forks beside threads. The readers touch nothing that a thread could hold a lock of.
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            raw = iter(self._loader)
-        for raw_images, raw_labels in raw:
-            images, labels = self._send(raw_images), self._send(raw_labels)
+        for raw in self._reader.read(parts):
+            images, labels = self._reader.send(raw)
             stop = start + len(labels)
             part = None if numbers is None else numbers[start:stop]
             start = stop
@@ -235,24 +193,26 @@ class StreamedSource:
             images, labels = self.augmentation.batch(self.augmentation.prepare(images), labels, whole, part)
             yield Batch(self.normalise(images), labels)
 
-    def _send(self, tensor: Tensor) -> Tensor:
-        """Copy from pinned memory while the device still works on the step before."""
-        if self._stream is None:
-            return tensor
-        with torch.cuda.stream(self._stream):
-            sent = tensor.to(self.device, non_blocking=True)
-        current = torch.cuda.current_stream(self.device)
-        current.wait_stream(self._stream)
-        # The memory was allocated on the other stream; it may be used again only when this one is done with it.
-        sent.record_stream(current)
-        return sent
+
+class MappedSource:
+    """Samples of a torch dataset, by worker processes; what is random in them depends on key and index alone."""
+
+    def __init__(self, datasets: Datasets, data: Dataset[Any], form: Form, device: torch.device, workers: int) -> None:
+        self._form, self._reader = form, Reader(MappedSamples(data, datasets.collate), device, workers)
+        self.prefetched = self._reader.prefetched
+
+    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int, key: int = 0) -> Iterator[Batch]:
+        """The samples ``order`` in batches of ``size``; ``key`` seeds what a sample draws."""
+        parts = [[(key, index) for index in part.tolist()] for part in torch.split(order, size)] if len(order) else []
+        for raw in self._reader.read(parts):
+            yield self._form(*self._reader.send(raw))
 
 
-Source = CachedSource | StreamedSource
+Source = CachedSource | StreamedSource | MappedSource
 
 
 def build_source(
-    data: ImageData | FileData,
+    data: ImageData | FileData | Dataset[Any],
     datasets: Datasets,
     config: DataConfig,
     augmentation: Augmentation,
@@ -264,6 +224,8 @@ def build_source(
 
     ``processes`` share this machine's memory. Raises :class:`UserError` where the data do not fit where they must.
     """
+    if not isinstance(data, ImageData | FileData):
+        return MappedSource(datasets, data, Form(datasets, device, memory_format), device, config.workers)
     normalise = Normalise(datasets, device, memory_format)
     where = choose(data, config.cache, device, processes)
     if where != "none" and isinstance(data, FileData):

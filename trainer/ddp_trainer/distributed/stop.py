@@ -3,6 +3,7 @@
 import enum
 import math
 import signal
+import threading
 import time
 from types import FrameType
 from typing import Any
@@ -29,15 +30,21 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.reason = Reason.NONE
+        self._before: dict[int, Any] = {}
 
     def request(self, reason: Reason) -> None:
         """Ask for a stop, from any thread."""
         self.reason = max(self.reason, reason)
 
     def install(self) -> None:
-        """Take over both signals. Only the main thread may."""
-        signal.signal(signal.SIGTERM, self._handle)
-        signal.signal(signal.SIGINT, self._handle)
+        """Take over both signals, which only the main thread may: in another the program keeps them."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore(self) -> None:
+        """Give both back to whoever had them."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

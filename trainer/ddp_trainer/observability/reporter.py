@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,9 +186,9 @@ class Reporter:
         self._watch.pause(start, end)
 
     def validated(
-        self, position: Position, scores: dict[str, float], score: float, seconds: float, training: Mapping[str, float]
+        self, position: Position, scores: dict[str, float], score: str, seconds: float, training: Mapping[str, float]
     ) -> None:
-        """Report a validation at ``position``; ``score`` is the one of ``scores`` by which runs are compared.
+        """Report a validation at ``position``; ``score`` names the one of ``scores`` by which runs are compared.
 
         ``training`` holds the figures of the epoch before it, where there was one.
         """
@@ -205,10 +206,12 @@ class Reporter:
         figures |= {f"epoch/{name}": value for name, value in training.items()}
         self._write(position.step, {"train/epoch": self._plan.fraction(position), **figures})
 
-    def evaluated(self, scores: dict[str, float], score: float, seconds: float, when: str = "") -> None:
-        """Report the ``scores`` of the validation data, of which runs are compared by ``score``."""
-        self._exporter.set(contract.METRIC_VAL_ACCURACY, score)
-        self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
+    def evaluated(self, scores: dict[str, float], score: str, seconds: float, when: str = "") -> None:
+        """Report the ``scores`` of the validation data; ``score`` names the one by which runs are compared."""
+        if score != "loss":
+            self._exporter.set(contract.METRIC_VAL_ACCURACY, scores[score])
+        if "loss" in scores:
+            self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
         text = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
         self.info(f"{when}validation: {text} in {seconds:.1f} s")
 
@@ -222,13 +225,14 @@ class Reporter:
         self._exporter.set(contract.METRIC_CHECKPOINT_STEP, step)
         self._exporter.observe("ddp_checkpoint_seconds", seconds)
 
-    def done(self, position: Position, where: str) -> None:
-        """Say the run's result."""
+    def done(self, position: Position, score: str, weights: Path | None) -> None:
+        """Say the run's result: the ``score`` of its validations, and where its weights are."""
         self.flush()
         seconds = time.perf_counter() - self.started
         scores = ""
         if position.accuracy is not None and position.best_accuracy is not None:
-            scores = f", validation accuracy {position.accuracy:.4f} (best {position.best_accuracy:.4f})"
+            scores = f", validation {score} {position.accuracy:.4f} (best {position.best_accuracy:.4f})"
+        where = f", weights in {weights}" if weights else ""
         self.info(f"done: {position.step} steps, {seconds:.1f} s{scores}{where}")
 
 

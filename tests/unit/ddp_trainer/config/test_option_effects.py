@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from ddp_trainer import assembly, engine
+from ddp_trainer.api import Trainer
 from ddp_trainer.cli import parse
 from ddp_trainer.config.options import options
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data import sources
+from ddp_trainer.data import reader
 from ddp_trainer.distributed import ddp, world
 from ddp_trainer.distributed.world import RankEnv
 from ddp_trainer.errors import UserError
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.trainer import run
 from tests.support.tiny_datasets import write_cifar10
 from tests.support.trainer_plugins import COLOURED
 
@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "seed": ("1",),
     "log_every": ("1",),
     "nonfinite": ("stop", "--lr", "1e30", *KEPT),
+    "task": ("nowhere:Task",),
     "train_accuracy": ("true",),
     "csv_dir": ("tables",),
     "log_dir": ("figures",),
@@ -155,7 +156,7 @@ def observe(arguments: Sequence[str], env: RankEnv, asked: Asked, capsys: pytest
     """Run in the working directory; return all that can be seen of it, but for times and the configuration itself."""
     refused = ""
     try:
-        run(parse([*BASE, *arguments]), env)
+        Trainer(parse([*BASE, *arguments]), env=env).fit()
     except UserError as error:
         refused = str(error)
     said = capsys.readouterr()
@@ -185,17 +186,17 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
         assembly, "record_steps", lambda config, *_: found.append(f"graph {config.precision.cuda_graph}")
     )
     monkeypatch.setattr(Exporter, "_serve", lambda self, port, folder: found.append(f"port {port}"))
-    validation = assembly.ValidationLoader
+    validation = assembly.validation_loader
 
     def validate(*args: Any, **named: Any) -> Any:
         loader = validation(*args, **named)
-        found.append(f"validations of {loader.rounds} batches")
+        found.append(f"validations of {len(list(loader.rounds()))} batches")
         return loader
 
-    monkeypatch.setattr(assembly, "ValidationLoader", validate)
-    made = sources.DataLoader
+    monkeypatch.setattr(assembly, "validation_loader", validate)
+    made = reader.DataLoader
     monkeypatch.setattr(
-        sources, "DataLoader",
+        reader, "DataLoader",
         lambda *args, **named: found.append(f"workers {named['num_workers']}") or made(*args, **named),
     )  # fmt: skip
     return found
@@ -229,7 +230,7 @@ def test_an_option_changes_what_a_run_does(
     def see(name: str, *more: str) -> list[str]:
         fresh(tmp_path / name, monkeypatch)
         if "full" in needs:
-            run(parse([*BASE, *needs, "--max-steps", "1"]), RankEnv())
+            Trainer(parse([*BASE, *needs, "--max-steps", "1"]), env=RankEnv()).fit()
         asked.clear()
         try:
             parse([*BASE, *needs, *more])

@@ -315,4 +315,4 @@ def test_validation_loader_gives_each_sample_once_and_may_be_empty() -> None:
             batches.append(len(labels))
         assert sorted(seen) == list(range(5))
         # Ranks that have fewer than others take part in as many rounds.
-        assert {loader.rounds for loader in loaders} == {max(batches)}
+        assert {len(list(loader.rounds())) for loader in loaders} == {max(batches)}

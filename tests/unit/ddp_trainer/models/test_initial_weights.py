@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_trainer.api import Trainer
 from ddp_trainer.cli import parse
 from ddp_trainer.distributed.world import RankEnv
 from ddp_trainer.errors import UserError
 from ddp_trainer.imports import import_torchvision
 from ddp_trainer.models import ModelConfig, build_model
 from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
-from ddp_trainer.trainer import run
 from tests.support.trainer_plugins import COLOURED
 
 SMALL = ModelConfig(width=4)
@@ -135,7 +135,7 @@ def test_a_run_starts_from_them_and_a_resumed_one_from_its_checkpoint(
     base = ["--data", COLOURED, "--model-width", "4", "--batch-size", "25", "--device", "cpu", "--metrics-port", "0"]
 
     def train(*more: str, lr: str = "1e-30") -> dict[str, torch.Tensor]:
-        run(parse([*base, "--lr", lr, "--output-dir", "out", *more]), RankEnv())
+        Trainer(parse([*base, "--lr", lr, "--output-dir", "out", *more]), env=RankEnv()).fit()
         found: dict[str, torch.Tensor] = torch.load("out/model.pt", weights_only=True)
         return found
 

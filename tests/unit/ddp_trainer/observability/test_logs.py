@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_trainer.api import Trainer
 from ddp_trainer.cli import main, parse
 from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.distributed import RankEnv
@@ -22,7 +23,6 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
 from ddp_trainer.observability import logs
 from ddp_trainer.observability.logs import FILE, JsonLines, Logs
-from ddp_trainer.trainer import run
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 DIGITS = [
@@ -50,7 +50,9 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_writes_every_lines_and_every_epochs_figures_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
     def train(name: str, *more: str) -> list[dict[str, Any]]:
         folder = tmp_path / name
-        run(parse([*DIGITS, "--log-dir", str(folder), "--checkpoint-dir", str(folder / "kept"), *more]), RankEnv())
+        Trainer(
+            parse([*DIGITS, "--log-dir", str(folder), "--checkpoint-dir", str(folder / "kept"), *more]), env=RankEnv()
+        ).fit()
         return [{key: one[key] for key in one if key not in TIMES} for one in read(folder)]
 
     whole = train("whole")
