@@ -61,7 +61,8 @@ class _Shards:
         rank: int,
         world_size: int,
         device: torch.device,
-        memory_format: torch.memory_format,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        processes: int = 1,
     ) -> None:
         self.workers, self.world_size = max(1, config.workers), world_size
         self.stream = Stream(data, datasets.collate, size, (rank, world_size), drop_last=drop_last)
@@ -93,7 +94,7 @@ class StreamLoader:
     """
 
     def __init__(
-        self, datasets: Datasets, config: DataConfig, *, samples_per_step: int, seed: int, processes: int, **place: Any
+        self, datasets: Datasets, config: DataConfig, *, samples_per_step: int, seed: int, **place: Any
     ) -> None:
         assert isinstance(datasets.train, IterableDataset)
         self.samples_per_step, self.seed = samples_per_step, seed
@@ -155,7 +156,7 @@ class StreamLoader:
 class StreamValidation:
     """Validation batches of one rank from an iterable dataset, to the end of every shard."""
 
-    def __init__(self, datasets: Datasets, config: DataConfig, *, processes: int, **place: Any) -> None:
+    def __init__(self, datasets: Datasets, config: DataConfig, **place: Any) -> None:
         assert isinstance(datasets.validation, IterableDataset)
         require(
             not config.validation_as_training,
