@@ -72,7 +72,7 @@ MISTAKES = {
     "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
     "distributed.compression: PowerSGD needs nccl": ["--compression", "powersgd"],
     "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
-    "data.download: only built-in datasets can be downloaded": ["--data", "nowhere:load", "--data-download"],
+    "data.download: only published datasets can be downloaded": ["--data", "nowhere:load", "--data-download"],
     "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet"],
 }
 

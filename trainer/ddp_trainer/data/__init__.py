@@ -19,6 +19,7 @@ DATASETS = {
     "cifar10": "ddp_trainer.data.published:load_cifar10",
     "fashion-mnist": "ddp_trainer.data.published:load_fashion_mnist",
     "voc2012": "ddp_trainer.data.published:load_voc2012",
+    "imagefolder": "ddp_trainer.data.image_folder:load",
 }
 
 
@@ -38,7 +39,11 @@ class DataConfig(Settings, group="data"):
         choices=("auto", "device", "host", "none"),
     )
     workers: int = option(2, "processes a rank that read ahead where images are not held on the device", at_least=0)
-    image_size: int = option(480, "side in pixels to which images of varying size are fitted (voc2012)", at_least=8)
+    image_size: int | None = option(
+        None,
+        "side in pixels to which images of varying size are fitted (default: voc2012 480, imagefolder 224)",
+        at_least=8,
+    )
     batch_size: int = option(32, "samples a rank and step", at_least=1)
     eval_batch_size: int = option(256, "samples a rank and validation batch", at_least=1)
     augment: tuple[str, ...] = option((), "comma-separated list", choices=AUGMENTATIONS)
@@ -68,9 +73,9 @@ class DataConfig(Settings, group="data"):
         )
         check_name(self.name, DATASETS, "data.name")
         require(
-            not self.download or ":" not in self.name,
+            not self.download or not (":" in self.name or self.name == "imagefolder"),
             "data.download",
-            f"only built-in datasets can be downloaded, and {self.name} is your own",
+            f"only published datasets can be downloaded, and {self.name} is your own",
             "download the files in that function, or beforehand",
         )
 

@@ -25,6 +25,9 @@ from ddp_trainer.data.arrays import VOID, Datasets, FileData, ImageData
 from ddp_trainer.errors import UserError
 from ddp_trainer.imports import import_torchvision
 
+# Of ImageNet's photographs, the customary choice for others; in units of pixel values.
+IMAGENET_MEAN, IMAGENET_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+_VOC_SIZE = 480
 _DIGITS_FILE = Path("datasets/data/digits.csv.gz")
 _CIFAR10_FOLDER = "cifar-10-batches-py"
 _CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
@@ -224,15 +227,14 @@ def load_voc2012(config: DataConfig) -> Datasets:
     import_torchvision()
     from torchvision.datasets import VOCSegmentation
 
-    parts = []
+    parts, size = [], config.image_size or _VOC_SIZE
     for split in ("train", "val"):
         with readable("VOC 2012", folder, remedy):
-            reader = VocReader(VOCSegmentation(config.dir, year="2012", image_set=split), config.image_size)
+            reader = VocReader(VOCSegmentation(config.dir, year="2012", image_set=split), size)
         named = [str(Path(path).relative_to(folder)) for path in [*reader.images, *reader.masks]]
         require_files("VOC 2012", folder, named, remedy)
-        parts.append(FileData(reader, (3, config.image_size, config.image_size), masks=True))
-    # Mean and standard deviation of ImageNet's photographs, the customary choice; in units of pixel values.
-    return Datasets(parts[0], parts[1], num_classes=21, mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
+        parts.append(FileData(reader, (3, size, size), masks=True))
+    return Datasets(parts[0], parts[1], num_classes=21, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def read_digits() -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,112 @@
+"""Folders of photographs, in the formats and shapes that such folders have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ddp_trainer import DataConfig, UserError
+from ddp_trainer.cli import main
+from ddp_trainer.data import load_datasets
+from ddp_trainer.data.loader import TrainLoader, ValidationLoader
+
+SIZES = [(40, 30), (30, 50), (64, 64)]  # width, height
+
+
+def write(root: Path, per_class: int = 6) -> Path:
+    """Noise around a colour that is the class's: JPEG, PNG, grey, with a palette and with transparency."""
+    random = np.random.default_rng(0)
+    forms = [("RGB", "jpg"), ("RGB", "png"), ("L", "JPEG"), ("P", "png"), ("RGBA", "png"), ("CMYK", "jpeg")]
+    for split, count in (("train", per_class), ("val", 3)):
+        for number, name in enumerate(("cat", "dog")):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                width, height = SIZES[index % len(SIZES)]
+                pixels = random.integers(0, 90, (height, width, 3)) + np.array([150, 0, 0] if number else [0, 0, 150])
+                mode, ending = forms[index % len(forms)]
+                Image.fromarray(pixels.astype(np.uint8)).convert(mode).save(folder / f"{index}.{ending}")
+    return root
+
+
+def loader(root: Path, workers: int, augment: tuple[str, ...] = ("crop", "flip")) -> TrainLoader:
+    config = DataConfig(
+        name="imagefolder", dir=str(root), image_size=16, batch_size=5, workers=workers, augment=augment
+    )
+    place = {"rank": 0, "world_size": 1, "device": torch.device("cpu")}
+    return TrainLoader(load_datasets(config), config, samples_per_step=5, seed=3, **place)  # type: ignore[arg-type]
+
+
+def images(one: TrainLoader, epoch: int, consumed: int = 0) -> Tensor:
+    return torch.cat([batch.inputs for batch in one.epoch(epoch, consumed)])
+
+
+def test_random_crops_are_of_seed_epoch_and_sample(tmp_path: Path) -> None:
+    one = loader(write(tmp_path), 0)
+    first = images(one, 0)
+    assert first.shape == (12, 3, 16, 16)
+    assert first.dtype == torch.float32
+    assert torch.equal(images(loader(tmp_path, 2), 0), first)
+    assert torch.equal(images(one, 0, consumed=5), first[5:])
+    labels = torch.cat([batch.targets for batch in one.epoch(0)])
+    assert labels.dtype == torch.int64
+    assert sorted(labels.tolist()) == [0] * 6 + [1] * 6
+    # Every image is there in both epochs, in another order and cut elsewhere.
+    assert not torch.equal(images(one, 1).sort(0).values, first.sort(0).values)
+    # Without augmentation every epoch has the same images.
+    plain = loader(tmp_path, 0, ())
+    assert torch.equal(
+        images(plain, 1).flatten(1).sum(1).sort().values, images(plain, 0).flatten(1).sum(1).sort().values
+    )
+
+
+def test_validation_images_are_shrunk_and_cut_out_of_their_middle(tmp_path: Path) -> None:
+    config = DataConfig(name="imagefolder", dir=str(write(tmp_path)), image_size=28, workers=0, augment=("crop",))
+    datasets = load_datasets(config)
+    (batch,) = ValidationLoader(datasets, config, rank=0, world_size=1, device=torch.device("cpu"))
+    assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
+    with Image.open(tmp_path / "val" / "cat" / "1.png") as photograph:  # 30 x 50: the shorter side to 32
+        whole = photograph.convert("RGB").resize((32, 53), Image.Resampling.BILINEAR)
+    expected = torch.from_numpy(np.array(whole)).permute(2, 0, 1)[:, 12:40, 2:30].float()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (datasets.mean, datasets.std))
+    torch.testing.assert_close(batch.inputs[1] * std + mean, expected, atol=1e-3, rtol=0)
+
+
+def test_a_folder_is_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDP_METRICS_PORT", "0")
+    folder = ["--data", "imagefolder", "--data-dir", str(write(tmp_path, 18)), "--image-size", "16", "--device", "cpu"]
+    more = ["--augment", "crop,flip", "--model-width", "4", "--batch-size", "12", "--epochs", "6", "--workers", "0"]
+    assert main([*folder, *more, "--model-norm", "group", "--lr", "0.05"]) == 0
+    assert "(best 1.0000)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("nothing", r"data\.dir: no images in .*train: .*; give --data-dir with train/CLASS/ and val/CLASS/"),
+        ("other", r"data\.dir: train and val in .* differ in the classes dog, wolf; give both the same folders"),
+        ("jitter", r"data\.augment: imagefolder knows no jitter; use crop and flip"),
+    ],
+)
+def test_mistakes_are_named(change: str, message: str, tmp_path: Path) -> None:
+    if change != "nothing":
+        write(tmp_path)
+    if change == "other":
+        (tmp_path / "val" / "dog").rename(tmp_path / "val" / "wolf")
+    augment = ("jitter",) if change == "jitter" else ()
+    with pytest.raises(UserError, match=message):
+        load_datasets(DataConfig(name="imagefolder", dir=str(tmp_path), augment=augment))
+
+
+def test_a_damaged_image_is_named(tmp_path: Path) -> None:
+    (write(tmp_path) / "train" / "dog" / "2.JPEG").write_bytes(b"no picture")
+    with pytest.raises(Exception, match=r"2\.JPEG") as raised:
+        images(loader(tmp_path, 0), 0)
+    assert "sample 8 of the data" in "".join(raised.value.__notes__)
