@@ -14,8 +14,8 @@ from ddp_trainer.imports import import_torchvision
 
 _FIELD = "model.init_from"
 _TORCHVISION = re.compile(r"\w+_Weights\.\w+")
-# What DDP, torch.compile and networks around networks put before a parameter's own name.
-_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|model|network)\.)+")
+# What DDP, torch.compile and networks around networks, such as one for segmentation, put before a parameter's own name.
+_WRAPPERS = re.compile(r"^(?:(?:module|_orig_mod|model|network|backbone)\.)+")
 _NESTED = ("state_dict", "model_state_dict", "model")
 _SHOWN = 4
 

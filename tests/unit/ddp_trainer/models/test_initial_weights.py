@@ -49,15 +49,13 @@ def test_a_head_for_other_classes_stays_new_and_is_named(tmp_path: Path) -> None
         assert torch.equal(tensor, own[name] if name in new else given.state_dict()[name]), name
 
 
-def test_a_network_within_ours_takes_its_own_names() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = nn.Linear(2, 2)
-
-    model, given = Around(), nn.Linear(2, 2)
+@pytest.mark.parametrize("name", ["network", "network.backbone"])
+def test_a_network_within_ours_takes_its_own_names(name: str) -> None:
+    given, within, model = nn.Linear(2, 2), nn.Linear(2, 2), nn.Module()
+    around = nn.ModuleDict({"backbone": within, "classifier": nn.Linear(2, 2)})
+    model.add_module("network", within if name == "network" else around)
     load_weights(model, given.state_dict(), "there.pt")
-    assert torch.equal(model.network.weight, given.weight)
+    assert torch.equal(within.weight, given.weight)
 
 
 def test_safetensors_are_read_and_missing_ones_named(tmp_path: Path) -> None:
