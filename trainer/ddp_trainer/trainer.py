@@ -21,6 +21,7 @@ from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.observability.logs import Logs
 from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.observability.reporter import Reporter
+from ddp_trainer.observability.tracing import Tracer
 from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position
 
@@ -57,6 +58,7 @@ class Loop:
         self.epochs = EpochRecord(config, world, self.position)
         self.logs = self.report.logs = Logs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
+        self.tracer = Tracer(config.profile_dir, world)
 
     def _resume(self) -> Position:
         """Take up the newest good checkpoint, if there is one; returns where the run stands."""
@@ -112,6 +114,7 @@ class Loop:
             return None
         finally:
             self.logs.close()
+            self.tracer.close()
 
     def _fit(self) -> Path | None:
         self.report.begin(self.plan)
@@ -167,8 +170,7 @@ class Loop:
         """Train to the end of the epoch or of the run."""
         self.epochs.begin()
         self.agreement.begin()
-        for _ in self.steps():
-            pass
+        self.tracer.follow(self.steps())
         self.epochs.end()
 
     def steps(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from pathlib import Path
 from typing import Final
 
 from ddp_operator import __version__
@@ -93,6 +94,7 @@ def build_page(run: Run, now: datetime) -> str:
         list_interruptions(run.marks),
         failure if survived else "",
         list_ranks(run.ranks),
+        list_traces(run.traces),
         list_events(run.events, run.start),
         list_facts({"command": run.command, **run.facts}),
         f"<footer>Written by ddp {escape(__version__)}</footer>",
@@ -200,6 +202,13 @@ def list_ranks(ranks: Sequence[RankTime]) -> str:
         rest = _table(heads, rows[_SHOWN_RANKS:], "ranks", "number")
         text += f"<details><summary>{len(rows) - _SHOWN_RANKS} more ranks</summary>{rest}</details>"
     return _box("Ranks of the last attempt, the slowest first" if usual else "Ranks of the last attempt", text)
+
+
+def list_traces(traces: Sequence[Path]) -> str:
+    """Return links to the traces of torch.profiler; names are those of ranks."""
+    rows = [f'<tr><td><a href="{escape(path.as_uri())}">{escape(str(path))}</a></td></tr>' for path in traces]
+    how = "<p>Of some steps, to open in ui.perfetto.dev or chrome://tracing</p>"
+    return _box("Traces", how + _table((), rows, "wide")) if rows else ""
 
 
 def list_events(events: Sequence[Event], start: float) -> str:

@@ -35,6 +35,8 @@ _FAILURE = "Failure"
 _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
 _LATE = 15.0  # seconds until the operator has read of a restart in the same pods
+_TRACES = "traces"  # in a pod's runtime folder: for each local rank the path of its trace
+_LATE = 15.0  # seconds until the operator has read of a restart in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Run:
     marks: Sequence[Mark]
     events: Sequence[Event]
     ranks: Sequence[RankTime]
+    traces: Sequence[Path] = ()
 
     @property
     def interrupted(self) -> bool:
@@ -150,8 +153,16 @@ def read_run(path: Path) -> Run:
         rows=rows,
         marks=find_marks(rows, events, start),
         events=events,
+        traces=find_traces(path),
         ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
     )
+
+
+def find_traces(path: Path) -> list[Path]:
+    """Return the traces that ranks of the run have written, as far as they are still there."""
+    notes = sorted(path.glob(f"pods/*/runtime/{_TRACES}/*"))
+    traces = dict.fromkeys(Path(note.read_text(encoding="utf-8").strip()) for note in notes)
+    return sorted(trace for trace in traces if trace.is_file())
 
 
 def split(rows: Sequence[Row]) -> list[list[Row]]:

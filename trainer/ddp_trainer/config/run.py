@@ -50,6 +50,9 @@ class RunConfig(Settings):
     log_dir: str | None = option(
         None, "folder for metrics.jsonl and, where tensorboard is installed, TensorBoard's event files"
     )
+    profile_dir: str | None = option(
+        None, "folder for a trace by torch.profiler of some steps on each rank", flag="--profile"
+    )
     output_dir: str | None = option(None, "folder for config.json and model.pt (default: the checkpoint folder)")
     eval_only: bool = option(
         False, "validate the weights of the newest checkpoint, or else of --init-from, and end; nothing is saved"

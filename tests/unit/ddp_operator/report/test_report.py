@@ -168,6 +168,20 @@ class TestPage:
         steps = re.findall(r"checkpoint of step (\d+) at (\w+)", page.split("<figure>")[1])
         assert steps == [("4", "4s"), ("8", "8s")]
 
+    def test_links_the_traces_that_are_there(self, tmp_path: Path) -> None:
+        path = write_run(tmp_path / "runs")
+        trace = tmp_path / "a <claim>" / "rank-1.json.gz"
+        trace.parent.mkdir()
+        trace.touch()
+        for pod, named in (("train-0", tmp_path / "gone.json.gz"), ("train-1", trace)):
+            note = path / "pods" / pod / "runtime" / "traces" / "0"
+            note.parent.mkdir(parents=True)
+            note.write_text(f"{named}")
+        page = build_page(read_run(path), NOW)
+        assert Links(page).found == ["data:,", trace.as_uri()]
+        assert Links(page).open == []
+        assert "a &lt;claim&gt;/rank-1.json.gz" in page
+
     def test_has_what_it_takes_to_make_the_run_again(self, tmp_path: Path) -> None:
         path = write_run(tmp_path)
         RunFolder(path).write_manifest("", [], {}, "ddp run train.py -- --lr 0.1")

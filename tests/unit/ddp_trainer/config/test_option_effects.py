@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "train_accuracy": ("true",),
     "csv_dir": ("tables",),
     "log_dir": ("figures",),
+    "profile_dir": ("traces",),
     "output_dir": ("elsewhere",),
     "eval_only": ("true",),
     "export": ("out/model.pt2", "--max-steps", "1"),
