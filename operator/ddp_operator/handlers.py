@@ -15,17 +15,13 @@ import kopf
 
 from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
-from ddp_operator.kube.resync import CHILD_SELECTOR
+from ddp_operator.kube.watch import CHUNK, SILENCE
 from ddp_operator.runtime import Operator, end_at_once
 from ddp_operator.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
 
-LIST_CHUNK = 250
-"""Objects in one page of a list: a whole list of a thousand pods, parsed at once, would be the peak of memory."""
 WATCH_CONNECT_TIMEOUT = 10.0
-WATCH_INACTIVITY_TIMEOUT = 150.0
-"""Seconds of silence after which a watch is taken for frozen. The API server sends a bookmark about every minute."""
 KOPF_REQUEST_TIMEOUT = 30.0
 
 
@@ -106,12 +102,10 @@ async def login(memo: kopf.Memo, **_: Any) -> kopf.ConnectionInfo:
     return info
 
 
-@kopf.on.event(GROUP, VERSION, PLURAL, param=KIND)
-@kopf.on.event("batch", "v1", "jobs", param="Job")
-@kopf.on.event("", "v1", "pods", param="Pod")
-async def on_event(memo: kopf.Memo, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-    """Note a change of a custom resource, of a child Job or of a child pod."""
-    memo.operator.on_event(param, event["type"], event["object"])
+@kopf.on.event(GROUP, VERSION, PLURAL)
+async def on_event(memo: kopf.Memo, event: kopf.RawEvent, **_: Any) -> None:
+    """Note a change of a custom resource."""
+    memo.operator.on_event(KIND, event["type"], event["object"])
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
@@ -120,11 +114,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = NoDiffBase()
-    settings.watching.label_selectors["batch", "v1", "jobs"] = CHILD_SELECTOR
-    settings.watching.label_selectors["", "v1", "pods"] = CHILD_SELECTOR
-    settings.watching.chunk_size = LIST_CHUNK
+    settings.watching.chunk_size = int(CHUNK)
     settings.watching.connect_timeout = WATCH_CONNECT_TIMEOUT
-    settings.watching.inactivity_timeout = WATCH_INACTIVITY_TIMEOUT
+    settings.watching.inactivity_timeout = SILENCE
     settings.networking.request_timeout = KOPF_REQUEST_TIMEOUT
     settings.networking.error_backoffs = Forever()
     # An event is stored in microseconds, so that a task that waits for the next one of the same object is waste.

@@ -17,8 +17,9 @@ from ddp_operator.kube.cache import ObjectCache, key_of
 from ddp_operator.kube.client import ApiClient, StartupError
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.credentials import login
-from ddp_operator.kube.resync import Resync
+from ddp_operator.kube.resync import CHILD_SELECTOR, Resync
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
+from ddp_operator.kube.watch import watch
 from ddp_operator.leader import FENCE_SHARE, Leader, new_identity
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
@@ -29,6 +30,8 @@ from ddp_operator.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 DEFAULT_NAMESPACE = "default"
+PAUSE = 0.2
+"""Seconds between two passes over one job. The Job controller itself looks at a Job's pods once a second."""
 """The own namespace of an operator that runs outside a cluster, where its kubeconfig names none."""
 
 
@@ -48,12 +51,14 @@ class Operator:
         self.settings = settings
         self.store = ObjectCache()
         self.metrics = Metrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
+        self._watched = [(kind, where) for kind in ("Job", "Pod") for where in settings.namespaces or (None,)]
         self.client = ApiClient(
             self.login,
             qps=settings.qps,
             burst=settings.burst,
             timeout=settings.call_timeout,
             unheard=settings.lease_seconds * (1 - FENCE_SHARE),
+            watches=len(self._watched),
             on_call=self.metrics.on_call,
         )
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)
@@ -61,7 +66,7 @@ class Operator:
             self.cluster, progress_interval=settings.progress_interval, on_transition=self.metrics.on_transition
         )
         self.queue: WorkQueue[Key] = WorkQueue(
-            self.reconciler.reconcile, workers=settings.workers, on_result=self.metrics.on_reconcile
+            self.reconciler.reconcile, workers=settings.workers, pause=PAUSE, on_result=self.metrics.on_reconcile
         )
         self.sync = Resync(
             self.client,
@@ -101,6 +106,9 @@ class Operator:
             asyncio.create_task(self.sync.run(), name="synchroniser"),
             asyncio.create_task(self._work(), name="start of the workers"),
         ]
+        for kind, namespace in self._watched:
+            watching = watch(self.client, kind, namespace, CHILD_SELECTOR, self.on_event)
+            self._tasks.append(asyncio.create_task(watching, name=f"watch of {kind}s"))
 
     async def find_loss(self) -> str | None:
         """Return what has gone without which no operator can work; None before the start, or where all is there."""

@@ -35,6 +35,9 @@ class WorkQueue(Generic[K]):
     ``work`` returns in how many seconds it wants to be called again even if nothing happens (None: only on ``add``).
     The latest answer counts: a run caused by an event replaces the time that an earlier run had asked for. When it
     raises, the key comes back after an exponential delay of its own, so that a broken key never slows another one.
+
+    After a call a key rests for ``pause`` seconds, unless it wants to be called at once: a Job and its pods make news
+    several times within a moment, and one look at all of it is enough.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class WorkQueue(Generic[K]):
         work: Callable[[K], Awaitable[float | None]],
         *,
         workers: int,
+        pause: float = 0.0,
         on_result: Callable[[float, BaseException | None], None] | None = None,
     ) -> None:
         self._work = work
         self._workers = workers
+        self._pause = pause
         self._on_result = on_result
         self._ready: deque[K] = deque()
         self._queued: set[K] = set()  # in _ready
@@ -62,7 +67,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def active(self) -> int:
-        """How many keys are being worked on."""
+        """How many keys are being worked on, or rest."""
         return len(self._active)
 
     @property
@@ -123,15 +128,26 @@ class WorkQueue(Generic[K]):
             self._active.add(key)
             try:
                 delay = await self._attempt(key)
-            finally:
+            except BaseException:
                 self._active.discard(key)
-            again = key in self._again
-            self._again.discard(key)
+                raise
             self._cancel_timer(key)
-            if again and key not in self._failures:
-                self.add(key)
-            elif delay is not None:  # a failure waits even if something changed meanwhile: that may be its own echo
-                self.add_after(key, delay)
+            if not self._pause or delay == 0 or key in self._failures:
+                self._release(key, delay)
+            else:
+                rest = asyncio.get_running_loop().call_later(self._pause, self._release, key, delay, self._pause)
+                self._timers[key] = rest
+
+    def _release(self, key: K, delay: float | None, rested: float = 0.0) -> None:
+        """Let a key be worked on again: now if something changed meanwhile, or when it wanted to be."""
+        self._timers.pop(key, None)
+        self._active.discard(key)
+        again = key in self._again
+        self._again.discard(key)
+        if again and key not in self._failures:
+            self.add(key)
+        elif delay is not None:  # a failure waits even if something changed meanwhile: that may be its own echo
+            self.add_after(key, delay - rested)
 
     async def _attempt(self, key: K) -> float | None:
         """Call ``work`` once; turn what it raises into a delay."""

@@ -158,6 +158,50 @@ async def test_calls_are_counted_by_verb_resource_and_code(serve: Serve) -> None
     await client.close()
 
 
+async def test_the_lines_of_a_watch_may_come_in_pieces(serve: Serve) -> None:
+    async def stream(request: web.Request) -> web.StreamResponse:
+        assert request.query == {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": "7"}
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for piece in (b"one\ntw", b"o\n", b"th", b"ree\n" + b"x" * 300_000 + b"\n"):
+            await response.write(piece)
+            await asyncio.sleep(0.01)
+        return response
+
+    calls: list[tuple[str, str, str]] = []
+    client = ApiClient(Logins(await serve(stream), "new"), on_call=lambda *call: calls.append(call))
+    lines = [line async for line in client.watch("/pods", {"resourceVersion": "7"}, kind="pods", silence=60)]
+    assert lines == [b"one", b"two", b"three", b"x" * 300_000]
+    assert calls == [("watch", "pods", "200")]
+    assert client.under_way == 0
+    await client.close()
+
+
+async def test_a_silent_watch_is_given_up(serve: Serve) -> None:
+    async def silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await asyncio.sleep(3600)
+        return response
+
+    client = ApiClient(Logins(await serve(silent), "new"))
+    with pytest.raises(ClusterError, match=r"watch /pods: no answer within 0\.2 s"):
+        async for _ in client.watch("/pods", {}, kind="pods", silence=0.2):
+            pass
+    await client.close()
+
+
+async def test_a_watch_takes_a_renewed_token(serve: Serve) -> None:
+    logins = Logins(await serve(only_new), "old", "new")
+    client = ApiClient(logins)
+    with pytest.raises(ClusterError, match="Unauthorized"):
+        async for _ in client.watch("/pods", {}, kind="pods", silence=60):
+            pass
+    assert [line async for line in client.watch("/pods", {}, kind="pods", silence=60)] == []
+    assert logins.count == 2
+    await client.close()
+
+
 async def test_a_closed_client_says_so(serve: Serve) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response({})

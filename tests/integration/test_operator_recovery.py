@@ -32,7 +32,7 @@ async def finish(actors: ClusterActors, job: str) -> dict[str, Any]:
 
 
 async def test_an_evicted_pod_of_a_job_that_has_not_met_costs_a_new_attempt_and_no_budget(
-    actors: ClusterActors, start: Start
+    server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()
     await running(actors)
@@ -40,7 +40,10 @@ async def test_an_evicted_pod_of_a_job_that_has_not_met_costs_a_new_attempt_and_
     told = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API"}
     conditions = [*pod["status"]["conditions"], told | {"lastTransitionTime": None}]
     await actors.patch("Pod", pod["metadata"]["name"], {"status": {"conditions": conditions}}, "status")
+    server.controllers.ends_pods = False  # as long as it takes to end
     await actors.delete("Pod", pod["metadata"]["name"])
+    await actors.resource("digits", lambda found: found["status"]["attempt"] == 2)
+    server.controllers.ends_pods = True
     await actors.child_job("digits-2")
     status = await finish(actors, "digits-2")
     assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)

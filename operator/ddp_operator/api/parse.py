@@ -35,8 +35,10 @@ class Manifest:
     """The children of its first attempt in the order of creation, once that has been checked too."""
 
 
-def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
+def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None) -> DDPTrainingJob:
     """Return the typed resource. An unreadable status counts as none: the next pass writes it anew.
+
+    ``spec``: what has been made of this generation's already.
 
     Raises: InvalidManifest.
     """
@@ -57,7 +59,7 @@ def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
         annotations=metadata.get("annotations") or {},
         deleting="deletionTimestamp" in metadata,
         created=metadata.get("creationTimestamp") or "",
-        spec=_parse_spec(raw.get("spec")),
+        spec=spec or _parse_spec(raw.get("spec")),
         status=status,
     )
 

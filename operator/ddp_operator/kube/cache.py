@@ -45,6 +45,8 @@ class ObjectCache:
     def __init__(self) -> None:
         self._objects: dict[Id, Entry] = {}
         self._children: dict[Key, set[Id]] = {}
+        self._shared: dict[Id, Object] = {}
+        """What many share, as an object: it may name a thousand owners, and is in each of their snapshots."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
@@ -64,7 +66,10 @@ class ObjectCache:
             if not _supersedes(version, old.version):
                 return None
             self._drop(ident, old)
-        self._objects[ident] = Entry(uid, version, key, msgspec.json.encode(trimmed(kind, obj)))
+        kept = trimmed(kind, obj)
+        self._objects[ident] = Entry(uid, version, key, msgspec.json.encode(kept))
+        if not key.name:
+            self._shared[ident] = kept
         if kind != KIND:
             self._children.setdefault(key, set()).add(ident)
         return key
@@ -104,7 +109,8 @@ class ObjectCache:
         found: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
         shared = self._children.get(Key(key.namespace, ""), ())
         for ident in sorted((*self._children.get(key, ()), *shared)):
-            found[ident[0]].append(msgspec.json.decode(self._objects[ident].body))
+            shared_one = self._shared.get(ident)
+            found[ident[0]].append(shared_one or msgspec.json.decode(self._objects[ident].body))
         return build_snapshot(msgspec.json.decode(resource.body), found)
 
     def entry(self, kind: str, namespace: str, name: str) -> Entry | None:
@@ -145,6 +151,7 @@ class ObjectCache:
 
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
+        self._shared.pop(ident, None)
         family = self._children.get(entry.key)
         if family is not None:
             family.discard(ident)

@@ -7,7 +7,8 @@ session is built from Kopf's own ``ConnectionInfo``, so that both talk to the sa
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,9 +18,7 @@ import kopf
 import msgspec
 
 from ddp_operator import __version__
-from ddp_operator.cluster import ClusterError, Conflict, Refused
-from ddp_operator.kube.resources import path as path_of
-from ddp_operator.kube.resources import plural
+from ddp_operator.cluster import ClusterError
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 OnCall = Callable[[str, str, str], None]
@@ -35,10 +34,10 @@ when a process that stood still wakes up, whoever leads by then.
 """
 LONGEST_PAUSE = 30.0
 """Seconds that a Retry-After is honoured at most."""
+GATHER = 0.05
+"""Seconds between two looks at what a watch has brought: in a burst several events are taken at once."""
 RENEW_BEFORE = timedelta(seconds=30)
 
-INVALID = frozenset({400, 413, 422})
-"""What the API server answers where it will never take a body."""
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 MESSAGE_LIMIT = 2000
 """Characters of the API server's message that are kept: enough for a dozen field errors, too few to bloat a status."""
@@ -62,10 +61,6 @@ class ApiError(Exception):
 def trim(text: str, limit: int = MESSAGE_LIMIT) -> str:
     """Cut a long text at ``limit`` characters, visibly."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-class NotFound(ClusterError):
-    """There is no such object, namespace or kind (404)."""
 
 
 class RateLimiter:
@@ -102,10 +97,12 @@ class ApiClient:
         burst: int = 1000,
         timeout: float = 30.0,
         unheard: float | None = None,
+        watches: int = 0,
         on_call: OnCall | None = None,
     ) -> None:
         """Make a client that is not connected yet.
 
+        ``watches``: how many there will be, each of which keeps a connection to itself.
         ``unheard``: for how many seconds the kernel may go on sending what the API server does not confirm, also after
         the call was given up; None: as it likes, which is minutes.
         """
@@ -113,6 +110,7 @@ class ApiClient:
         self._limiter = RateLimiter(qps, burst)
         self._timeout = timeout
         self._unheard = unheard
+        self._connections = CONNECTIONS + watches
         self._on_call = on_call
         self.under_way = 0
         """Calls that have been sent and not been answered yet."""
@@ -160,10 +158,7 @@ class ApiClient:
         for attempt in (1, 2):
             if not urgent:
                 await self._limiter.acquire()
-            try:
-                info = await self.connect()
-            except StartupError as exc:
-                raise ClusterError(f"{what}: {exc}") from exc
+            info = await self._credentials(what)
             seconds = self._timeout
             if method != "GET" and not urgent and self.fence is not None:
                 seconds = min(seconds, self.fence())
@@ -177,12 +172,31 @@ class ApiClient:
             break
         if status < 400:
             return answer
-        error = ApiError(status, answer if isinstance(answer, dict) else None, what=what)
-        if status == 429 and retry_after:
-            self._limiter.pause(retry_after)
-        if status in (401, 408, 429) or status >= 500:
-            raise ClusterError(f"{error} (HTTP {status})") from error
-        raise error
+        raise self._error(what, status, answer, retry_after)
+
+    async def watch(self, path: str, params: Mapping[str, str], *, kind: str, silence: float) -> AsyncGenerator[bytes]:
+        """Yield the lines of a watch until the API server ends it, or says nothing for ``silence`` seconds.
+
+        Raises: ApiError, ClusterError, as ``request``.
+        """
+        what = f"watch {path}"
+        await self._limiter.acquire()
+        info = await self._credentials(what)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=silence)
+        rest, params = b"", {"watch": "true", "allowWatchBookmarks": "true", **params}
+        with self._counted(what, "watch", kind, silence) as seen:
+            async with self._open_call(info, "GET", path, params=params, timeout=timeout) as response:
+                seen.append(str(response.status))
+                if response.status >= 400:
+                    answer = _decode(await response.read(), response.status)
+                    if response.status == 401:
+                        await self._renew(info)
+                    raise self._error(what, response.status, answer, _seconds(response.headers.get("Retry-After")))
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line  # one event
+                    await asyncio.sleep(GATHER)
 
     async def close(self) -> None:
         """Close the connections. Calls under way fail with ClusterError."""
@@ -202,36 +216,64 @@ class ApiClient:
         seconds: float,
     ) -> tuple[int, Any, float]:
         """Return status, parsed body (None when it is not JSON) and the seconds of Retry-After."""
-        if self._session is None:
-            raise ClusterError(f"{method} {path}: the client is closed")
-        code = "error"
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT)
         self.under_way += 1
         try:
-            async with self._session.request(
-                method,
-                info.server.rstrip("/") + path,
-                params=params,
-                data=data,
-                headers=headers | info.as_http_headers(),
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT),
-            ) as response:
-                raw = await response.read()
-                code = str(response.status)
-                return response.status, _decode(raw, response.status), _seconds(response.headers.get("Retry-After"))
-        except TimeoutError:
-            raise ClusterError(f"{method} {path}: no answer within {seconds:.3g} s") from None
-        except aiohttp.ClientConnectorError as exc:
-            reason = exc.os_error.strerror or exc.os_error
-            raise ClusterError(f"{method} {path}: cannot connect to {exc.host}:{exc.port}: {reason}") from exc
-        except aiohttp.ClientError as exc:
-            raise ClusterError(f"{method} {path}: {str(exc) or type(exc).__name__}") from exc
-        except RuntimeError as exc:  # aiohttp's way to say that the session was closed meanwhile
-            raise ClusterError(f"{method} {path}: {exc}") from exc
+            with self._counted(f"{method} {path}", VERBS.get(method, method), kind, seconds) as seen:
+                async with self._open_call(
+                    info, method, path, params=params, data=data, headers=headers, timeout=timeout
+                ) as response:
+                    raw = await response.read()
+                    seen.append(str(response.status))
+                    answer = _decode(raw, response.status)
+                    return response.status, answer, _seconds(response.headers.get("Retry-After"))
         finally:
             self.under_way -= 1
+
+    def _open_call(
+        self, info: kopf.ConnectionInfo, method: str, path: str, *, headers: Mapping[str, str] = {}, **options: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        if self._session is None:
+            raise ClusterError(f"{method} {path}: the client is closed")
+        url = info.server.rstrip("/") + path
+        headers = {**headers, **info.as_http_headers()}
+        return self._session.request(method, url, headers=headers, allow_redirects=False, **options)
+
+    @contextmanager
+    def _counted(self, what: str, verb: str, kind: str, seconds: float) -> Iterator[list[str]]:
+        """Say of a call that fails what has failed, and count it; the block puts the status into the list."""
+        seen = ["error"]
+        try:
+            yield seen
+        except TimeoutError:
+            raise ClusterError(f"{what}: no answer within {seconds:.3g} s") from None
+        except aiohttp.ClientConnectorError as exc:
+            reason = exc.os_error.strerror or exc.os_error
+            raise ClusterError(f"{what}: cannot connect to {exc.host}:{exc.port}: {reason}") from exc
+        except aiohttp.ClientError as exc:
+            raise ClusterError(f"{what}: {str(exc) or type(exc).__name__}") from exc
+        except RuntimeError as exc:  # aiohttp's way to say that the session was closed meanwhile
+            raise ClusterError(f"{what}: {exc}") from exc
+        finally:
             if self._on_call is not None:
-                self._on_call(VERBS.get(method, method), kind, code)
+                self._on_call(verb, kind, seen[-1])
+
+    def _error(self, what: str, status: int, answer: Any, retry_after: float) -> Exception:
+        """Return what an answer of 400 or more means to the caller; hold all calls back where the server says so."""
+        error = ApiError(status, answer if isinstance(answer, dict) else None, what=what)
+        if status == 429 and retry_after:
+            self._limiter.pause(retry_after)
+        if status in (401, 408, 429) or status >= 500:
+            later = ClusterError(f"{error} (HTTP {status})")
+            later.__cause__ = error
+            return later
+        return error
+
+    async def _credentials(self, what: str) -> kopf.ConnectionInfo:
+        try:
+            return await self.connect()
+        except StartupError as exc:
+            raise ClusterError(f"{what}: {exc}") from exc
 
     async def _renew(self, info: kopf.ConnectionInfo) -> None:
         async with self._lock:
@@ -258,7 +300,7 @@ class ApiClient:
             except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
                 raise StartupError(f"the certificates for {info.server} cannot be used: {exc}") from None
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=secure, socket_factory=self._make_socket),
+            connector=aiohttp.TCPConnector(limit=self._connections, ssl=secure, socket_factory=self._make_socket),
             headers={"User-Agent": f"ddp-operator/{__version__}"},
             proxy=info.proxy_url,
             # A cookie of one answer must not travel with the next call.
@@ -273,32 +315,6 @@ class ApiClient:
         if self._unheard is not None and option is not None:
             made.setsockopt(socket.IPPROTO_TCP, option, int(self._unheard * 1000))
         return made
-
-
-async def call(
-    client: ApiClient,
-    method: str,
-    kind: str,
-    namespace: str | None,
-    name: str | None = None,
-    subresource: str | None = None,
-    *,
-    refusable: bool = False,
-    **options: Any,
-) -> Any:
-    """Make a call about one object, or about a list of them, and return the parsed JSON.
-
-    Raises: NotFound, Conflict, ClusterError; where it is ``refusable``, Refused for what a repetition cannot change.
-    """
-    try:
-        return await client.request(method, path_of(kind, namespace, name, subresource), kind=plural(kind), **options)
-    except ApiError as error:
-        if refusable and error.status == 403:
-            raise Refused(error.message, reason="Forbidden") from error
-        if refusable and error.status in INVALID:
-            raise Refused(error.message, reason="Invalid") from error
-        known = {404: NotFound, 409: Conflict}
-        raise known.get(error.status, ClusterError)(str(error)) from error
 
 
 def _expires(info: kopf.ConnectionInfo) -> bool:

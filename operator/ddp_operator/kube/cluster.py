@@ -20,7 +20,8 @@ from ddp_operator.cluster import (
 )
 from ddp_operator.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
 from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, ObjectCache, build_snapshot, key_of, trimmed
-from ddp_operator.kube.client import INVALID, ApiClient, ApiError, NotFound, call
+from ddp_operator.kube.calls import INVALID, NotFound, call
+from ddp_operator.kube.client import ApiClient, ApiError
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.scrape import Scraper

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Event, Object
 from ddp_operator.constants import MANAGED_BY
-from ddp_operator.kube.client import ApiClient, call, trim
+from ddp_operator.kube.calls import call, pages
+from ddp_operator.kube.client import ApiClient, trim
 from ddp_operator.kubeobjects import format_time, utc_now
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 LIMIT: Final = 50
 """Events about one object."""
 PAGE: Final = 500
-PAGES: Final = 20
+MOST: Final = 20 * PAGE
 AGE: Final = 5.0
 ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
 
@@ -55,7 +56,7 @@ class EventReader:
         meta = item["metadata"]
         namespace, uid = meta["namespace"], meta["uid"]
         if item["kind"] != "Job":
-            return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, 1))
+            return tuple(await self._list(namespace, f"involvedObject.uid={uid}", LIMIT, LIMIT))
         return tuple((await self._about_jobs(namespace)).get(uid, ())[-LIMIT:])
 
     async def _about_jobs(self, namespace: str) -> dict[str, list[Object]]:
@@ -66,22 +67,19 @@ class EventReader:
                 del self._known[old]
             if namespace not in self._known:
                 found: dict[str, list[Object]] = {}
-                for event in await self._list(namespace, ABOUT_JOBS, PAGE, PAGES):
+                for event in await self._list(namespace, ABOUT_JOBS, PAGE, MOST):
                     about = str((event.get("involvedObject") or {}).get("uid") or "")
                     found.setdefault(about, []).append(_trimmed(event))
                 self._known[namespace] = now, found
             return self._known[namespace][1]
 
-    async def _list(self, namespace: str, selector: str, limit: int, pages: int) -> list[Object]:
+    async def _list(self, namespace: str, selector: str, limit: int, most: int) -> list[Object]:
         params = {"fieldSelector": selector, "limit": str(limit)}
         found: list[Object] = []
-        for _ in range(pages):
-            answer = await call(self._client, "GET", "Event", namespace, refusable=True, params=params)
-            found += answer.get("items") or ()
-            more = (answer.get("metadata") or {}).get("continue")
-            if not more:
+        async for page in pages(self._client, "Event", namespace, params, refusable=True):
+            found += page.get("items") or ()
+            if len(found) >= most:
                 break
-            params["continue"] = str(more)
         return found
 
 

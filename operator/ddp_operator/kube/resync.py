@@ -1,9 +1,9 @@
 """Holding the store against the API server's lists.
 
-Watches alone are not enough. Kopf lists anew after a 410 and then never tells of what was deleted meanwhile; a watch
-can freeze; at the start the custom resources may arrive before their Jobs, and a reconcile that does not see a Job
-would make another one; and Services and ConfigMaps are not watched at all. One cheap comparison answers all four: a
-list of metadata only, for each kind, at the start, in intervals, and soon after Kopf has listed anew.
+Watches alone are not enough. A list after a 410 never tells of what was deleted meanwhile; a watch can freeze; at the
+start the custom resources may arrive before their Jobs, and a reconcile that does not see a Job would make another one;
+and Services and ConfigMaps are not watched at all. One cheap comparison answers all four: a list of metadata only, for
+each kind, at the start, in intervals, and soon after a watch has listed anew.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from typing import Any, Final
 from ddp_operator.cluster import ClusterError, Key
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube.cache import UNWATCHED_KINDS, ObjectCache, key_of, version_number
-from ddp_operator.kube.client import ApiClient, NotFound, call
+from ddp_operator.kube.calls import NotFound, call, pages
+from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
 
 logger = logging.getLogger(__name__)
@@ -121,18 +122,13 @@ class Resync:
 
     async def _list(self, kind: str, scope: str | None) -> tuple[list[dict[str, Any]], int | None]:
         """Return the objects of a kind (metadata only) and the version at which the list was true."""
-        params = {"limit": CHUNK}
-        if kind != KIND:
-            params["labelSelector"] = CHILD_SELECTOR
+        params = {"limit": CHUNK} | ({"labelSelector": CHILD_SELECTOR} if kind != KIND else {})
         items: list[dict[str, Any]] = []
-        while True:
-            page = await call(self.client, "GET", kind, scope, params=params, accept=METADATA_ONLY)
+        version: Any = None
+        async for page in pages(self.client, kind, scope, params, accept=METADATA_ONLY):
             items += page.get("items") or []
-            meta = page.get("metadata") or {}
-            if not meta.get("continue"):
-                break
-            params["continue"] = str(meta["continue"])
-        return items, version_number(meta.get("resourceVersion"))
+            version = (page.get("metadata") or {}).get("resourceVersion")
+        return items, version_number(version)
 
     async def _settle(self, lagging: list[Laggard]) -> list[Laggard]:
         """Give the watches some time to deliver; return what they have not delivered by then."""

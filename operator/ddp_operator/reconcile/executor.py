@@ -73,7 +73,7 @@ class Executor:
 
         And by the API server's, where it is not told by the Job itself (``_is_tried_at_once``).
         """
-        spec = job.uid, job.generation
+        spec, memory.built = (job.uid, job.generation), None
         if is_finished(job.status) or (job.status.attempt > 0 and memory.checked == spec):
             return None
         try:
@@ -83,6 +83,7 @@ class Executor:
         memory.checked = spec
         if job.status.attempt > 0:
             return None
+        memory.built = children
         claim = exclusive_claim(job)
         if claim is not None:
             others = await self._cluster.resources_on_claim(job.namespace, claim)
@@ -178,7 +179,9 @@ class Executor:
         present = {("Job", view.name) for view in observation.jobs}
         if action.attempt == 1:  # what is shared by all attempts is not watched: it may have been deleted long ago
             present |= observation.shared
-        children = build_children(job, attempt=action.attempt, nodes=action.nodes)
+        children, memory.built = memory.built, None
+        if children is None or (action.attempt, action.nodes) != (1, job.spec.nodes):
+            children = build_children(job, attempt=action.attempt, nodes=action.nodes)
         if job.status.attempt == 0 and _is_tried_at_once(job, children):
             children.insert(0, children.pop())
         for child in children:

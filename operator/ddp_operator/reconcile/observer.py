@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
+from typing import Any
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.failures import Termination
@@ -49,6 +51,8 @@ class Memory:
     events_read: tuple[datetime, Mapping[str, Problem]] | None = None
     checked: tuple[str, int] | None = None
     """UID and generation of the spec of which it is known that children can be built from it."""
+    built: list[dict[str, Any]] | None = None
+    """Those of attempt 1, where this pass has built them to find that out."""
     unseen_since: datetime | None = None
     """Since when children of the current attempt may be there that no watch shows."""
     labels_restored: datetime | None = None
@@ -58,6 +62,14 @@ class Memory:
     failing_since: datetime | None = None
     """Since when the API server has failed to create a child."""
     status_written: datetime | None = None
+    last_parsed: DDPTrainingJob | None = None
+
+    def parse(self, resource: Object) -> DDPTrainingJob:
+        """Return the typed resource; the spec of one generation is parsed once. Raises: InvalidManifest."""
+        last, meta = self.last_parsed, resource["metadata"]
+        same = last is not None and (last.uid, last.generation) == (meta.get("uid"), meta.get("generation"))
+        self.last_parsed = parse_resource(resource, last.spec if last is not None and same else None)
+        return self.last_parsed
 
 
 def seconds_since(last: datetime | None, now: datetime) -> float:

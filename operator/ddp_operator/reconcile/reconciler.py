@@ -12,7 +12,6 @@ from datetime import datetime
 import msgspec
 
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Cluster, ClusterError, Conflict, Key, Object
 from ddp_operator.kubeobjects import utc_now
@@ -67,7 +66,7 @@ class Reconciler:
             return None
         memory = self._memory[key]
         try:
-            job = parse_resource(snapshot.resource)
+            job = memory.parse(snapshot.resource)
         except InvalidManifest as error:
             if not fresh:
                 # Another definition shows other fields of the same version of a resource, so that no watch tells of it.

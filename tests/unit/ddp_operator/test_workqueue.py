@@ -16,8 +16,8 @@ Work = Callable[[str], Awaitable[float | None]]
 
 
 @asynccontextmanager
-async def running(work: Work, *, workers: int = 2) -> AsyncIterator[WorkQueue[str]]:
-    queue: WorkQueue[str] = WorkQueue(work, workers=workers)
+async def running(work: Work, *, workers: int = 2, pause: float = 0.0) -> AsyncIterator[WorkQueue[str]]:
+    queue: WorkQueue[str] = WorkQueue(work, workers=workers, pause=pause)
     queue.start()
     try:
         yield queue
@@ -231,3 +231,35 @@ def test_the_backoff_grows_and_is_bounded() -> None:
     assert delays[:4] == [0.1, 0.2, 0.4, 0.8]
     assert delays == sorted(delays)
     assert delays[-1] == LAST_BACKOFF
+
+
+async def test_what_changes_while_a_key_rests_is_one_more_call() -> None:
+    calls: list[str] = []
+
+    async def work(key: str) -> None:
+        calls.append(key)
+
+    async with running(work, pause=0.05) as queue:
+        queue.add("a")
+        await until(lambda: calls == ["a"])
+        for _ in range(5):
+            queue.add("a")
+            await asyncio.sleep(0)
+        queue.add("b")  # no other key waits for that
+        await until(lambda: calls == ["a", "b"])
+        await until(lambda: not queue.active)
+        await until(lambda: not len(queue) and not queue.active)
+        assert calls == ["a", "b", "a"]
+
+
+async def test_a_key_that_wants_to_be_called_at_once_does_not_rest() -> None:
+    calls = 0
+
+    async def work(key: str) -> float | None:
+        nonlocal calls
+        calls += 1
+        return 0 if calls < 3 else None
+
+    async with running(work, pause=3600) as queue:
+        queue.add("a")
+        await until(lambda: calls == 3)

@@ -1,0 +1,102 @@
+"""The watch of Jobs and pods: what it asks for after each way in which one can end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import ClusterError
+from ddp_operator.kube import watch as watch_module
+from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.watch import watch
+
+
+def pod(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": str(version)}}
+
+
+def event(kind: str, obj: Mapping[str, Any]) -> bytes:
+    return json.dumps({"type": kind, "object": obj}).encode()
+
+
+GONE = event("ERROR", {"code": 410, "message": "too old resource version"})
+
+
+class Server:
+    """Answers lists by one page of one pod, and watches as told; the end of the last one ends the test."""
+
+    def __init__(self, *watches: list[bytes | Exception]) -> None:
+        self.watches = list(watches)
+        self.asked: list[str] = []
+        self.version = 10
+
+    async def request(self, method: str, path: str, *, params: Mapping[str, str], **_: Any) -> Any:
+        self.asked.append("list")
+        self.version += 10
+        return {"metadata": {"resourceVersion": str(self.version)}, "items": [pod("a", self.version)]}
+
+    async def watch(self, path: str, params: Mapping[str, str], *, kind: str, silence: float) -> AsyncGenerator[bytes]:
+        assert (path, params["labelSelector"]) == ("/api/v1/namespaces/team/pods", "ours")
+        self.asked.append(f"from {params['resourceVersion']}")
+        if not self.watches:
+            raise asyncio.CancelledError
+        for line in self.watches.pop(0):
+            if isinstance(line, Exception):
+                raise line
+            yield line
+
+
+async def follow(server: Server, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str | None, str]], list[float]]:
+    """Return what was told, and the waits between watches."""
+    told: list[tuple[str | None, str]] = []
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(round(seconds, 1))
+
+    monkeypatch.setattr(watch_module.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await watch(
+            server,  # type: ignore[arg-type]
+            "Pod",
+            "team",
+            "ours",
+            lambda kind, what, obj: told.append((what, f"{obj['metadata']['name']} {obj.get('kind', '')}".strip())),
+        )
+    return told, waits
+
+
+async def test_a_watch_begins_with_a_list_and_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = [event("MODIFIED", pod("a", 21)), event("BOOKMARK", pod("", 30))]
+    server = Server(first, [event("DELETED", pod("a", 31))])
+    told, waits = await follow(server, monkeypatch)
+    assert told == [(None, "a Pod"), ("MODIFIED", "a"), ("DELETED", "a")]
+    assert server.asked == ["list", "from 20", "from 30", "from 31"]
+    assert waits == [0.1, 0.1]
+
+
+@pytest.mark.parametrize("gone", [GONE, ApiError(410)])
+async def test_a_version_that_is_too_old_is_a_new_list(
+    monkeypatch: pytest.MonkeyPatch, gone: bytes | Exception
+) -> None:
+    server = Server([gone])
+    told, _ = await follow(server, monkeypatch)
+    assert server.asked == ["list", "from 20", "list", "from 30"]
+    assert told == [(None, "a Pod"), (None, "a Pod")]
+
+
+@pytest.mark.parametrize("error", [ClusterError("away"), ApiError(403), event("ERROR", {"code": 500}), b"{"])
+async def test_a_watch_that_fails_goes_on_from_the_same_version_ever_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: bytes | Exception
+) -> None:
+    caplog.set_level("WARNING")
+    server = Server(*([error] for _ in range(9)), [event("ADDED", pod("b", 40))], [error])
+    told, waits = await follow(server, monkeypatch)
+    assert server.asked == ["list", *["from 20"] * 10, "from 40", "from 40"]
+    assert told == [(None, "a Pod"), ("ADDED", "b")]
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0, 8.0, 0.1, 0.1]
+    assert len(caplog.records) == 6  # three failures are a matter of a moment
