@@ -135,6 +135,9 @@ def _diagnose_taken(
     """Diagnose an attempt that lost a pod while its Job goes on: it would wait for the Job controller's back-off."""
     if job is None or job.finished or job.deleting or job.suspended or (job.suspend_changed and job.started is None):
         return None  # its own end takes its pods away, or a suspension, also one that is not lifted yet
+    # Whole seconds: what was deleted in the one in which the Job was resumed had run before.
+    resumed = job.suspend_changed + timedelta(seconds=1) if job.suspend_changed else None
+    before = max(filter(None, (since, resumed)), default=None)
     replaced = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
     lost = [
         pod
@@ -142,7 +145,7 @@ def _diagnose_taken(
         if pod.has_run
         and pod.phase != "Succeeded"
         and pod.index not in replaced
-        and not (since and pod.deleted_at and pod.deleted_at < since)
+        and not (before and pod.deleted_at and pod.deleted_at < before)
         and not is_replaced(pod)
     ]
     taken = [pod for pod in lost if pod.disrupted or pod.deleting]

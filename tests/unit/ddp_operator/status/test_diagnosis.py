@@ -295,9 +295,12 @@ def test_pods_of_a_job_that_somebody_suspended_and_resumed_at_once_were_not_take
     suspended: str, since: float | None, taken: bool
 ) -> None:
     """The Job controller lifts the condition some time after ``spec.suspend``, and times have whole seconds."""
-    condition = {"type": "Suspended", "status": suspended, "lastTransitionTime": format_time(NOW)}
+    condition = {"type": "Suspended", "status": suspended, "lastTransitionTime": format_time(at(-1))}
     started = {} if suspended == "True" else {"startTime": format_time(NOW)}
     job = view_job(child_job(status={"conditions": [condition]} | started))
     pod = view_pod(child_pod(0, deleting=True))
     found = diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False, since=None if since is None else at(since))
     assert (found is not None) is (taken and suspended == "False")
+    condition["lastTransitionTime"] = format_time(NOW)
+    job = view_job(child_job(status={"conditions": [condition]} | started))
+    assert diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False) is None, "it was deleted in that second"
