@@ -5,6 +5,7 @@ import operator
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +115,27 @@ class TestLayout:
 
     def test_no_file_is_large(self, files: list[str]) -> None:
         assert {name: size for name in files if (size := (ROOT / name).stat().st_size) > SIZE_LIMIT} == {}
+
+
+class TestWheel:
+    """What is installed; ``make release-check`` builds it."""
+
+    def test_holds_both_packages_with_their_types(self, files: list[str]) -> None:
+        built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+        assert built["packages"] == ["operator/ddp_operator", "trainer/ddp_trainer"]
+        # Hatch leaves out what git ignores.
+        assert {f"{package}/py.typed" for package in built["packages"]} <= set(files)
+
+    def test_trainer_needs_its_extra_alone(self, files: list[str]) -> None:
+        extra = {"numpy", "PIL", "prometheus_client", "sklearn", "torch", "torchvision", "yaml"}
+        formats = {"safetensors"}  # for whoever has such files
+        imported = set()
+        for _, tree in python_files([name for name in files if name.startswith("trainer/")]):
+            for node in ast.walk(tree):
+                names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                imported |= {name.split(".")[0] for name in names}
+        assert imported - set(sys.stdlib_module_names) - {"ddp_trainer"} <= extra | formats
 
 
 class TestNoTraceOfAMachine:
