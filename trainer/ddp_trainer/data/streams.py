@@ -118,7 +118,7 @@ class StreamLoader:
             self.source.begin(epoch, key)
         self.source.stream.epoch, self.source.stream.key = epoch, key
         left = (self.length - consumed) // (self.samples_per_step * self.source.world_size)
-        for batch in islice(self.source.batches(every=True), left):
+        for batch in islice(self.source.batches(every=True), max(0, left)):
             assert batch is not None
             yield batch
 

@@ -131,10 +131,11 @@ class Learn(Task):
         return nn.functional.mse_loss(output.flatten(), target.float() / 50)
 
 
-def fit(folder: Path, kind: str, workers: int, **more: Any) -> None:
+def fit(folder: Path, kind: str, workers: int, *, drop_last: bool = False, **more: Any) -> None:
     checkpoint = CheckpointConfig(dir=str(folder), keep=99, every_steps=1)
     config = RunConfig(
-        epochs=2, data=DataConfig(batch_size=4, workers=workers, eval_batch_size=8), optim=OptimConfig(lr=1e-4),
+        epochs=2, optim=OptimConfig(lr=1e-4),
+        data=DataConfig(batch_size=4, workers=workers, eval_batch_size=8, drop_last=drop_last),
         distributed=DistributedConfig(device="cpu"), metrics=MetricsConfig(port=0), checkpoint=checkpoint, **more,
     )  # fmt: skip
     Trainer(config, model=lambda: nn.Linear(3, 1), data=Datasets(KINDS[kind](45), Shuffled(21)), task=Learn()).fit()
@@ -153,8 +154,8 @@ def test_a_run_on_a_stream_goes_on_bitwise(kind: str, workers: int, tmp_path: Pa
 
 
 def test_other_workers_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(tmp_path, "skipping", 0, max_steps=3)
-    fit(tmp_path, "skipping", 2)
+    fit(tmp_path, "skipping", 0, max_steps=11)  # 44 samples, which are more than the whole batches of two workers
+    fit(tmp_path, "skipping", 2, drop_last=True)
     said = capsys.readouterr()
     assert "workers 1 then, 2 now" in said.err
     assert "epoch 2/2 validation" in said.out
