@@ -168,7 +168,9 @@ def _admission(cluster: Cluster, objects: dict[str, dict[str, Any]], words: str)
 def test_a_refused_attempt_says_who_refuses_it_and_begins_when_it_may(
     cluster: Cluster, obstacle: Callable[[Cluster], Callable[[], object]], where: tuple[str, str, str], words: str
 ) -> None:
-    job = Training(cluster, "refused")
+    job = Training(
+        cluster, "refused", recovery={"inPlaceRestarts": 0}
+    )  # else the lost pod would be replaced in its Job
     done, name = job.trained(), job.pod(1).metadata.name
 
     def told() -> bool:
