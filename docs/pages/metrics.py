@@ -13,6 +13,7 @@ FORMULAS = {
     "ddp_samples_total": (
         "Sum of the batch sizes of this process's steps. Starts at 0 with the process, also after a resume."
     ),
+    "ddp_tokens_per_second": "Samples of all ranks since the last log line * tokens a sample / their time; rank 0's.",
     "ddp_steps_total": "One a step. Starts at 0 with the process; the run's own count is ddp_step.",
     "ddp_step": "Number of finished steps, taken up from the checkpoint on a resume.",
     "ddp_total_steps": "min(epochs * steps an epoch, max_steps).",

@@ -80,6 +80,19 @@ def test_a_killed_run_resumes_to_bitwise_the_same_state(tmp_path: Path, uninterr
     assert same(weights(tmp_path), weights(uninterrupted))
 
 
+@pytest.mark.nightly
+def test_a_language_model_goes_on_bitwise_on_two_ranks(tmp_path: Path) -> None:
+    arguments = ["--preset", "python-reference-gpt", "--model-width", "32", "--max-steps", "6"]
+    arguments += ["--validation-fraction", "0.02", "--checkpoint-every-steps", "3"]
+    for name in ("whole", "cut"):
+        train(tmp_path / name, [*arguments, "--checkpoint-dir", str(tmp_path / name)], 2)
+    for path in (tmp_path / "cut").glob("step-*06.*"):
+        path.unlink()
+    again = train(tmp_path / "cut", [*arguments, "--checkpoint-dir", str(tmp_path / "cut")], 2)
+    assert "3 steps and 0 epoch(s) are done" in again.output(0)
+    assert same(newest(tmp_path / "cut"), newest(tmp_path / "whole"))
+
+
 def test_sigterm_on_one_rank_saves_one_step_on_all_and_the_run_goes_on_bitwise(
     tmp_path: Path, uninterrupted: Path
 ) -> None:

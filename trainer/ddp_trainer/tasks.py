@@ -50,6 +50,10 @@ class Task:
         """
         return means
 
+    def tokens(self, inputs: Any) -> int:
+        """Tokens of a batch of ``inputs``, where throughput is told in tokens, and not in samples; else 0."""
+        return 0
+
     def correct(self, output: Any, target: Any) -> Tensor:
         """Right answers and answers, float32 (2,) on the outputs' device, for ``--train-accuracy``; may be left out."""
         raise NotImplementedError
@@ -120,6 +124,32 @@ class Classification(Task):
         output = output.float()
         loss = cross_entropy(output, target, reduction="sum")
         return {"loss": (loss, len(target)), "accuracy": ((output.argmax(dim=1) == target).sum(), len(target))}
+
+
+class LanguageModel(Task):
+    """The token after each: cross-entropy of logits (B, T, K) with tokens (B, T), and the share that is right."""
+
+    score: ClassVar[str] = "accuracy"
+    greater_is_better: ClassVar[bool] = True
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean cross-entropy over all tokens, in nats."""
+        return cross_entropy(output.flatten(0, 1), target.flatten())
+
+    def tokens(self, inputs: Tensor) -> int:
+        """All of them."""
+        return inputs.numel()
+
+    def correct(self, output: Tensor, target: Tensor) -> Tensor:
+        """Tokens whose largest logit is the next one's, and tokens."""
+        right = (output.detach().argmax(dim=2) == target).sum().float()
+        return torch.stack([right, torch.full_like(right, target.numel())])
+
+    def metrics(self, output: Tensor, target: Tensor) -> Metrics:
+        """Cross-entropy and right answers, by the token."""
+        count, right = target.numel(), (output.argmax(dim=2) == target).sum()
+        loss = cross_entropy(output.float().flatten(0, 1), target.flatten(), reduction="sum")
+        return {"loss": (loss, count), "accuracy": (right, count)}
 
 
 @dataclass(frozen=True)

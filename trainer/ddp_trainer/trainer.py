@@ -117,7 +117,7 @@ class Loop:
             self.tracer.close()
 
     def _fit(self) -> Path | None:
-        self.report.begin(self.plan)
+        self.report.begin(self.plan, self.task.tokens(self.example))
         if self._validation_pending():
             self._end_epoch()
         while not self._at_end():

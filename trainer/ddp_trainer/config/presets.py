@@ -38,6 +38,26 @@ _PUBLISHED_LARGE_BATCH = merge(
 
 _ALL = (
     Preset(
+        "python-reference-gpt",
+        "Python's own reference, byte by byte, a GPT of 0.9 million parameters; a minute on a CPU",
+        {
+            "epochs": 2,
+            "log_every": 20,
+            "task": "ddp_trainer.tasks:LanguageModel",
+            "data": {"name": "python-reference", "batch_size": 16, "eval_batch_size": 64, "workers": 0},
+            "model": {"name": "gpt", "width": 128},
+            "optim": {
+                "name": "adamw",
+                "lr": 2e-3,
+                "beta2": 0.95,
+                "weight_decay": 0.1,
+                "norm_bias_decay": False,
+                "clip_norm": 1.0,
+            },
+            "schedule": {"name": "cosine", "warmup_epochs": 0.2, "warmup_start": 0.1, "final": 0.1},
+        },
+    ),
+    Preset(
         "digits-resnet",
         "scikit-learn's handwritten digits (1,797 real 8x8 images), small ResNet; seconds on a CPU",
         {

@@ -19,6 +19,7 @@ DATASETS = {
     "cifar10": "ddp_trainer.data.published:load_cifar10",
     "fashion-mnist": "ddp_trainer.data.published:load_fashion_mnist",
     "voc2012": "ddp_trainer.data.published:load_voc2012",
+    "python-reference": "ddp_trainer.data.text:load",
     "imagefolder": "ddp_trainer.data.image_folder:load",
 }
 
@@ -85,7 +86,7 @@ def download(config: DataConfig) -> None:
 
     Raises :class:`UserError` where that fails. Only one process of a machine may call this at a time.
     """
-    if config.name != "digits":
+    if config.name not in ("digits", "python-reference"):
         load_callable(DATASETS[config.name].replace(":load", ":download"), "data.name")(config)
 
 

@@ -16,7 +16,12 @@ class ModelConfig(Settings, group="model"):
     """Which network, and its knobs. Channels and classes come from the data."""
 
     name: str = option("small-resnet", "a built-in model, or module:function of your own", flag="--model")
-    width: int = option(16, "first stage's channels, a multiple of 4 (small-resnet)", flag="--model-width", at_least=4)
+    width: int = option(
+        16,
+        "channels (small-resnet: its first stage's, a multiple of 4; gpt: a multiple of 32)",
+        flag="--model-width",
+        at_least=4,
+    )
     norm: str = option(
         "batch", "normalisation layers (small-resnet)", flag="--model-norm", choices=("batch", "group", "none")
     )
@@ -58,6 +63,7 @@ MODELS = {
     "small-resnet": "ddp_trainer.models.small_resnet:build",
     "resnet18": "ddp_trainer.models.torchvision_models:build",
     "resnet50": "ddp_trainer.models.torchvision_models:build",
+    "gpt": "ddp_trainer.models.gpt:build",
     "wide-resnet": "ddp_trainer.models.wide_resnet:build",
     "deeplabv3_resnet50": "ddp_trainer.models.torchvision_models:build_deeplab",
     "deeplabv3_resnet101": "ddp_trainer.models.torchvision_models:build_deeplab",

@@ -17,6 +17,7 @@ class Metric:
 
 METRICS = (
     Metric(contract.METRIC_SAMPLES, "counter", "Training samples this rank has processed."),
+    Metric("ddp_tokens_per_second", "gauge", "Tokens a second of all ranks; only of language models."),
     Metric(contract.METRIC_STEPS, "counter", "Optimiser steps this process has taken."),
     Metric(contract.METRIC_GLOBAL_STEP, "gauge", "Optimiser steps of the whole run, across restarts."),
     Metric(contract.METRIC_TOTAL_STEPS, "gauge", "Steps after which the run is complete."),

@@ -71,9 +71,9 @@ class Reporter:
         if self._world.is_main:
             warn(message)
 
-    def begin(self, plan: Plan) -> None:
-        """Say what is about to be done and set the gauges that last for the run."""
-        self._plan, self._total = plan, plan.total_steps
+    def begin(self, plan: Plan, tokens: int = 0) -> None:
+        """Say what is about to be done and set the gauges that last for the run; a sample has ``tokens``, or none."""
+        self._plan, self._total, self._tokens = plan, plan.total_steps, tokens
         device = self._world.device.type
         threads = f" with {torch.get_num_threads()} thread(s) each" if device == "cpu" else ""
         self.info(
@@ -164,9 +164,15 @@ class Reporter:
             self._exporter.set("ddp_gpu_memory_bytes", torch.cuda.max_memory_allocated())
         self.info(
             f"epoch {position.epoch + 1}/{self._plan.epochs} step {position.step}/{self._total} loss {loss:.4f} "
-            f"{rate:.0f} samples/s lr {line.lr:.4g} ETA {clock(line.eta)}"
+            f"{self._say_rate(rate)} lr {line.lr:.4g} ETA {clock(line.eta)}"
         )
+        if self._tokens:
+            figures["train/tokens_per_second"] = rate * self._tokens
+            self._exporter.set("ddp_tokens_per_second", rate * self._tokens)
         self._write(position.step, {"train/loss": loss, "train/samples_per_second": rate, **figures})
+
+    def _say_rate(self, samples: float) -> str:
+        return f"{samples * self._tokens:.0f} tokens/s" if self._tokens else f"{samples:.0f} samples/s"
 
     def _write(self, step: int, figures: Mapping[str, float]) -> None:
         if self.logs is not None:
@@ -199,7 +205,7 @@ class Reporter:
         self.evaluated(scores, score, seconds, f"{epoch} ")
         if "seconds" in training:
             self.info(
-                f"{epoch} training: {training['seconds']:.1f} s, {training['samples_per_second']:.0f} samples/s, "
+                f"{epoch} training: {training['seconds']:.1f} s, {self._say_rate(training['samples_per_second'])}, "
                 f"cumulative {training['cumulative_seconds']:.1f} s"
             )
         figures = {f"validation/{name}": value for name, value in scores.items()}

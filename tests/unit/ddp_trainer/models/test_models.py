@@ -106,7 +106,7 @@ def test_grey_images_get_a_first_layer_of_their_own() -> None:
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"python-reference-gpt"}))
 def test_every_presets_model_takes_its_images(name: str) -> None:
     config = build(ModelConfig, PRESETS[name].values["model"])
     data = PRESETS[name].values["data"]["name"]
