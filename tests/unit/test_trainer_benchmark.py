@@ -9,18 +9,28 @@ import pytest
 import torch
 
 from ddp_trainer.config.presets import PRESETS
+from ddp_trainer.config.run import resolve
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.models.cpu_convolutions import SmallMapConv2d
 from ddp_trainer.optim.novograd import NovoGrad
-from tests.bench.trainer import cli, launch, synthetic
+from tests.bench.trainer import cli, launch, synthetic, systems
 from tests.bench.trainer.cli import main
 from tests.bench.trainer.contenders import Bare, Ours, Switches, build_config, start_exporter
 from tests.bench.trainer.documents import DocumentsLoop, LoopNovoGrad
 from tests.bench.trainer.network import Link, parameter_server_seconds, ring_seconds
 from tests.bench.trainer.report import Measured, communication, describe, ratio, rows
-from tests.bench.trainer.systems import BY_NAME, QUICK, SYSTEMS, Case, changes_of, plan_cases
+from tests.bench.trainer.systems import (
+    BY_NAME,
+    QUICK,
+    SYSTEMS,
+    VARIANTS,
+    Case,
+    changes_of,
+    each_preset_first,
+    plan_cases,
+)
 from tests.bench.trainer.worker import Spec, _Runner, measure
 
 CPU = torch.device("cpu")
@@ -328,3 +338,22 @@ def test_the_documents_loop_has_the_documents_augmentation_and_its_readers_ahead
     assert (steps, plain.prefetched) == (["ToTensor", "Normalize"], 0)
     ahead = DocumentsLoop(build_config("cifar10-resnet50", changes, as_published=True), world)
     assert ahead.prefetched == 2 * ahead.loader.num_workers > 0
+
+
+def test_with_little_time_each_preset_comes_first_and_what_is_not_begun_says_so(tmp_path: Path) -> None:
+    cases = each_preset_first(plan_cases(SYSTEMS, "cuda", 1, None))
+    assert sorted(map(str, cases)) == sorted(map(str, plan_cases(SYSTEMS, "cuda", 1, None)))
+    presets = [case.system.preset for case in cases[:6]]
+    assert len(set(presets)) == 6
+    assert not any(case.missing for case in cases[:6])
+    found = cli._measure(cases[0], (), "cuda", {}, cli._Data(None, tmp_path, True), tmp_path, quick=True, left=0.0)
+    assert found.problem == "not begun within --minutes"
+
+
+def test_a_gpu_is_measured_with_the_graph_and_with_each_step_towards_it() -> None:
+    assert {*systems.ON_GPU, *systems.ON_GPU_IN_FULL} <= VARIANTS.keys()
+    graphs = {
+        name: resolve("cifar10-resnet50", None, changes_of(name)).precision.cuda_graph
+        for name in systems.ON_GPU_IN_FULL
+    }
+    assert [name for name, graph in graphs.items() if graph == "auto"] == ["graph", "compile-graphs", "compile-graph"]

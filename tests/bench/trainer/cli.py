@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -20,7 +21,17 @@ from ddp_trainer.config.presets import PRESETS
 from tests.bench.trainer import launch, synthetic
 from tests.bench.trainer.report import LEGEND, Measured, communication, describe, rows
 from tests.bench.trainer.slow_link import find_obstacle, slow_link
-from tests.bench.trainer.systems import BY_NAME, QUICK, SYSTEMS, VARIANTS, Case, plan_cases
+from tests.bench.trainer.systems import (
+    BY_NAME,
+    ON_GPU,
+    ON_GPU_IN_FULL,
+    QUICK,
+    SYSTEMS,
+    VARIANTS,
+    Case,
+    each_preset_first,
+    plan_cases,
+)
 
 if TYPE_CHECKING:
     from tests.bench.trainer.worker import Spec
@@ -43,14 +54,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ranks", metavar="N,M", type=_numbers,
                         help="numbers of ranks to try with DDP; default: 1, 2 and all")  # fmt: skip
     parser.add_argument("--variants", metavar="A,B", type=_list_of(VARIANTS, tuple(VARIANTS)),
-                        help=f"of {', '.join(VARIANTS)}; default: preset and fp32, on cuda torch, tf32, bf16, "
-                        "compile and compile-graphs")  # fmt: skip
+                        help=f"of {', '.join(VARIANTS)}; default: preset and fp32, on cuda "
+                        f"{' and '.join(ON_GPU)}, and for {SYSTEMS[0].name} {', '.join(ON_GPU_IN_FULL)}")  # fmt: skip
     parser.add_argument("--batches", metavar="N,M", type=_numbers, help="batch sizes of the preset to compare; "
                         "default: 32 to 512 where the document asks for it, on cuda without --quick")  # fmt: skip
     parser.add_argument("--accuracy", action="store_true",
                         help="then train for the document's epochs, where the real data are there")  # fmt: skip
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each contender; default: 5, 2 with --quick")
     parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn; default: 3, 0.5 with --quick")
+    parser.add_argument("--minutes", type=float, metavar="X", default=math.inf,
+                        help="begin no case later, and end the one under way; each preset once first")  # fmt: skip
     parser.add_argument("--slow-link", metavar="RATE", help="the link between two CPU ranks, such as 1gbit; as root")
     parser.add_argument("--data-dir", metavar="DIR", help="the real data sets; a missing one is replaced by noise")
     parser.add_argument("--output-dir", metavar="DIR", default="bench-results", help="folder for benchmark.json")
@@ -86,11 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     systems = tuple(
         BY_NAME[name] for name in flags.systems or [one.name for one in SYSTEMS if one.quick or not flags.quick]
     )
-    variants = flags.variants or (
-        (("bf16", "compile") if flags.quick else ("torch", "tf32", "bf16", "compile", "compile-graphs"))
-        if device == "cuda"
-        else (("preset",) if flags.quick else ("preset", "fp32"))
-    )
+    usual = ("preset",) if flags.quick else ("preset", "fp32")
     pace = {"rounds": 2, "seconds": 0.5} if flags.quick else {"rounds": 5, "seconds": 3.0}
     pace |= {name: getattr(flags, name) for name in pace if getattr(flags, name) is not None}
     output = Path(flags.output_dir)
@@ -102,8 +111,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as name:
         folder = Path(name)
         data = _Data(flags.data_dir, folder / "data", flags.quick)
-        for case in plan_cases(systems, device, available, ranks):
-            measured = _measure(case, variants, device, pace, data, folder, **asked)
+        cases = plan_cases(systems, device, available, ranks)
+        if flags.minutes < math.inf:
+            cases = each_preset_first(cases)
+        for case in cases:
+            in_full = case.system is SYSTEMS[0] and not flags.quick
+            on_gpu = ON_GPU_IN_FULL if in_full else ON_GPU
+            variants = flags.variants or (on_gpu if device == "cuda" else usual)
+            left = 60 * flags.minutes - (time.perf_counter() - started)
+            measured = _measure(case, variants, device, pace, data, folder, left=left, **asked)
             everything.append(measured)
             # Each by itself: what is cut off loses no more than the case under way.
             (output / f"{case.system.name}-{case.ranks}.json").write_text(json.dumps(_as_json(measured), indent=2))
@@ -117,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = {
         "machine": _machine(),
         "device": device,
-        "settings": {"quick": flags.quick, "variants": variants, "slowLink": flags.slow_link, **pace},
+        "settings": {"quick": flags.quick, "variants": flags.variants, "slowLink": flags.slow_link, **pace},
         "cases": [_as_json(one) for one in everything],
         "link": asdict(link) if link else None,
         "notes": data.notes,
@@ -164,12 +180,17 @@ def _measure(
     batches: tuple[int, ...] | None = None,
     accuracy: bool = False,
     rate: str | None = None,
+    left: float = math.inf,
 ) -> Measured:
     preset = case.system.preset
     measured = Measured(case, PRESETS[preset].values["data"]["name"])
     if case.missing:
         return measured
+    if left <= 0:
+        measured.problem = "not begun within --minutes"
+        return measured
     # A module that imports torch; the command line above is answered without it.
+    from ddp_trainer.step_graph import WARM_UP
     from tests.bench.trainer.worker import Spec
 
     changes: dict[str, Any] = dict(QUICK[preset]) if quick else {}
@@ -189,7 +210,7 @@ def _measure(
         result=str(folder / "result.json"),
         half=half,
         data_parallel=case.system.mode == "dp",
-        warm_up=1 if device == "cpu" else 5,
+        warm_up=1 if device == "cpu" else WARM_UP + 2,
         **pace,
     )
     try:
@@ -197,7 +218,7 @@ def _measure(
         patient = not quick or any("compile" in name for name in spec.contenders)
         with contextlib.ExitStack() as stack:
             link = stack.enter_context(slow_link(rate)) if rate and case.ranks == 2 else {}
-            seconds = 120 + 900 * patient + (24 * 3600 if spec.train else 0)
+            seconds = min(120 + 900 * patient + (24 * 3600 if spec.train else 0), left)
             measured.about = launch.run(spec, case.ranks, folder, timeout=seconds, nodes=case.system.nodes, **link)
         if device == "cpu" and case.ranks == 1 and not quick:
             _measure_memory(measured, spec, variants[0], folder)

@@ -82,7 +82,7 @@ def count(preset: str) -> dict[str, float]:
     batches = loader.epoch(0)
     with contextlib.redirect_stdout(io.StringIO()):
         for _ in range(12):
-            step()
+            counted(step)
     return {"batch": alone, "batch of 16": together, "step": eager, "replay": counted(step) + 1}
 
 

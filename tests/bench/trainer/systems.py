@@ -82,16 +82,23 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+# What a GPU is measured with: what the trainer chooses by itself, and on the system of the goal all steps up to it.
+ON_GPU = ("graph", "compile-graph")
+ON_GPU_IN_FULL = ("torch", "tf32", "bf16", "graph", "compile", "compile-graphs", "compile-graph")
+
 # Name of a variant -> what it changes in a preset.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "preset": {},
-    "torch": {"precision": {"name": "torch", "channels_last": False}},
+    "torch": {"precision": {"name": "torch", "channels_last": False, "cuda_graph": "off"}},
     "fp32": {"precision": {"name": "fp32"}},
     "nchw": {"precision": {"name": "fp32", "channels_last": False}},
-    "tf32": {"precision": {"name": "tf32"}},
-    "bf16": {"precision": {"name": "bf16"}},
+    "tf32": {"precision": {"name": "tf32", "cuda_graph": "off"}},
+    "bf16": {"precision": {"name": "bf16", "cuda_graph": "off"}},
     "fp16": {"precision": {"name": "fp16"}},
-    "compile": {"precision": {"name": "auto", "compile": True}},
+    "compile": {"precision": {"name": "auto", "compile": True, "cuda_graph": "off"}},
+    # The step as one CUDA graph of the trainer's, without torch.compile and with it; then with torch.compile's graphs.
+    "graph": {"precision": {"name": "auto"}},
+    "compile-graph": {"precision": {"name": "auto", "compile": True}},
     "compile-graphs": {"precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead"}},
     # For slow links: DDP as it comes, gradients sent as bf16, and that with bf16 arithmetic.
     "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
@@ -137,3 +144,12 @@ def plan_cases(systems: tuple[System, ...], device: str, available: int, ranks: 
                 missing = "fp16 with a gradient scaler needs a GPU"
             cases.append(Case(system, number, missing))
     return cases
+
+
+def each_preset_first(cases: list[Case]) -> list[Case]:
+    """In the same order, but for each preset the first case that can run, before all others."""
+    first: dict[str, Case] = {}
+    for case in cases:
+        if not case.missing:
+            first.setdefault(case.system.preset, case)
+    return [*first.values(), *(case for case in cases if case not in first.values())]

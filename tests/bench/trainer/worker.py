@@ -189,7 +189,7 @@ def train(spec: Spec, world: World, *, as_published: bool) -> dict[str, Any]:
 
 def _measure_costs(ours: Ours, world: World) -> dict[str, Any]:
     """Costs that are too small to see between two turns."""
-    loading = ours.loading_seconds(10)
+    loading = ours.loading_seconds(16)
     closer = {"report_seconds": ours.report_seconds(2000), "loading_seconds": loading}
     if world.is_main:
         with tempfile.TemporaryDirectory() as folder:

@@ -181,7 +181,8 @@ def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     for kinds in _orders(images.device)[order].unbind(1):
         factor = factors.gather(1, kinds.view(-1, 1)).view(-1, 1, 1, 1)
         grey = _grey(images)
-        mean = (grey.mean(dim=(1, 2, 3), keepdim=True) + 0.5).floor_()
+        # Exact, so that it does not hang on how many images are changed together.
+        mean = (grey.mean(dim=(1, 2, 3), keepdim=True, dtype=torch.float64) + 0.5).floor_().float()
         kinds = kinds.view(-1, 1, 1, 1)
         opposite = grey.mul_(kinds == SATURATION).add_(mean.mul_(kinds == CONTRAST))
         images.sub_(opposite).mul_(factor).add_(opposite).clamp_(0.0, 255.0).floor_()

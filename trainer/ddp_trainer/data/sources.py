@@ -134,9 +134,11 @@ class CachedSource:
                 count = min(size * at_once, len(order) - start)
                 rows = slice(start, start + count)
                 together = self._make(order[rows], None if numbers is None else numbers[rows])
-                parts = torch.split(together.inputs, size), torch.split(together.targets, size)
-                for inputs, targets in zip(*parts, strict=True):
-                    yield Batch(inputs, targets)
+                if count <= size:
+                    yield together
+                else:
+                    parts = torch.split(together.inputs, size), torch.split(together.targets, size)
+                    yield from map(Batch, *parts)
             start += count
 
     def at_cursor(self, size: int) -> Batch:

@@ -146,7 +146,10 @@ class ComputeClock:
         """Call before each replay of the recorded step. Now and then it waits for the one before, to see how long."""
         if self._recorded is not None and self._replays % _LOOK_EVERY == 1:
             self._timeline.wait()
-            self._typical = self._timeline.seconds(*self._recorded)
+            try:
+                self._typical = self._timeline.seconds(*self._recorded)
+            except RuntimeError:  # a figure that can't be had is no reason to end a run
+                self._recorded = None
         self._replays += 1
         self._start = None
 

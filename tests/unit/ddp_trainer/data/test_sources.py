@@ -8,14 +8,17 @@ import signal
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
+from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
-from ddp_trainer.data.sources import CachedSource, StreamedSource, choose
+from ddp_trainer.data.sampling import uniforms
+from ddp_trainer.data.sources import CachedSource, Normalise, StreamedSource, choose
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_memory, keep_freed_memory
 from tests.support.tiny_datasets import write_voc2012
@@ -241,3 +244,22 @@ def test_masks_may_hold_classes_and_void_only() -> None:
         Datasets(data, data, num_classes=4, mean=(0.0, 0.0), std=(1.0,))
     with pytest.raises(UserError, match=r"or masks: uint8"):
         ImageData(images, masks[:, :3])
+
+
+def test_batches_that_are_made_together_are_those_that_are_made_one_by_one() -> None:
+    """And the last of an epoch is smaller, as ever."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (23, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    data = ImageData(images, torch.arange(23))
+    datasets = Datasets(data, data, 23, (0.5,), (0.5,))
+    augmentation = Augmentation(flip=True, rotation=10.0, jitter=0.2)
+    source = CachedSource(data, augmentation, Normalise(datasets, CPU, torch.channels_last), CPU)
+    draws = uniforms(np.arange(23), augmentation.draws, 1)
+    made = []
+    for source.at_once in (1, 3):
+        made.append(list(source.batches(torch.arange(23).flip(0), draws, 4)))
+    assert [len(batch) for batch in made[1]] == [4, 4, 4, 4, 4, 3]
+    for alone, together in zip(*made, strict=True):
+        assert torch.equal(alone.inputs, together.inputs)
+        assert torch.equal(alone.targets, together.targets)
+        assert together.inputs.is_contiguous(memory_format=torch.channels_last)
