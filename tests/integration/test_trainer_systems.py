@@ -72,7 +72,7 @@ def test_the_published_form_trains_too(tmp_path: Path) -> None:
     output = train(tmp_path, arguments, 2).output(0)
     assert "precision" in output
     assert "validation: loss" in output
-    assert "auto" not in output.split("precision:")[1].splitlines()[0]
+    assert output.split("precision:")[1].split()[0] == "name=torch"
 
 
 def test_a_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> None:
