@@ -81,7 +81,7 @@ def datasets(name: str, count: int) -> Datasets:
 
 
 @pytest.mark.parametrize("published", [False, True])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [name for name in PRESETS if PRESETS[name].values["data"]["name"] in SHAPES])
 def test_a_batch_is_made_where_it_is_used(preset: str, published: bool) -> None:
     config = resolve(preset, None, {}, as_published=published).data
     data = datasets(config.name, 6)
