@@ -36,7 +36,10 @@ FORMULAS = {
     ),
     "ddp_learning_rate": "The schedule at that step.",
     "ddp_grad_norm": "2-norm over all parameters; only with `clip_norm`, read at log intervals.",
-    "ddp_validation_accuracy": "Right answers of all ranks / samples of all ranks; every sample counts once.",
+    "ddp_validation_accuracy": (
+        "Right answers of all ranks / samples of all ranks; every sample counts once. In segmentation the mean IoU;"
+        " a task of your own whose score is something else has none."
+    ),
     "ddp_validation_loss": "Sum of the sample losses of all ranks / samples of all ranks.",
     "ddp_checkpoint_seconds": "From taking the snapshot to the manifest's rename.",
     "ddp_checkpoint_step": "Set after the manifest is in place, and on a resume.",

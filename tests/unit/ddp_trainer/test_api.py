@@ -140,11 +140,17 @@ def test_a_run_of_ones_own_goes_on_bitwise(workers: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("better", "sign"), [(False, -1), (True, 1)])
-def test_checkpoints_are_rated_by_the_score(better: bool, sign: int, tmp_path: Path) -> None:
+def test_checkpoints_are_rated_by_the_score_which_is_no_accuracy(
+    better: bool, sign: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
     task = type("Odd", (EXAMPLE.Regression,), {"greater_is_better": better})()
     result = Trainer(config(tmp_path, epochs=1), model=EXAMPLE.build, data=DATA, task=task).fit()
     (manifest,) = tmp_path.glob("step-*.json")  # of which the one with the greatest accuracy is kept
     assert json.loads(manifest.read_text())["accuracy"] == sign * result.metrics["rmse"]
+    page = (tmp_path / "runtime" / "metrics" / "0.prom").read_text()
+    assert "ddp_validation_loss{" in page
+    assert "ddp_validation_accuracy{" not in page
 
 
 def test_metrics_can_be_added_to_classification(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from ddp_trainer.observability.logs import Log
 from ddp_trainer.observability.meters import AsyncScalars, Stopwatch
 from ddp_trainer.plan import Plan, Position
 
+# The scores that the gauge of accuracy may show: shares of what is right, from 0 to 1.
+_SHARES = ("accuracy", "mean_iou")
+
 
 @dataclass(frozen=True)
 class _Line:
@@ -214,7 +217,7 @@ class Reporter:
 
     def evaluated(self, scores: dict[str, float], score: str, seconds: float, when: str = "") -> None:
         """Report the ``scores`` of the validation data; ``score`` names the one by which runs are compared."""
-        if score != "loss":
+        if score in _SHARES:  # a task's own score may be an error
             self._exporter.set(contract.METRIC_VAL_ACCURACY, scores[score])
         if "loss" in scores:
             self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
