@@ -134,6 +134,7 @@ class TorchrunPatches:
         self._handler: Any = None  # of an elastic job's rendezvous, once it is known
         self._lost_store: Optional[tuple[AwakeClock, Exception]] = None
         self._restarts = 0
+        self._failed = False
         self._count = RestartCount(count)
 
     def apply(self) -> None:
@@ -202,6 +203,8 @@ class TorchrunPatches:
         return started
 
     def _restart(self, inner: Any, agent: Any, *args: Any) -> Any:
+        if not self._failed and any(find_exit_codes(agent).values()):
+            return None  # other pods' restart was heard of before this pod's own failure, which is to be reported first
         self._learn_count()
         self._report({"restart": True})
         self._restarts += 1
@@ -224,7 +227,7 @@ class TorchrunPatches:
                 self._run_step.post(agent._store, time.monotonic())
             self._learn_count(time.monotonic())
         failures = [examine(pod, read_failure(rank, item)) for rank, item in (result.failures or {}).items()]
-        ended = 0
+        ended, self._failed = 0, bool(failures)
         if failures and not pod.elastic:
             ranks, ended = find_early_ends(agent)
             failures = [blame_early_ends(failure, ranks, ended) for failure in failures]
@@ -326,9 +329,14 @@ def find_early_ends(agent: Any) -> tuple[list[int], int]:
     A pod whose ranks have all ended well waits for the others at torchrun's last barrier, which counts in the store.
     """
     waiting = query_store(lambda: int(agent._store.add(_LAST_BARRIER, 0)))
-    running = getattr(agent._pcontext, "subprocess_handlers", {})
-    ended = {rank for rank, one in running.items() if one.proc.poll() == 0}
+    ended = {rank for rank, code in find_exit_codes(agent).items() if code == 0}
     return sorted(one.global_rank for one in agent._worker_group.workers if one.local_rank in ended), sum(waiting)
+
+
+def find_exit_codes(agent: Any) -> dict[int, Optional[int]]:
+    """Return the exit codes of the pod's workers by local rank; None: it runs."""
+    running = getattr(agent._pcontext, "subprocess_handlers", {})
+    return {rank: one.proc.poll() for rank, one in running.items()}
 
 
 def have_all_ended(agent: Any, patience: float) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from ddp_operator.launcher.torchrun_patches import (
     SignalGate,
+    TorchrunPatches,
     adapt_torchrun,
     find_early_ends,
     find_missing_parts,
@@ -96,6 +97,25 @@ def test_who_has_ended_well_is_known_from_the_processes_and_the_store() -> None:
 
     assert find_early_ends(Agent(lambda key, amount: 2)) == ([4], 2)
     assert find_early_ends(Agent(lost)) == ([4], 0)
+
+
+@pytest.mark.parametrize(("codes", "restarts"), [((None, None), 1), ((0, None), 1), ((None, 1), 0), ((-9, None), 0)])
+def test_a_pods_own_failure_goes_before_the_restart_that_other_pods_ask_for(
+    tmp_path: Path, codes: tuple[int | None, ...], restarts: int
+) -> None:
+    told: list[dict[str, Any]] = []
+    done: list[str] = []
+    patches = TorchrunPatches(launcher_pod(tmp_path, nodes=2), told.append, lambda event: True, None)
+    agent = Agent(lambda key, amount: 0)
+    agent._worker_group.spec = SimpleNamespace(max_restarts=3)
+    processes = agent._pcontext.subprocess_handlers
+    for rank in range(2):
+        processes[rank].proc.poll = partial(codes.__getitem__, rank)
+    patches._restart(lambda agent: done.append("restarted"), agent)
+    assert (len(done), told) == (restarts, [{"restart": True}] * restarts)
+    patches._failed = True  # torchrun has looked again, and asks for the same
+    patches._restart(lambda agent: done.append("restarted"), agent)
+    assert len(done) == restarts + 1
 
 
 def test_pod_0_waits_a_moment_for_the_others_where_its_success_is_enough() -> None:
