@@ -115,6 +115,8 @@ class Loop:
         finally:
             self.logs.close()
             self.tracer.close()
+            # Now: where the garbage collector finds them, it waits five seconds for each process that reads.
+            del self.loader, self.validation
 
     def _fit(self) -> Path | None:
         self.report.begin(self.plan, self.task.tokens(self.example))

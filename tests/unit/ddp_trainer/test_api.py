@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -137,6 +138,7 @@ def test_a_run_of_ones_own_goes_on_bitwise(workers: int, tmp_path: Path) -> None
     again = tokens(config(cut, data=data))
     assert same(load(cut / "step-000000014.pt")["engine"], load(tmp_path / "whole" / "step-000000014.pt")["engine"])
     assert again.metrics == whole.metrics
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize(("better", "sign"), [(False, -1), (True, 1)])
