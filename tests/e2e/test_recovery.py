@@ -169,12 +169,18 @@ def condition(status: dict[str, Any], name: str) -> dict[str, Any]:
     return next((item for item in status.get("conditions", ()) if item["type"] == name), {})
 
 
+def restarts(job: Training) -> bool:
+    return any(one["type"] == "Restarting" and one["status"] == "True" for one in job.status["conditions"])
+
+
 def test_a_deleted_pod_costs_no_saved_step_and_no_budget(cluster: Cluster) -> None:
     job = Training(cluster, "worker")
     for index, what in ((1, "a worker's pod was deleted"), (0, "the master's pod was deleted")):
         done = job.trained()
         name = job.pod(index).metadata.name
         job.recovered(done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), what)
+        # Another loss before it is seen that training goes on would be of the same interruption.
+        cluster.until(lambda: not restarts(job), "the recovery is told")
     status = job.status
     told = status["restarts"]
     assert (status["attempt"], told["replaced"], told["total"], told["counted"]) == (1, 2, 0, 0), status
