@@ -17,7 +17,7 @@ from ddp_trainer.data import DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader, train_loader, validation_loader
 from ddp_trainer.data.sampling import derive_seed
-from ddp_trainer.data.sources import Form
+from ddp_trainer.data.sources import Form, Place
 from ddp_trainer.data.streams import StreamLoader, StreamValidation
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
@@ -91,16 +91,10 @@ def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
         if source and world.env.local_rank == 0:
             download_weights(source)
     with world.agreed():
-        place: dict[str, Any] = {
-            "rank": world.rank,
-            "world_size": world.size,
-            "device": world.device,
-            "memory_format": precision.memory_format,
-            "processes": world.env.local_world_size,
-        }
+        place = Place(world.rank, world.size, world.device, precision.memory_format, world.env.local_world_size)
         samples = config.data.batch_size * config.optim.accumulate
-        loader = train_loader(datasets, config.data, samples_per_step=samples, seed=config.seed, **place)
-        validation = validation_loader(datasets, config.data, **place)
+        loader = train_loader(datasets, config.data, place, samples_per_step=samples, seed=config.seed)
+        validation = validation_loader(datasets, config.data, place)
         channels = datasets.in_channels  # before the seed: it may take a sample, which may draw
         seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
         if own.model is not None:

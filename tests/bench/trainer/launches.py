@@ -17,7 +17,7 @@ from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import resolve
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.loader import TrainLoader
-from ddp_trainer.data.sources import CachedSource, Normalise
+from ddp_trainer.data.sources import CachedSource, Normalise, Place
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, StepResult
@@ -44,8 +44,8 @@ def count(preset: str) -> dict[str, float]:
     labels = torch.zeros(len(images), *(shape[1:] if masks else ()), dtype=torch.uint8 if masks else torch.int64)
     data = ImageData(images, labels)
     datasets = Datasets(data, data, classes, (0.5,), (0.5,))
-    place: dict[str, Any] = {"rank": 0, "world_size": 1, "device": torch.device("cpu")}
-    loader = TrainLoader(datasets, config.data, samples_per_step=BATCH, seed=0, **place)
+    place = Place(0, 1, torch.device("cpu"))
+    loader = TrainLoader(datasets, config.data, place, samples_per_step=BATCH, seed=0)
     normalise = Normalise(datasets, DEVICE, torch.channels_last)
     loader.source = source = CachedSource(data, loader.augmentation, normalise, DEVICE)
 

@@ -19,7 +19,7 @@ from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.data import augment
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.loader import Batch, TrainLoader
-from ddp_trainer.data.sources import CachedSource
+from ddp_trainer.data.sources import CachedSource, Place
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, StepResult
@@ -44,8 +44,7 @@ class Run:
         data = ImageData(images, torch.randint(0, 4, (26,), generator=random))
         datasets = Datasets(data, data, 4, (0.5,), (0.5,))
         self.config, size = config, config.data.batch_size * config.optim.accumulate
-        place: dict[str, Any] = {"rank": 0, "world_size": 1, "device": CPU}
-        self.loader = TrainLoader(datasets, config.data, samples_per_step=size, seed=3, **place)
+        self.loader = TrainLoader(datasets, config.data, Place(0, 1, CPU), samples_per_step=size, seed=3)
         torch.manual_seed(0)
         model = build_model(config.model, shape[0], 4)
         parts = build_task(datasets, 0.1), build_optimizer(config.optim, model.parameters())

@@ -1,16 +1,14 @@
 """This rank's share of an epoch and of the validation data, in batches."""
 
 from collections.abc import Iterator
-from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
-from ddp_trainer.data.sources import Batch, Replayed, build_source
+from ddp_trainer.data.sources import Batch, Place, Replayed, build_source
 from ddp_trainer.data.streams import StreamLoader, StreamValidation
 from ddp_trainer.errors import UserError, require
 
@@ -20,41 +18,34 @@ __all__ = ["Batch", "Replayed", "TrainLoader", "ValidationLoader", "train_loader
 _STREAM, _STREAM_VALIDATION, _STREAM_SAMPLES = 1, 4, 5
 
 
-def train_loader(datasets: Datasets, config: DataConfig, **place: Any) -> "TrainLoader | StreamLoader":
+def train_loader(
+    datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
+) -> "TrainLoader | StreamLoader":
     """The training batches of one rank; arguments are those of :class:`TrainLoader`."""
     stream = isinstance(datasets.train, IterableDataset)
-    return StreamLoader(datasets, config, **place) if stream else TrainLoader(datasets, config, **place)
+    loader = StreamLoader if stream else TrainLoader
+    return loader(datasets, config, place, samples_per_step=samples_per_step, seed=seed)
 
 
-def validation_loader(datasets: Datasets, config: DataConfig, **place: Any) -> "ValidationLoader | StreamValidation":
+def validation_loader(datasets: Datasets, config: DataConfig, place: Place) -> "ValidationLoader | StreamValidation":
     """The validation batches of one rank; arguments are those of :class:`ValidationLoader`."""
     stream = isinstance(datasets.validation, IterableDataset)
-    return StreamValidation(datasets, config, **place) if stream else ValidationLoader(datasets, config, **place)
+    return StreamValidation(datasets, config, place) if stream else ValidationLoader(datasets, config, place)
 
 
 class TrainLoader:
     """Training batches of one rank, ``samples_per_step`` samples each (the last of an epoch may be smaller)."""
 
     def __init__(
-        self,
-        datasets: Datasets,
-        config: DataConfig,
-        *,
-        samples_per_step: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-        device: torch.device,
-        memory_format: torch.memory_format = torch.contiguous_format,
-        processes: int = 1,
+        self, datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
     ) -> None:
         self.length = len(datasets.train)  # type: ignore[arg-type]
-        self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
+        self.config, self.seed, self.place = config, seed, place
         self.samples_per_step = samples_per_step
-        share = samples_per_rank(self.length, world_size, config.drop_last)
-        if world_size > self.length:
+        share = samples_per_rank(self.length, place.world_size, config.drop_last)
+        if place.world_size > self.length:
             raise UserError(
-                "data.batch_size", f"{world_size} ranks share {self.length} samples", "start fewer processes"
+                "data.batch_size", f"{place.world_size} ranks share {self.length} samples", "start fewer processes"
             )
         require(
             share >= samples_per_step or not config.drop_last,
@@ -63,9 +54,7 @@ class TrainLoader:
             "give a smaller batch or --drop-last false",
         )
         self.augmentation = _augmentation(datasets, config)
-        self.source = build_source(
-            datasets.train, datasets, config, self.augmentation, device, memory_format, processes
-        )
+        self.source = build_source(datasets.train, datasets, config, self.augmentation, place)
 
     def epoch(self, epoch: int, consumed: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` (from 0) after all ranks together have used ``consumed`` samples of it."""
@@ -73,8 +62,8 @@ class TrainLoader:
             self.length,
             seed=self.seed,
             epoch=epoch,
-            rank=self.rank,
-            world_size=self.world_size,
+            rank=self.place.rank,
+            world_size=self.place.world_size,
             consumed=consumed,
             drop_last=self.config.drop_last,
         )
@@ -104,18 +93,9 @@ class ValidationLoader:
     ``validation_augment``.
     """
 
-    def __init__(
-        self,
-        datasets: Datasets,
-        config: DataConfig,
-        *,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        memory_format: torch.memory_format = torch.contiguous_format,
-        processes: int = 1,
-    ) -> None:
+    def __init__(self, datasets: Datasets, config: DataConfig, place: Place) -> None:
         length = len(datasets.validation)  # type: ignore[arg-type]
+        rank, world_size = place.rank, place.world_size
         self.batch_size = config.eval_batch_size
         if config.validation_as_training:
             order = train_order(length, seed=0, epoch=0, rank=rank, world_size=world_size)
@@ -131,9 +111,7 @@ class ValidationLoader:
         # Rank 0 has as many samples as any other.
         self._share = len(self.order) if config.validation_as_training else samples_per_rank(length, world_size, False)
         self.augmentation = _augmentation(datasets, config) if config.validation_augment else Augmentation()
-        self.source = build_source(
-            datasets.validation, datasets, config, self.augmentation, device, memory_format, processes
-        )
+        self.source = build_source(datasets.validation, datasets, config, self.augmentation, place)
 
     def rounds(self) -> Iterator[Batch | None]:
         """The batches; None while only other ranks have more."""

@@ -26,6 +26,17 @@ _AT_ONCE_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
+class Place:
+    """For whom batches are made: a rank of so many, its device and layout of images; ``processes`` share the memory."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    memory_format: torch.memory_format = torch.contiguous_format
+    processes: int = 1
+
+
+@dataclass(frozen=True)
 class Batch:
     """What the model is given and what it should answer, on the device.
 
@@ -218,20 +229,19 @@ def build_source(
     datasets: Datasets,
     config: DataConfig,
     augmentation: Augmentation,
-    device: torch.device,
-    memory_format: torch.memory_format,
-    processes: int = 1,
+    place: Place,
 ) -> Source:
     """A source of batches from ``data``, held where ``config.cache`` says, or as near to the device as it fits.
 
-    ``processes`` share this machine's memory. Raises :class:`UserError` where the data do not fit where they must.
+    Raises :class:`UserError` where the data do not fit where they must.
     """
+    device = place.device
     if not isinstance(data, ImageData | FileData):
-        return MappedSource(datasets, data, Form(datasets, device, memory_format), device, config.workers)
-    normalise = Normalise(datasets, device, memory_format)
-    where = choose(data, config.cache, device, processes)
+        return MappedSource(datasets, data, Form(datasets, device, place.memory_format), device, config.workers)
+    normalise = Normalise(datasets, device, place.memory_format)
+    where = choose(data, config.cache, device, place.processes)
     if where != "none" and isinstance(data, FileData):
-        data = data.read_all(threads=max(1, available_cpus() // processes))
+        data = data.read_all(threads=max(1, available_cpus() // place.processes))
         check_labels("the", data, datasets.num_classes)
     if isinstance(data, ImageData) and (where == "device" or (where == "host" and device.type == "cpu")):
         return CachedSource(data, augmentation, normalise, device)

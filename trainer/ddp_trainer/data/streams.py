@@ -14,7 +14,7 @@ from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.reader import Reader
 from ddp_trainer.data.sampling import derive_seed
-from ddp_trainer.data.sources import Batch, Form
+from ddp_trainer.data.sources import Batch, Form, Place
 from ddp_trainer.data.torch_datasets import Stream
 from ddp_trainer.errors import UserError, require
 
@@ -56,17 +56,14 @@ class _Shards:
         datasets: Datasets,
         config: DataConfig,
         size: int,
+        place: Place,
         *,
         drop_last: bool,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        memory_format: torch.memory_format = torch.contiguous_format,
-        processes: int = 1,
     ) -> None:
-        self.workers, self.world_size = max(1, config.workers), world_size
-        self.stream = Stream(data, datasets.collate, size, (rank, world_size), drop_last=drop_last)
-        self.form, self.reader = Form(datasets, device, memory_format), Reader(self.stream, device, config.workers)
+        self.workers, self.world_size = max(1, config.workers), place.world_size
+        self.stream = Stream(data, datasets.collate, size, (place.rank, place.world_size), drop_last=drop_last)
+        self.form = Form(datasets, place.device, place.memory_format)
+        self.reader = Reader(self.stream, place.device, config.workers)
         self.prefetched = self.reader.prefetched
         self.begin(0, 0)
 
@@ -94,11 +91,11 @@ class StreamLoader:
     """
 
     def __init__(
-        self, datasets: Datasets, config: DataConfig, *, samples_per_step: int, seed: int, **place: Any
+        self, datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
     ) -> None:
         assert isinstance(datasets.train, IterableDataset)
         self.samples_per_step, self.seed = samples_per_step, seed
-        self.source = _Shards(datasets.train, datasets, config, samples_per_step, drop_last=config.drop_last, **place)
+        self.source = _Shards(datasets.train, datasets, config, samples_per_step, place, drop_last=config.drop_last)
         workers, ranks = self.source.workers, self.source.world_size
         samples = len(datasets.train)  # type: ignore[arg-type]
         share = samples // (workers * ranks)
@@ -156,7 +153,7 @@ class StreamLoader:
 class StreamValidation:
     """Validation batches of one rank from an iterable dataset, to the end of every shard."""
 
-    def __init__(self, datasets: Datasets, config: DataConfig, **place: Any) -> None:
+    def __init__(self, datasets: Datasets, config: DataConfig, place: Place) -> None:
         assert isinstance(datasets.validation, IterableDataset)
         require(
             not config.validation_as_training,
@@ -164,7 +161,7 @@ class StreamValidation:
             "iterable data have no order to pad",
             "leave it out",
         )
-        self.source = _Shards(datasets.validation, datasets, config, config.eval_batch_size, drop_last=False, **place)
+        self.source = _Shards(datasets.validation, datasets, config, config.eval_batch_size, place, drop_last=False)
 
     def rounds(self) -> Iterator[Batch | None]:
         """The batches; None while only other ranks have more."""

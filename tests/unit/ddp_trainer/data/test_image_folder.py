@@ -14,8 +14,11 @@ from ddp_trainer import DataConfig, UserError
 from ddp_trainer.cli import main
 from ddp_trainer.data import load_datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
+from ddp_trainer.data.sources import Place
 
 SIZES = [(40, 30), (30, 50), (64, 64)]  # width, height
+
+PLACE = Place(0, 1, torch.device("cpu"))
 
 
 def write(root: Path, per_class: int = 6) -> Path:
@@ -38,8 +41,7 @@ def loader(root: Path, workers: int, augment: tuple[str, ...] = ("crop", "flip")
     config = DataConfig(
         name="imagefolder", dir=str(root), image_size=16, batch_size=5, workers=workers, augment=augment
     )
-    place = {"rank": 0, "world_size": 1, "device": torch.device("cpu")}
-    return TrainLoader(load_datasets(config), config, samples_per_step=5, seed=3, **place)  # type: ignore[arg-type]
+    return TrainLoader(load_datasets(config), config, PLACE, samples_per_step=5, seed=3)
 
 
 def images(one: TrainLoader, epoch: int, consumed: int = 0) -> Tensor:
@@ -68,7 +70,7 @@ def test_random_crops_are_of_seed_epoch_and_sample(tmp_path: Path) -> None:
 def test_validation_images_are_shrunk_and_cut_out_of_their_middle(tmp_path: Path) -> None:
     config = DataConfig(name="imagefolder", dir=str(write(tmp_path)), image_size=28, workers=0, augment=("crop",))
     datasets = load_datasets(config)
-    (batch,) = ValidationLoader(datasets, config, rank=0, world_size=1, device=torch.device("cpu"))
+    (batch,) = ValidationLoader(datasets, config, PLACE)
     assert batch.targets.tolist() == [0, 0, 0, 1, 1, 1]
     with Image.open(tmp_path / "val" / "cat" / "1.png") as photograph:  # 30 x 50: the shorter side to 32
         whole = photograph.convert("RGB").resize((32, 53), Image.Resampling.BILINEAR)

@@ -13,6 +13,7 @@ from ddp_trainer.data.augment import Augmentation, _gather_indexed, _slice_numpy
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.published import read_digits
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
+from ddp_trainer.data.sources import Place
 from ddp_trainer.errors import UserError
 
 CPU = torch.device("cpu")
@@ -28,7 +29,7 @@ def numbered(count: int) -> Datasets:
 
 def loader(count: int, batch: int, *, rank: int = 0, world: int = 1, drop_last: bool = False) -> TrainLoader:
     config = DataConfig(batch_size=batch, drop_last=drop_last)
-    return TrainLoader(numbered(count), config, samples_per_step=batch, rank=rank, world_size=world, seed=3, device=CPU)
+    return TrainLoader(numbered(count), config, Place(rank, world, CPU), samples_per_step=batch, seed=3)
 
 
 # Digits
@@ -270,7 +271,7 @@ def test_an_epoch_taken_up_in_the_middle_goes_on_as_if_uninterrupted() -> None:
 
 def test_batches_are_normalised() -> None:
     datasets = dataclasses.replace(numbered(10), mean=(4.5,), std=(2.0,))
-    one = TrainLoader(datasets, DataConfig(), samples_per_step=10, rank=0, world_size=1, seed=0, device=CPU)
+    one = TrainLoader(datasets, DataConfig(), Place(0, 1, CPU), samples_per_step=10, seed=0)
     batch = next(one.epoch(0))
     expected = ((batch.targets.float() - 4.5) / 2.0).view(-1, 1, 1, 1).expand(10, 1, 2, 2)
     torch.testing.assert_close(batch.inputs, expected)
@@ -281,7 +282,7 @@ def test_augmentation_is_the_same_on_any_number_of_ranks() -> None:
     datasets = load_datasets(DataConfig())
 
     def epoch(batch: int, rank: int, world: int) -> dict[int, torch.Tensor]:
-        one = TrainLoader(datasets, config, samples_per_step=batch, rank=rank, world_size=world, seed=1, device=CPU)
+        one = TrainLoader(datasets, config, Place(rank, world, CPU), samples_per_step=batch, seed=1)
         order = train_order(one.length, seed=1, epoch=0, rank=rank, world_size=world)
         images = torch.cat([part.inputs for part in one.epoch(0)])
         return dict(zip(order.tolist(), images, strict=True))
@@ -308,7 +309,7 @@ def test_validation_loader_gives_each_sample_once_and_may_be_empty() -> None:
     datasets = numbered(5)
     for world in (1, 2, 7):
         seen, batches = [], []
-        loaders = [ValidationLoader(datasets, config, rank=rank, world_size=world, device=CPU) for rank in range(world)]
+        loaders = [ValidationLoader(datasets, config, Place(rank, world, CPU)) for rank in range(world)]
         for loader in loaders:
             labels = [batch.targets.tolist() for batch in loader]
             seen += [number for batch in labels for number in batch]

@@ -18,7 +18,7 @@ from ddp_trainer.data.arrays import Datasets, FileData, ImageData
 from ddp_trainer.data.augment import Augmentation
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sampling import uniforms
-from ddp_trainer.data.sources import CachedSource, Normalise, StreamedSource, choose
+from ddp_trainer.data.sources import CachedSource, Normalise, Place, StreamedSource, choose
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_memory, keep_freed_memory
 from tests.support.tiny_datasets import write_voc2012
@@ -50,9 +50,7 @@ def from_files(datasets: Datasets) -> Datasets:
 
 
 def loader(datasets: Datasets, config: DataConfig, *, rank: int = 0, world: int = 1) -> TrainLoader:
-    return TrainLoader(
-        datasets, config, samples_per_step=config.batch_size, rank=rank, world_size=world, seed=3, device=CPU
-    )
+    return TrainLoader(datasets, config, Place(rank, world, CPU), samples_per_step=config.batch_size, seed=3)
 
 
 def same(one: TrainLoader, other: TrainLoader, epoch: int, consumed: int = 0) -> bool:
@@ -143,10 +141,10 @@ def test_files_are_decoded_into_memory_where_they_fit(tmp_path: Path) -> None:
 def test_validation_images_are_not_augmented_unless_asked(tmp_path: Path) -> None:
     config = DataConfig(augment=("crop",), crop_padding=1, eval_batch_size=500)
     datasets = load_datasets(config)
-    place = {"rank": 0, "world_size": 1, "device": CPU}
-    plain = next(iter(ValidationLoader(datasets, config, **place))).inputs  # type: ignore[arg-type]
+    place = Place(0, 1, CPU)
+    plain = next(iter(ValidationLoader(datasets, config, place))).inputs
     config = DataConfig(**{**vars(config), "validation_augment": True})
-    other = ValidationLoader(datasets, config, **place)  # type: ignore[arg-type]
+    other = ValidationLoader(datasets, config, place)
     moved = next(iter(other)).inputs
     assert not torch.equal(plain, moved)
     assert torch.equal(moved, next(iter(other)).inputs)
@@ -159,15 +157,13 @@ def test_the_published_validation_pads_and_drops() -> None:
     assert len(datasets.validation) == 359
     seen = []
     for rank in range(2):
-        batches = ValidationLoader(datasets, config, rank=rank, world_size=2, device=CPU)
+        batches = ValidationLoader(datasets, config, Place(rank, 2, CPU))
         assert all(len(batch) == 50 for batch in batches)
         seen.append(len(batches.order))
         assert len(list(batches.rounds())) == 3
     assert seen == [150, 150]
     with pytest.raises(UserError, match="none are left"):
-        ValidationLoader(
-            datasets, DataConfig(validation_as_training=True, eval_batch_size=200), rank=0, world_size=2, device=CPU
-        )
+        ValidationLoader(datasets, DataConfig(validation_as_training=True, eval_batch_size=200), Place(0, 2, CPU))
 
 
 # Where they fit

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, default_collate
 from ddp_trainer import CheckpointConfig, DataConfig, Datasets, OptimConfig, RunConfig, Task, Trainer, UserError
 from ddp_trainer.config.run import MetricsConfig
 from ddp_trainer.data.loader import train_loader
+from ddp_trainer.data.sources import Place
 from ddp_trainer.data.torch_datasets import Stream
 from ddp_trainer.distributed import DistributedConfig
 from tests.support.saved_states import load, same
@@ -177,7 +178,7 @@ def test_a_stream_that_is_shorter_than_its_length_ends_its_epochs(
 def test_too_few_samples_for_every_worker_are_refused() -> None:
     config, data = DataConfig(batch_size=64, workers=2, drop_last=True), Datasets(Shuffled(45), Shuffled(21))
     with pytest.raises(UserError, match=r"data.batch_size: of 45 samples each of 2 workers of 1 ranks gets 22, which"):
-        train_loader(data, config, samples_per_step=64, seed=0, rank=0, world_size=1, device=torch.device("cpu"))
+        train_loader(data, config, Place(0, 1, torch.device("cpu")), samples_per_step=64, seed=0)
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
