@@ -114,7 +114,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = NoDiffBase()
-    settings.watching.chunk_size = int(CHUNK)
+    settings.watching.chunk_size = CHUNK
     settings.watching.connect_timeout = WATCH_CONNECT_TIMEOUT
     settings.watching.inactivity_timeout = SILENCE
     settings.networking.request_timeout = KOPF_REQUEST_TIMEOUT

@@ -23,7 +23,7 @@ from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, ObjectCache, b
 from ddp_operator.kube.calls import INVALID, NotFound, call
 from ddp_operator.kube.client import ApiClient, ApiError
 from ddp_operator.kube.events import EventReader, EventWriter
-from ddp_operator.kube.resources import kind_of, path, plural
+from ddp_operator.kube.resources import kind_of, path, plural, type_of
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.kubeobjects import format_time, utc_now
 
@@ -73,8 +73,7 @@ class KubeCluster:
             return None
         found: dict[str, list[Object]] = {}
         for kind in CHILD_KINDS:
-            head = {"apiVersion": "batch/v1" if kind == "Job" else "v1", "kind": kind}
-            found[kind] = [trimmed(kind, head | item) for item in await self._list(kind, key)]
+            found[kind] = [trimmed(kind, type_of(kind) | item) for item in await self._list(kind, key)]
         return build_snapshot(trimmed(KIND, resource), found)
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:

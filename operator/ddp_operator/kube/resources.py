@@ -40,6 +40,12 @@ def group(kind: str) -> str:
     return _PLACES[kind][0]
 
 
+def type_of(kind: str) -> dict[str, str]:
+    """Return apiVersion and kind, which the items of a list lack."""
+    in_group, version, _ = _PLACES[kind]
+    return {"apiVersion": f"{in_group}/{version}" if in_group else version, "kind": kind}
+
+
 def path(kind: str, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
     """Return the path of one object, or of a list: in one namespace, or in all of them (None)."""
     in_group, version, name_in_path = _PLACES[kind]

@@ -16,18 +16,17 @@ import msgspec
 from ddp_operator.cluster import ClusterError
 from ddp_operator.kube.calls import pages
 from ddp_operator.kube.client import ApiClient, ApiError
-from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.resources import path, plural, type_of
 from ddp_operator.workqueue import backoff
 
 logger = logging.getLogger(__name__)
 
-CHUNK: Final = "250"
+CHUNK: Final = 250
 """Objects in one page of a list: a whole list of a thousand pods, parsed at once, would be the peak of memory."""
 SILENCE: Final = 150.0
 """Seconds after which a watch is taken for frozen. The API server sends a bookmark about every minute."""
 LONGEST_BACKOFF: Final = 8.0
 GONE: Final = 410
-HEADS: Final = {"Job": "batch/v1", "Pod": "v1"}
 
 OnEvent = Callable[[str, str | None, Any], None]
 """Called with kind, type of the event (None: an object of a listing) and object."""
@@ -66,8 +65,8 @@ async def watch(client: ApiClient, kind: str, namespace: str | None, selector: s
 async def _list(client: ApiClient, kind: str, namespace: str | None, selector: str, on_event: OnEvent) -> str:
     """Tell of what is there; return the version at which it was."""
     version = ""
-    async for page in pages(client, kind, namespace, {"limit": CHUNK, "labelSelector": selector}):
+    async for page in pages(client, kind, namespace, {"limit": str(CHUNK), "labelSelector": selector}):
         for item in page.get("items") or ():
-            on_event(kind, None, {"apiVersion": HEADS[kind], "kind": kind, **item})
+            on_event(kind, None, type_of(kind) | item)
         version = str(page["metadata"]["resourceVersion"])
     return version

@@ -32,9 +32,8 @@ def is_replaced(state: State, pod: PodView) -> bool:
         return True
     taken = (pod.disrupted or pod.deleting) and (bool(state.job.spares) or not is_lost_with_node(pod))
     counts = state.spec.recovery.count_disruptions
-    again = is_replacing(state) and pod.name.endswith(
-        f"-{names.replacement_suffix(state.status.restarts.replaced)}"
-    )  # perhaps not by chance
+    suffix = names.replacement_suffix(state.status.restarts.replaced)
+    again = is_replacing(state) and pod.name.endswith(f"-{suffix}")  # perhaps not by chance
     return taken and not again and not counts and _can_wait(state)
 
 
