@@ -60,7 +60,10 @@ class Run:
 
     def step(self, batch: Batch) -> None:
         step = len(self.taken)
-        self.taken.append(self.engine.step(batch, step, 0.1 / (1 + step)))
+        rate = 0.1 / (1 + step)
+        self.taken.append(self.engine.step(batch, step, rate))
+        # Two runs that keep a rate of long ago would be the same as well.
+        assert all(float(group["lr"]) == pytest.approx(rate) for group in self.engine.optimizer.param_groups)
 
     def train(self, epochs: range, consumed: int = 0) -> list[Tensor]:
         """Take the steps of ``epochs``; returns everything that a checkpoint holds, and all losses."""
