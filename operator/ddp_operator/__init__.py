@@ -1,3 +1,48 @@
-"""The DDP operator: one ``DDPTrainingJob`` becomes a headless Service and an Indexed Job of torchrun pods."""
+"""The DDP operator: one ``DDPTrainingJob`` becomes a headless Service and an Indexed Job of torchrun pods.
+
+For scripts and notebooks: ``from ddp_operator import Client`` (docs/python.md). What is named here is imported when it
+is first used: the operator's own modules are below this one, and need none of it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ddp_operator.api.errors import InvalidManifest
+    from ddp_operator.api.status import Progress, Status
+    from ddp_operator.client.client import Client
+    from ddp_operator.client.errors import ApiError, ClientError, Conflict, NotFound, TrainingFailed
+    from ddp_operator.client.job import Job
+
+_HOMES: Final = {
+    "InvalidManifest": "api.errors",
+    "Progress": "api.status",
+    "Status": "api.status",
+    "Client": "client.client",
+    "Job": "client.job",
+    **dict.fromkeys(("ApiError", "ClientError", "Conflict", "NotFound", "TrainingFailed"), "client.errors"),
+}
+__all__ = [
+    "ApiError",
+    "Client",
+    "ClientError",
+    "Conflict",
+    "InvalidManifest",
+    "Job",
+    "NotFound",
+    "Progress",
+    "Status",
+    "TrainingFailed",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

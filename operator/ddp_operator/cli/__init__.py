@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Final
 
 from ddp_operator import __version__
-from ddp_operator.cli.io import CommandError, ExitCode
+from ddp_operator.cli.io import ExitCode, exit_code
+from ddp_operator.client.errors import ClientError
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
@@ -87,8 +88,8 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
         code: int = module.run(arguments)
         sys.stdout.flush()
         return code
-    except CommandError as error:
-        return _report(arguments.command, str(error), error.code)
+    except ClientError as error:
+        return _report(arguments.command, str(error), exit_code(error))
     except InvalidManifest as error:
         return _report(arguments.command, f"refused\n{error}", ExitCode.BAD_INPUT)
     except ModuleNotFoundError as error:

@@ -28,9 +28,12 @@ from ddp_operator import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import load_documents, parse_manifest
 from ddp_operator.cli import probe
-from ddp_operator.cli.api import Api, add_cluster_arguments, add_output_argument, connect, get_job, list_pods
+from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
 from ddp_operator.cli.io import CommandError, ExitCode, read_file
-from ddp_operator.cli.logs import LogPod, log_pod
+from ddp_operator.client.api import Api, get_job, list_pods
+from ddp_operator.client.cluster import ClusterBackend
+from ddp_operator.client.errors import ClientError
+from ddp_operator.client.logs import LogPod, log_pod
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
 
 _POLL_SECONDS: Final = 0.2
@@ -66,11 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
         with LocalRun(arguments.job, arguments.extra) as local:
             who, found = drill(local, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     else:
-        api = connect(arguments)
-        phase = (get_job(api, arguments.job).get("status") or {}).get("phase", "Pending")
+        job = open_client(arguments).get(arguments.job)
+        phase = job.phase
         if phase != "Running":
             raise CommandError(f"{arguments.job} is {phase}; a drill needs a Running job", ExitCode.FAILED)
-        target = PodTarget(api, arguments.job)
+        assert isinstance(job.backend, ClusterBackend)
+        target = PodTarget(job.backend.api, arguments.job)
         who, found = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     report(arguments, who, found)
     return ExitCode.OK
@@ -162,15 +166,15 @@ class PodTarget:
 
     def samples(self) -> Iterator[Sample]:
         """Yield samples of pod 0, and of its replacement once it is gone."""
-        found: queue.Queue[Sample | CommandError] = queue.Queue()
+        found: queue.Queue[Sample | ClientError] = queue.Queue()
         threading.Thread(target=self._watch, args=(found,), daemon=True).start()
         while True:
             sample = found.get()
-            if isinstance(sample, CommandError):
+            if isinstance(sample, ClientError):
                 raise sample
             yield sample
 
-    def _watch(self, found: queue.Queue[Sample | CommandError]) -> None:
+    def _watch(self, found: queue.Queue[Sample | ClientError]) -> None:
         try:
             while True:
                 for pod in [pod for pod in self._running() if pod.node == 0][-1:]:
@@ -180,7 +184,7 @@ class PodTarget:
                         found.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
                 found.put(Sample(time.monotonic()))
                 time.sleep(_POLL_SECONDS)
-        except CommandError as error:
+        except ClientError as error:
             found.put(error)
 
     def _running(self) -> list[LogPod]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
+from ddp_operator.client.errors import ApiError, ClientError, Conflict, NotFound, TrainingFailed
+
 
 class ExitCode(IntEnum):
     """What scripts may rely on; docs/cli.md says what each means."""
@@ -19,12 +21,23 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-class CommandError(Exception):
+class CommandError(ClientError):
     """Ends a command. The text is one sentence that says what is wrong and what to do."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.BAD_INPUT) -> None:
         super().__init__(message)
         self.code = code
+
+
+def exit_code(error: ClientError) -> ExitCode:
+    """Return the exit code of a command that an error ends."""
+    if isinstance(error, CommandError):
+        return error.code
+    if isinstance(error, NotFound):
+        return ExitCode.NOT_FOUND
+    if isinstance(error, ApiError):
+        return ExitCode.NOT_FOUND if error.status == 404 else ExitCode.CLUSTER
+    return ExitCode.FAILED if isinstance(error, Conflict | TrainingFailed) else ExitCode.BAD_INPUT
 
 
 def read_file(name: str, what: str = "a job's YAML") -> str:

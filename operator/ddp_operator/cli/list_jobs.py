@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ddp_operator.cli.api import add_cluster_arguments, connect, list_jobs
+from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_operator.cli.io import ExitCode
-from ddp_operator.cli.local_runs import add_local_arguments, is_local, list_runs
+from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.kubeobjects import parse_time, utc_now
 from ddp_operator.progress import format_duration
 
@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or the list as the API server returns it."""
-    if is_local(arguments):
-        found, none = {"items": list_runs(arguments.runs_dir)}, f"no runs in {arguments.runs_dir}; `ddp run` makes them"
-    else:
-        api = connect(arguments)
-        found = list_jobs(api, None if arguments.all_namespaces else api.namespace)
-        where = "in any namespace" if arguments.all_namespaces else f'in namespace "{api.namespace}"'
-        submit = "ddp submit job.yaml" + ("" if arguments.all_namespaces else api.option)
+    backend = open_client(arguments, local=is_local(arguments)).backend
+    found = backend.list(everywhere=arguments.all_namespaces)
+    if isinstance(backend, ClusterBackend):
+        where = "in any namespace" if arguments.all_namespaces else f'in namespace "{backend.api.namespace}"'
+        submit = "ddp submit job.yaml" + ("" if arguments.all_namespaces else backend.api.option)
         none = f"no jobs {where}; create one with `{submit}`, or see the runs on this machine: `ddp list --local`"
+    else:
+        none = f"no runs in {arguments.runs_dir}; `ddp run` makes them"
     if arguments.output == "json":
         print(json.dumps(found, indent=2))
         return ExitCode.OK

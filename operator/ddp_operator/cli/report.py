@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
+from ddp_operator.cli.arguments import add_runs_argument
 from ddp_operator.cli.io import CommandError, ExitCode
-from ddp_operator.cli.local_runs import add_runs_argument, open_run
+from ddp_operator.client.runs import open_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,19 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ddp_operator import constants
-from ddp_operator.cli.api import (
-    FIELD_MANAGER,
-    Api,
-    ApiError,
-    Object,
-    add_cluster_arguments,
-    add_output_argument,
-    api_path,
-    call_job,
-    connect,
-    list_jobs,
-)
+from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument
 from ddp_operator.cli.io import CommandError, ExitCode, read_file
+from ddp_operator.client.api import FIELD_MANAGER, Api, Object, api_path, call_job, connect, list_jobs
+from ddp_operator.client.cluster import ClusterBackend
+from ddp_operator.client.errors import ApiError
+from ddp_operator.client.job import Job
 
 _APPLY: Final = "application/apply-patch+yaml"
 
@@ -41,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.watch and arguments.output == "json":
         raise CommandError("--watch prints text; leave out --output json, or use `ddp watch -o json`")
     manifest = check_manifest(read_file(arguments.file))
-    api = connect(arguments)
+    api = connect(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
     api.namespace = arguments.namespace or manifest.resource["metadata"].get("namespace") or api.namespace
     list_jobs(api, api.namespace)  # before anything is stored: is the operator installed, and have we access?
     for other in manifest.others:
@@ -69,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     from ddp_operator.cli.watch import watch_one
 
-    return watch_one(api, name)
+    return watch_one(Job(ClusterBackend(api), name, created))
 
 
 def _apply(api: Api, item: Mapping[str, Any], *, dry_run: bool) -> None:

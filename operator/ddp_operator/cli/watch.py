@@ -3,24 +3,15 @@
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TextIO
+from collections.abc import Iterator
+from typing import TextIO
 
-import msgspec
-
-from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_operator.cli.api import Api, Object, add_cluster_arguments, connect, get_job, job_path, list_jobs
+from ddp_operator.cli.arguments import add_cluster_arguments, open_client
 from ddp_operator.cli.io import CommandError, ExitCode
+from ddp_operator.client.cluster import ClusterBackend
+from ddp_operator.client.follow import Jobs, follow_jobs, view_of
+from ddp_operator.client.job import Job
 from ddp_operator.display import LiveRegion, PlainDisplay, View, build_table, can_redraw
-from ddp_operator.kubeobjects import utc_now
-from ddp_operator.why import explain_why
-
-Jobs = dict[tuple[str, str], Object]
-
-_WATCH_SECONDS: Final = 240
-_RETRY_SECONDS: Final = 1.0
-_TRIES: Final = 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +30,30 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the jobs until the named one has ended."""
     if arguments.name and arguments.all_namespaces:
         raise CommandError("-A watches all jobs; use either NAME or -A")
-    api = connect(arguments)
-    everywhere = arguments.all_namespaces
+    client, everywhere = open_client(arguments), arguments.all_namespaces
     screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output, namespaces=everywhere)
     if arguments.name:
-        return watch_one(api, arguments.name, screen)
-    return _show(follow_jobs(api, None if everywhere else api.namespace), screen)
+        return watch_one(client.get(arguments.name), screen)
+    assert isinstance(client.backend, ClusterBackend)
+    api = client.backend.api
+    try:
+        for jobs in follow_jobs(api, None if everywhere else api.namespace):
+            screen.show(jobs)
+    finally:
+        screen.close()
+    return ExitCode.OK
 
 
-def watch_one(api: Api, name: str, screen: "Screen | None" = None) -> int:
+def watch_one(job: Job, screen: "Screen | None" = None) -> int:
     """Show one job until it ends; return 0 if it succeeded."""
-    get_job(api, name)
-    states = follow_jobs(api, api.namespace, name)
-    return _show(states, screen or choose_screen(sys.stdout), (api.namespace, name), api.option)
+    screen = screen or choose_screen(sys.stdout)
+    try:
+        for _ in job.changes():
+            screen.show({(job.resource["metadata"].get("namespace", ""), job.name): job.resource})
+    finally:
+        screen.close()
+    print(job.why(), file=sys.stderr)
+    return ExitCode.OK if job.resource["status"]["phase"] == "Succeeded" else ExitCode.FAILED
 
 
 class Screen:
@@ -63,37 +65,6 @@ class Screen:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-
-
-def _show(states: Iterable[Jobs], screen: "Screen", key: tuple[str, str] | None = None, option: str = "") -> int:
-    try:
-        for jobs in states:
-            screen.show(jobs)
-            if key is None:
-                continue
-            job = jobs.get(key)
-            if job is None:
-                raise CommandError(f"{key[1]} has been deleted", ExitCode.NOT_FOUND)
-            phase = job.get("status", {}).get("phase")
-            if phase in ENDED_PHASES:
-                screen.close()
-                print(explain_why(job, (), utc_now(), option=option), file=sys.stderr)
-                return ExitCode.OK if phase == "Succeeded" else ExitCode.FAILED
-    finally:
-        screen.close()
-    return ExitCode.OK
-
-
-def view_of(job: dict[str, Any]) -> View:
-    """Return the state of a resource as it is shown."""
-    try:
-        status = msgspec.convert(job.get("status") or {}, Status)
-    except msgspec.ValidationError:
-        return View("Unknown")
-    phase = status.phase or "Pending"
-    reason = status.reason if status.phase else explain_why(job, (), utc_now()).reason
-    nodes = (status.nodes.ready + status.nodes.succeeded, status.nodes.desired or job["spec"].get("nodes", 1))
-    return View(phase, status.attempt, reason, status.progress, nodes, restarts=status.restarts.all)
 
 
 class PlainScreen(Screen):
@@ -162,40 +133,3 @@ def choose_screen(stream: TextIO, *, plain: bool = False, output: str = "text", 
         return JsonScreen(stream)
     screen = TableScreen if not plain and can_redraw(stream) else PlainScreen
     return screen(stream, namespaces=namespaces)
-
-
-def follow_jobs(
-    api: Api, namespace: str | None, name: str = "", *, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[Jobs]:
-    """Yield all jobs (or only ``name``), by namespace and name, now and after every change.
-
-    A server that cannot be reached is retried for half a minute. Raises: CommandError.
-    """
-    failures = -_TRIES  # at the start the first failure is final
-    query = {"fieldSelector": f"metadata.name={name}"} if name else {}
-    while True:
-        try:
-            listing = list_jobs(api, namespace)
-            failures = 0
-            jobs = {_key(item): item for item in listing["items"] if name in ("", item["metadata"]["name"])}
-            yield dict(jobs)
-            version = listing["metadata"]["resourceVersion"]
-            watch = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
-            for line in api.lines(job_path(namespace), query | watch, timeout=_WATCH_SECONDS + 30):
-                event = json.loads(line)
-                if event["type"] == "ERROR":  # such as 410: the resource version is too old
-                    break
-                if event["type"] == "DELETED":
-                    jobs.pop(_key(event["object"]), None)
-                elif name in ("", event["object"]["metadata"]["name"]):
-                    jobs[_key(event["object"])] = event["object"]
-                yield dict(jobs)
-        except (CommandError, ValueError):
-            failures += 1
-            if failures < 0 or failures >= _TRIES:
-                raise
-            sleep(_RETRY_SECONDS)
-
-
-def _key(resource: Object) -> tuple[str, str]:
-    return resource["metadata"].get("namespace", ""), resource["metadata"]["name"]

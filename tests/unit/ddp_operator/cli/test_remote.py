@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import io
-import itertools
 import json
 import os
 import subprocess
@@ -17,20 +15,19 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cli import COMMANDS, change, main, probe
-from ddp_operator.cli.api import _is_about
+from ddp_operator.cli import COMMANDS, main, probe
 from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
 from ddp_operator.cli.drill import LocalRun, drill
 from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
-from ddp_operator.cli.logs import Line, LogPod, follow, log_pod, split_line
-from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, follow_jobs, rows_of
+from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, rows_of
+from ddp_operator.client.client import Client
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.display import build_table
 from ddp_operator.kubeobjects import format_time
 from ddp_operator.recovery import Sample
-from tests.support.builders import NOW, child_pod
-from tests.support.launcher_config import encoded_config
+from tests.support.builders import NOW
+from tests.support.fake_backend import FakeBackend
 
 
 def job(name: str = "x", *, version: str = "1", **status: Any) -> dict[str, Any]:
@@ -161,125 +158,6 @@ class TestScreens:
         assert isinstance(choose_screen(io.StringIO()), PlainScreen)
 
 
-class FakeApi:
-    """Answers listings and watches from a script; an error in it is raised."""
-
-    def __init__(self, *script: Any) -> None:
-        self.namespace = "ml"
-        self._script = list(script)
-
-    def request(self, *_: Any, **__: Any) -> Any:
-        return self._next()
-
-    def lines(self, *_: Any, **__: Any) -> Iterator[str]:
-        for item in self._next():
-            if isinstance(item, Exception):
-                raise item
-            yield json.dumps(item)
-
-    def _next(self) -> Any:
-        item = self._script.pop(0)
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-
-def listing(*items: Any) -> dict[str, Any]:
-    return {"metadata": {"resourceVersion": "7"}, "items": list(items)}
-
-
-class TestFollowing:
-    def phases(self, api: FakeApi, count: int) -> list[list[str]]:
-        states = follow_jobs(api, "ml", sleep=lambda _: None)  # type: ignore[arg-type]
-        taken = itertools.islice(states, count)
-        return [[entry["status"]["phase"] for _, entry in sorted(jobs.items())] for jobs in taken]
-
-    def test_changes_and_deletions_are_seen(self) -> None:
-        events = [
-            {"type": "ADDED", "object": job("y", phase="Pending")},
-            {"type": "MODIFIED", "object": job(phase="Failed")},
-            {"type": "DELETED", "object": job("y", phase="Pending")},
-        ]
-        api = FakeApi(listing(job(phase="Running")), events)
-        assert self.phases(api, 4) == [["Running"], ["Running", "Pending"], ["Failed", "Pending"], ["Failed"]]
-
-    def test_an_expired_version_and_a_lost_connection_lead_to_a_new_list(self) -> None:
-        gone = [{"type": "ERROR", "object": {"code": 410}}]
-        lost = CommandError("the server does not answer")
-        api = FakeApi(listing(), gone, listing(job(phase="Pending")), [lost], lost, listing(job(phase="Running")))
-        assert self.phases(api, 3) == [[], ["Pending"], ["Running"]]
-
-    def test_an_unreachable_server_at_the_start_is_an_error(self) -> None:
-        with pytest.raises(CommandError, match="does not answer"):
-            self.phases(FakeApi(CommandError("the server does not answer")), 1)
-
-
-class TestLines:
-    POD = LogPod("x-1-1-abcde", "trainer", attempt=1, node=1, nproc=4)
-
-    @pytest.mark.parametrize(
-        ("text", "prefix", "words"),
-        [
-            ("T plain words", "ranks 4-7", "plain words"),
-            ("T [rank6]: Traceback", "rank 6", "Traceback"),
-            ("T [default1]:loss 0.5", "rank 5", "loss 0.5"),
-            ("T [epoch9]: no rank of this pod", "ranks 4-7", "[epoch9]: no rank of this pod"),
-            ("T", "ranks 4-7", ""),
-        ],
-    )
-    def test_a_line_gets_its_rank_or_those_of_its_pod(self, text: str, prefix: str, words: str) -> None:
-        assert split_line(text, self.POD) == Line("T", prefix, words)
-
-    def test_one_process_a_pod_is_one_rank(self) -> None:
-        assert split_line("T x", LogPod("p", "c", 1, 3, 1)).prefix == "rank 3"
-
-    def test_times_sort_though_zeros_are_left_out(self) -> None:
-        times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:05.1Z", "2026-01-01T00:00:05.12Z", "2026-01-01T00:00:06Z"]
-        assert sorted(times, key=lambda time: Line(time, "", "").order) == times
-
-    def test_container_attempt_and_ranks_are_read_from_the_pod(self) -> None:
-        config = encoded_config(nproc_per_node=8)
-        spec = {
-            "containers": [
-                {"name": "logs"},
-                {"name": "trainer", "env": [{"name": name, "value": value} for name, value in config.items()]},
-            ]
-        }
-        found = log_pod(child_pod(2, attempt=3, spec=spec))
-        assert (found.container, found.attempt, found.node, found.nproc) == ("trainer", 3, 2, 8)
-
-
-class FakeLogs:
-    """Pods that come one after the other; each look at them is the next state."""
-
-    def __init__(self, *states: list[str]) -> None:
-        self._states = list(states)
-        self._pods: list[str] = []
-
-    def pods(self) -> list[LogPod]:
-        self._pods = self._states.pop(0) if self._states else self._pods
-        return [LogPod(name, "trainer", 1, 0, 1) for name in self._pods]
-
-    def is_over(self) -> bool:
-        return not self._states
-
-    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
-        if pod.name == "forbidden":
-            raise CommandError("pods/log is forbidden")
-        yield Line("T", "rank 0", f"{pod.name} says a line")
-
-
-class TestFollowLogs:
-    def test_pods_of_later_attempts_are_followed_and_each_once(self) -> None:
-        source = FakeLogs(["a"], ["a"], [], ["b"], ["b", "c"])
-        lines = [line.text for line in follow(source, sleep=lambda _: None)]
-        assert sorted(lines) == ["a says a line", "b says a line", "c says a line"]
-
-    def test_an_error_in_one_stream_ends_all(self) -> None:
-        with pytest.raises(CommandError, match="forbidden"):
-            list(follow(FakeLogs(["forbidden"]), sleep=lambda _: None))
-
-
 class FakeTarget:
     """A job whose samples are given; ``killed`` is who was killed."""
 
@@ -384,21 +262,6 @@ class TestProbe:
         assert (json.loads(done.stdout), done.stderr) == ({"killed": 0}, "")
 
 
-@pytest.mark.parametrize(
-    ("thing", "ours"),
-    [
-        ({"kind": "DDPTrainingJob", "name": "x", "uid": "u"}, True),
-        ({"kind": "DDPTrainingJob", "name": "x", "uid": "former"}, False),
-        ({"kind": "Job", "name": "x-1"}, True),
-        ({"kind": "Pod", "name": "x-12-3-abcde"}, True),
-        ({"kind": "Pod", "name": "x-other-1-0-abcde"}, False),
-        ({"kind": "Service", "name": "x"}, False),
-    ],
-)
-def test_events_of_other_jobs_are_left_out(thing: dict[str, Any], ours: bool) -> None:
-    assert _is_about(thing, "x", "u") is ours
-
-
 class TestCompletion:
     @pytest.mark.parametrize("shell", SHELLS)
     def test_knows_all_commands_and_flags(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -440,7 +303,8 @@ def test_scale_says_that_a_queue_may_let_it_wait(
 ) -> None:
     found = job() | {"spec": {"nodes": 1}}
     found["metadata"]["labels"] = labels
-    for name, answer in (("connect", None), ("get_job", found), ("call_job", found)):
-        monkeypatch.setattr(change, name, lambda *_, answer=answer: answer)
-    change.run(argparse.Namespace(command="scale", name="x", nodes=2, output="text"))
+    monkeypatch.setattr(Client, "backend", FakeBackend(found))
+    assert main(["scale", "x", "2"]) == 0
     assert capsys.readouterr().out == f"x: scaled from 1 to 2 nodes{more}\n"
+    assert main(["scale", "x", "2"]) == 0
+    assert capsys.readouterr().out == "x: unchanged\n"

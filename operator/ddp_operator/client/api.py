@@ -1,6 +1,5 @@
-"""The API calls of the commands: plain JSON over the official client's login and connections."""
+"""The calls to an API server: plain JSON over the official client's login and connections."""
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from ddp_operator import constants
-from ddp_operator.cli.io import CommandError, ExitCode
+from ddp_operator.client.errors import ApiError, ClientError, NotFound
 from ddp_operator.names import is_job_name
 from ddp_operator.status.scheduling import event_time
 
@@ -20,16 +19,8 @@ _TIMEOUT_SECONDS: Final = 30.0
 _IN_CLUSTER_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class ApiError(CommandError):
-    """The API server answered with an error. ``status`` is the HTTP status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message, ExitCode.NOT_FOUND if status == 404 else ExitCode.CLUSTER)
-        self.status = status
-
-
 class Api:
-    """One API server, and the namespace that the commands work in."""
+    """One API server, and the namespace that is worked in."""
 
     def __init__(self, client: Any, namespace: str, home: str = "") -> None:
         self.client = client
@@ -50,17 +41,17 @@ class Api:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Object:
-        """Make one call and return its JSON. Raises: CommandError."""
+        """Make one call and return its JSON. Raises: ClientError."""
         response = self._send(method, path, query, body, content_type, _TIMEOUT_SECONDS)
         try:
             return dict(json.loads(response.data))
         except ValueError:
-            raise CommandError(f"{self._host}{path}: the response is not JSON", ExitCode.CLUSTER) from None
+            raise ApiError(f"{self._host}{path}: the response is not JSON") from None
 
     def lines(
         self, path: str, query: Mapping[str, str] | None = None, *, timeout: float = _TIMEOUT_SECONDS
     ) -> Iterator[str]:
-        """Yield the lines of a streamed response until ``timeout`` seconds of silence. Raises: CommandError."""
+        """Yield the lines of a streamed response until ``timeout`` seconds of silence. Raises: ClientError."""
         response = self._send("GET", path, query, None, "", timeout)
         try:
             for line in response:
@@ -96,11 +87,10 @@ class Api:
             raise self._unreachable(error) from None
         return response
 
-    def _unreachable(self, error: Exception) -> CommandError:
+    def _unreachable(self, error: Exception) -> ApiError:
         cause = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # without [Errno 111]
-        return CommandError(
-            f"cannot connect to {self._host} ({cause}); check that the cluster is up and the context is the right one",
-            ExitCode.CLUSTER,
+        return ApiError(
+            f"cannot connect to {self._host} ({cause}); check that the cluster is up and the context is the right one"
         )
 
 
@@ -134,108 +124,87 @@ def api_path(api_version: str, plural: str, namespace: str | None, name: str = "
     return "/".join([*parts, plural, *filter(None, (name, subresource))])
 
 
-def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of every command that talks to a cluster."""
-    group = parser.add_argument_group("cluster")
-    group.add_argument("-n", "--namespace", metavar="NAME", help="default: that of the context, else default")
-    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig; default: the current one")
-    group.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="default: $KUBECONFIG, else ~/.kube/config, else the service account of the pod",
-    )
-
-
-def add_output_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--output json``."""
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
-
-
-def connect(arguments: argparse.Namespace) -> Api:
-    """Log in as kubectl does: kubeconfig and context, or the service account of the pod. Raises: CommandError."""
+def connect(*, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None) -> Api:
+    """Log in as kubectl does: kubeconfig and context, or the service account of the pod. Raises: ClientError."""
     import yaml
     from kubernetes import client
     from kubernetes import config as untyped
     from kubernetes.config.config_exception import ConfigException
 
-    file, context = arguments.kubeconfig, arguments.context
+    file = kubeconfig
     if file and not Path(file).is_file():
-        raise CommandError(f"--kubeconfig: there is no file {file}")
+        raise ClientError(f"kubeconfig: there is no file {file}")
     config: Any = untyped
     configuration = client.Configuration()
-    namespace = ""
+    own = ""
     try:
         config.load_kube_config(config_file=file, context=context, client_configuration=configuration)
         contexts, current = config.list_kube_config_contexts(config_file=file)
         chosen = next((entry for entry in contexts if entry["name"] == context), current)
-        namespace = (chosen.get("context") or {}).get("namespace", "")
+        own = (chosen.get("context") or {}).get("namespace", "")
     except ConfigException as error:
         if file or context:
-            raise CommandError(f"the kubeconfig cannot be used: {error}") from None
+            raise ClientError(f"the kubeconfig cannot be used: {error}") from None
         try:
             config.load_incluster_config(client_configuration=configuration)
-            namespace = _IN_CLUSTER_NAMESPACE.read_text().strip() if _IN_CLUSTER_NAMESPACE.exists() else ""
+            own = _IN_CLUSTER_NAMESPACE.read_text().strip() if _IN_CLUSTER_NAMESPACE.exists() else ""
         except ConfigException:
-            raise CommandError(
-                f"no cluster configured ({error}); set KUBECONFIG or use --kubeconfig", ExitCode.CLUSTER
-            ) from None
+            raise ApiError(f"no cluster configured ({error}); set KUBECONFIG or use --kubeconfig") from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         # The official client raises ConfigException for some malformed files only.
         cause = " ".join(str(error).split())[:200]
-        raise CommandError(f"the kubeconfig cannot be used ({cause}); fix it, or use another --kubeconfig") from None
-    home = namespace or "default"
-    return Api(client.ApiClient(configuration), arguments.namespace or home, home)
+        raise ClientError(f"the kubeconfig cannot be used ({cause}); fix it, or use another --kubeconfig") from None
+    home = own or "default"
+    return Api(client.ApiClient(configuration), namespace or home, home)
 
 
 def get_job(api: Api, name: str) -> Object:
-    """Return a training job. Raises: CommandError."""
+    """Return a training job. Raises: ClientError."""
     return call_job(api, "GET", name)
 
 
 def call_job(
     api: Api, method: str, name: str, body: Any = None, content_type: str = "application/json", *, dry_run: bool = False
 ) -> Object:
-    """Read, create, change or delete a training job; an unknown field is refused, not dropped. Raises: CommandError."""
+    """Read, create, change or delete a training job; an unknown field is refused, not dropped. Raises: ClientError."""
     query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} if method in ("POST", "PATCH") else {}
     path = job_path(api.namespace, "" if method == "POST" else name)
     try:
         return api.request(method, path, query | ({"dryRun": "All"} if dry_run else {}), body, content_type)
     except ApiError as error:
         if error.status in (400, 422):
-            raise CommandError(f"refused\n{error}") from None
+            raise ClientError(f"refused\n{error}") from None
         if error.status != 404:
             raise
     list_jobs(api, api.namespace)  # a 404 here means that the custom resource is not installed
-    raise CommandError(
+    raise NotFound(
         f'there is no job "{name}" in namespace "{api.namespace}"; `ddp list -A` lists all jobs, '
-        "`ddp list --local` the runs on this machine",
-        ExitCode.NOT_FOUND,
+        "`ddp list --local` the runs on this machine"
     )
 
 
 def list_jobs(api: Api, namespace: str | None) -> Object:
-    """Return the list object of a namespace's training jobs, or of all (None). Raises: CommandError."""
+    """Return the list object of a namespace's training jobs, or of all (None). Raises: ClientError."""
     try:
         return api.request("GET", job_path(namespace))
     except ApiError as error:
         if error.status != 404:
             raise
-        raise CommandError(
+        raise ApiError(
             f"the cluster does not know the kind {constants.KIND}; install the operator: "
-            "helm install ddp-operator charts/",
-            ExitCode.CLUSTER,
+            "helm install ddp-operator charts/"
         ) from None
 
 
 def list_pods(api: Api, name: str) -> list[Object]:
-    """Return the pods of a job, of all attempts that still have some. Raises: CommandError."""
+    """Return the pods of a job, of all attempts that still have some. Raises: ClientError."""
     query = {"labelSelector": f"{constants.LABEL_JOB_NAME}={name}"}
     items: list[Object] = api.request("GET", api_path("v1", "pods", api.namespace), query)["items"]
     return items
 
 
 def list_events(api: Api, name: str, uid: str) -> list[Object]:
-    """Return the Events about a job and about its children, oldest first. Raises: CommandError."""
+    """Return the Events about a job and about its children, oldest first. Raises: ClientError."""
     items = api.request("GET", api_path("v1", "events", api.namespace))["items"]
     return sorted((event for event in items if _is_about(event.get("involvedObject") or {}, name, uid)), key=event_time)
 

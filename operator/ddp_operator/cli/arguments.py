@@ -1,0 +1,66 @@
+"""Arguments that several commands have, and the client that they ask for."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ddp_operator.cli.io import CommandError
+from ddp_operator.client.client import Client
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of every command that talks to a cluster."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument("-n", "--namespace", metavar="NAME", help="default: that of the context, else default")
+    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig; default: the current one")
+    group.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="default: $KUBECONFIG, else ~/.kube/config, else the service account of the pod",
+    )
+
+
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--output json``."""
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+
+
+def add_local_arguments(parser: argparse.ArgumentParser, *, named: bool = True) -> None:
+    """Declare the arguments; ``named``: also the job's name, which a run on this machine needs not."""
+    if named:
+        parser.add_argument(
+            "name", metavar="NAME", nargs="?", help="the job; or a run on this machine, the newest by default"
+        )
+    group = parser.add_argument_group("this machine")
+    group.add_argument("--local", action="store_true", help="runs on this machine, as where no cluster is configured")
+    add_runs_argument(group)
+
+
+def add_runs_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare the folder of all runs."""
+    parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
+
+
+def is_local(arguments: argparse.Namespace) -> bool:
+    """Tell whether this machine's runs are meant; say so where that is not asked for. Raises: CommandError."""
+    name = getattr(arguments, "name", None)
+    if arguments.local or (name is not None and Path(name, "status.yaml").is_file()):
+        return True
+    given = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & {name for name, value in os.environ.items() if value}
+    login = given or arguments.kubeconfig or arguments.context or arguments.namespace
+    if not login and not Path("~/.kube/config").expanduser().exists():
+        print(
+            f"no cluster is configured: looking at the runs on this machine, in {arguments.runs_dir}", file=sys.stderr
+        )
+        return True
+    if "name" in arguments and name is None:
+        raise CommandError("name the job; or --local, for the newest run on this machine")
+    return False
+
+
+def open_client(arguments: argparse.Namespace, *, local: bool = False) -> Client:
+    """Return the client for the cluster, or for the runs on this machine, that the arguments name."""
+    if local:
+        return Client(backend="local", runs_dir=arguments.runs_dir)
+    return Client(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)

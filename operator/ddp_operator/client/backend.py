@@ -1,0 +1,40 @@
+"""What runs jobs, as `Client` and `Job` see it: a cluster, or this machine."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from ddp_operator.client.logs import Logs
+from ddp_operator.why import Why
+
+Object = dict[str, Any]
+
+
+class Backend(Protocol):
+    """Jobs by name. Every method raises ClientError, and NotFound where there is no such job."""
+
+    def find(self, name: str | None) -> tuple[str, Object]:
+        """Return the name by which the job is found from now on, and its resource. None: the newest, if it knows."""
+
+    def list(self, *, everywhere: bool = False) -> Object:
+        """Return the list object of the jobs; ``everywhere``: of all namespaces."""
+
+    def change(self, name: str, spec: Mapping[str, Any]) -> Object:
+        """Set these fields of the spec; return the resource."""
+
+    def delete(self, name: str) -> None:
+        """Delete the job; its checkpoints on claims stay."""
+
+    def is_gone(self, name: str) -> bool:
+        """Tell whether the last pod of a deleted job has ended."""
+
+    def follow(self, name: str, until: float) -> Iterator[Object]:
+        """Yield the resource now and after every change, to the time ``until`` of the monotonic clock."""
+
+    def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> Logs:
+        """Return what can be read of the logs."""
+
+    def why(self, name: str) -> Why:
+        """Return what the job waits for or why it failed, and what to do."""
+
+    def argument(self, name: str) -> str:
+        """Return what a `ddp` command is given to find the job."""

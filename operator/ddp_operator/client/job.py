@@ -1,0 +1,141 @@
+"""One job, wherever it runs."""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
+from ddp_operator.client.backend import Backend, Object
+from ddp_operator.client.errors import ClientError, Conflict, NotFound, TrainingFailed
+from ddp_operator.client.logs import Line
+from ddp_operator.client.logs import follow as follow_lines
+from ddp_operator.client.logs import newest as newest_lines
+from ddp_operator.why import Why
+
+_POLL_SECONDS: Final = 0.5
+
+
+class Job:
+    """A job of a `Client`. What it says is read when it is asked; ``resource`` is what was read last."""
+
+    def __init__(self, backend: Backend, name: str, resource: Object) -> None:
+        self.backend = backend
+        self.name = name
+        self.resource = resource
+
+    def __repr__(self) -> str:
+        phase = (self.resource.get("status") or {}).get("phase", "Pending")
+        return f"<Job {self.name}: {phase}>"
+
+    def refresh(self) -> "Job":
+        """Read the resource again. Raises: NotFound, ClientError."""
+        _, self.resource = self.backend.find(self.name)
+        return self
+
+    @property
+    def status(self) -> Status:
+        """The status as the operator last wrote it. Raises: NotFound, ClientError."""
+        return _status_of(self.refresh().resource)
+
+    @property
+    def phase(self) -> Phase:
+        """Pending, Rejected, Suspended, Running, Restarting, Succeeded or Failed. Raises: NotFound, ClientError."""
+        return self.status.phase or "Pending"
+
+    @property
+    def progress(self) -> Progress:
+        """Epoch, step, share done, time left, loss and rates, as far as rank 0 reported them. Raises: ClientError."""
+        return self.status.progress or Progress()
+
+    def changes(self, timeout: float | None = None) -> Iterator[Status]:
+        """Yield the status now and after every change, until the job has ended.
+
+        ``timeout``: seconds. Raises: TimeoutError; NotFound, where it was deleted; ClientError.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        for resource in self.backend.follow(self.name, until):
+            self.resource, status = resource, _status_of(resource)
+            yield status
+            if status.phase in ENDED_PHASES:
+                return
+        phase = (self.resource.get("status") or {}).get("phase", "Pending")
+        raise TimeoutError(f"{self.name} is {phase} after {timeout:g} s; job.why() says what it waits for")
+
+    def wait(self, timeout: float | None = None) -> Status:
+        """Wait until the job has succeeded; return its last status.
+
+        ``timeout``: seconds. Raises: TrainingFailed; TimeoutError; NotFound, where it was deleted; ClientError.
+        """
+        *_, status = self.changes(timeout)
+        if status.phase != "Succeeded":
+            raise TrainingFailed(str(self.why()), status)
+        return status
+
+    def logs(self, *, follow: bool = False, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
+        """Yield the lines of the log, each with the rank that wrote it, or those of one ``rank`` alone.
+
+        ``follow``: until the job has ended, of all attempts; otherwise what the newest attempt has written. ``tail``:
+        only the last lines of each pod. Raises: NotFound, where there is no log; ClientError.
+        """
+        for line in self.lines(follow=follow, tail=tail):
+            if rank is None:
+                yield str(line)
+            elif line.prefix == f"rank {rank}":
+                yield line.text
+
+    def lines(
+        self, *, follow: bool = False, node: int | None = None, attempt: int | None = None, tail: int | None = None
+    ) -> Iterator[Line]:
+        """Yield the same as values, with the kubelet's times; of one pod or attempt, where that is given."""
+        source = self.backend.logs(self.name, node=node, attempt=attempt, tail=tail)
+        empty = True
+        for line in follow_lines(source) if follow else newest_lines(source):
+            empty = False
+            yield line
+        if empty and not follow and not source.pods():
+            hint = f"`ddp why {self.backend.argument(self.name)}` says what it waits for"
+            raise NotFound(f"no pods of {self.name} match; {hint}")
+
+    def why(self) -> Why:
+        """Return what the job waits for or why it failed, and what to do. Raises: ClientError."""
+        return self.backend.why(self.name)
+
+    def scale(self, nodes: int) -> None:
+        """Change the number of pods. Raises: Conflict, where the job has ended; ClientError."""
+        self._change(nodes=nodes)
+
+    def suspend(self) -> None:
+        """Stop the pods after a checkpoint. Raises: Conflict, where the job has ended; ClientError."""
+        self._change(suspend=True)
+
+    def resume(self) -> None:
+        """Let a suspended job go on. Raises: Conflict, where the job has ended; ClientError."""
+        self._change(suspend=False)
+
+    def _change(self, **fields: Any) -> None:
+        phase = self.phase
+        if phase in ("Succeeded", "Failed"):
+            raise Conflict(f"{self.name} has ended ({phase}) and cannot be changed; delete it and submit it again")
+        spec = self.resource["spec"]
+        if any(spec.get(name, False) != value for name, value in fields.items()):
+            self.resource = self.backend.change(self.name, fields)
+
+    def delete(self, *, wait: bool = False) -> None:
+        """Delete the job and what was made for it; checkpoints on claims stay. ``wait``: until its last pod is gone.
+
+        Raises: NotFound, ClientError.
+        """
+        self.backend.delete(self.name)
+        while wait and not self.backend.is_gone(self.name):
+            time.sleep(_POLL_SECONDS)
+
+
+def _status_of(resource: Object) -> Status:
+    try:
+        return msgspec.convert(resource.get("status") or {}, Status)
+    except msgspec.ValidationError as error:
+        name = resource["metadata"]["name"]
+        raise ClientError(f"{name} has a status that this version of ddp cannot read ({error}); update it") from None

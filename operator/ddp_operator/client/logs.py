@@ -1,0 +1,243 @@
+"""The logs of all pods of a job, or of a run on this machine, in one stream, each line with its rank."""
+
+import heapq
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ddp_operator import constants
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.client.api import Api, api_path, get_job, list_pods
+from ddp_operator.client.errors import ApiError, ClientError, NotFound
+from ddp_operator.client.runs import read_job
+from ddp_operator.kubeobjects import find_trainer
+from ddp_operator.launcher.pod import decode_config
+from ddp_operator.local.folder import RunFolder
+from ddp_operator.local.screen import LogFile, Tail, find_logs, split_rank
+from ddp_operator.manifests.template import resolve_template
+
+_POLL_SECONDS: Final = 1.0
+_FOLLOW_SECONDS: Final = 3600.0  # a rank may print nothing for that long
+
+
+@dataclass(frozen=True, slots=True)
+class LogPod:
+    """A pod whose log can be read."""
+
+    name: str
+    container: str
+    attempt: int
+    node: int
+    nproc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a log, with the kubelet's time (RFC 3339 in UTC)."""
+
+    time: str
+    prefix: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"[{self.prefix}] {self.text}"
+
+    @property
+    def order(self) -> str:
+        """The time as text that sorts: fractions have no trailing zeros, and Z sorts after the digits."""
+        return self.time.removesuffix("Z")
+
+
+class Logs(Protocol):
+    """Where the lines of one job come from."""
+
+    def pods(self) -> list[LogPod]:
+        """Return the pods that have a log and were asked for, by attempt and index."""
+
+    def is_over(self) -> bool:
+        """Tell whether no more pods will start."""
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod; ``follow``: also future ones."""
+
+
+@dataclass(frozen=True)
+class PodLogs:
+    """The logs of one job's pods."""
+
+    api: Api
+    name: str
+    node: int | None
+    attempt: int | None
+    tail: int | None
+
+    def pods(self) -> list[LogPod]:
+        """Return the pods whose container has started, by attempt and index."""
+        found = [log_pod(pod) for pod in list_pods(self.api, self.name) if _has_log(pod)]
+        chosen = [pod for pod in found if self.node in (None, pod.node) and self.attempt in (None, pod.attempt)]
+        return sorted(chosen, key=lambda pod: (pod.attempt, pod.node, pod.name))
+
+    def is_over(self) -> bool:
+        """Tell whether the job has ended or was deleted, so that no more pods will start."""
+        try:
+            return (get_job(self.api, self.name).get("status") or {}).get("phase") in ENDED_PHASES
+        except NotFound:
+            return True
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod, none if it is gone; ``follow``: also future ones. Raises: ClientError.
+
+        A stream that breaks off while the pod runs is resumed after its last line.
+        """
+        query = {"container": pod.container, "timestamps": "true", "follow": str(follow).lower()}
+        query |= {} if self.tail is None else {"tailLines": str(self.tail)}
+        path = api_path("v1", "pods", self.api.namespace, pod.name, "log")
+        last = ""
+        while True:
+            try:
+                for text in self.api.lines(path, query, timeout=_FOLLOW_SECONDS if follow else 30.0):
+                    line = split_line(text, pod)
+                    if line.order > last:
+                        last = line.order
+                        yield line
+            except ApiError as error:
+                if error.status in (400, 404):  # not started yet, or already deleted
+                    return
+                if error.status is not None or not follow:
+                    raise
+            if not follow or not self._runs(pod):
+                return
+            if last:
+                query.pop("tailLines", None)
+                query["sinceTime"] = f"{last[:19]}Z"
+
+    def _runs(self, pod: LogPod) -> bool:
+        return any(
+            entry["metadata"]["name"] == pod.name and (entry.get("status") or {}).get("phase") == "Running"
+            for entry in list_pods(self.api, self.name)
+        )
+
+
+class RunLogs:
+    """The logs of a run on this machine."""
+
+    def __init__(self, folder: RunFolder, node: int | None, attempt: int | None, tail: int | None) -> None:
+        self._folder = folder
+        self._node = node
+        self._attempt = attempt
+        self._tail = tail
+        self._nproc = resolve_template(parse_resource(read_job(folder))).nproc
+
+    def pods(self) -> list[LogPod]:
+        """Return the pods that have a log, by attempt and index."""
+        return [
+            LogPod(str(file.path), "", file.attempt, file.node, self._nproc)
+            for file in find_logs(self._folder.logs)
+            if self._node in (None, file.node) and self._attempt in (None, file.attempt)
+        ]
+
+    def is_over(self) -> bool:
+        """Tell whether the run has ended."""
+        return not self._folder.in_use
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod; ``follow``: also future ones, until the run has ended."""
+        found: list[str] = []
+        reader = Tail(lambda: [LogFile(pod.attempt, pod.node, Path(pod.name))], lambda _, line: found.append(line))
+        wanted, over = self._tail, False
+        while not over:
+            over = not follow or self.is_over()
+            reader.read()
+            yield from (split_line(f" {text}", pod) for text in found[-wanted if wanted else 0 :] if wanted != 0)
+            found.clear()
+            wanted = None
+            if not over:
+                time.sleep(_POLL_SECONDS)
+
+
+def newest(source: Logs) -> Iterator[Line]:
+    """Yield what the pods of the newest attempt have written, in the order of their times. Raises: ClientError."""
+    pods = source.pods()
+    last = max((pod.attempt for pod in pods), default=0)
+    streams = [source.lines(pod, follow=False) for pod in pods if pod.attempt == last]
+    yield from heapq.merge(*streams, key=lambda line: line.order)
+
+
+def follow(source: Logs, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:
+    """Yield the lines of all pods, also of those that start later, until the job has ended.
+
+    Raises: ClientError, from any of the streams.
+    """
+    lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
+    readers: dict[str, threading.Thread] = {}
+
+    def read(pod: LogPod) -> None:
+        try:
+            for line in source.lines(pod, follow=True):
+                lines.put(line)
+        except ClientError as error:
+            lines.put(error)
+
+    def watch() -> None:
+        try:
+            over = False
+            while True:
+                for pod in source.pods():
+                    if pod.name not in readers:
+                        readers[pod.name] = threading.Thread(target=read, args=(pod,), daemon=True)
+                        readers[pod.name].start()
+                if over:
+                    break
+                over = source.is_over()  # list the pods once more: the last one may have started meanwhile
+                if not over:
+                    sleep(poll)
+            for reader in readers.values():
+                reader.join()
+            lines.put(None)
+        except BaseException as error:
+            lines.put(error)
+
+    threading.Thread(target=watch, daemon=True).start()
+    while (line := lines.get()) is not None:
+        if isinstance(line, BaseException):
+            raise line
+        yield line
+
+
+def log_pod(pod: Mapping[str, Any]) -> LogPod:
+    """Return the parts of a pod that its log needs."""
+    metadata, trainer = pod["metadata"], find_trainer(pod)
+    env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
+    try:
+        nproc = decode_config(env.get(constants.ENV_LAUNCHER_CONFIG)).nproc_per_node
+    except ValueError:
+        nproc = 1  # a pod of another version of the operator
+    return LogPod(
+        name=metadata["name"],
+        container=trainer["name"],
+        attempt=_number((metadata.get("labels") or {}).get(constants.LABEL_ATTEMPT), 1),
+        node=_number((metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX), 0),
+        nproc=nproc,
+    )
+
+
+def split_line(text: str, pod: LogPod) -> Line:
+    """Return a line of a pod's log with the rank that wrote it, or with the ranks of the pod."""
+    moment, _, message = text.partition(" ")
+    rank, words = split_rank(message, pod.node, pod.nproc)
+    first = pod.node * pod.nproc
+    return Line(moment, f"ranks {first}-{first + pod.nproc - 1}" if rank is None else f"rank {rank}", words)
+
+
+def _has_log(pod: Mapping[str, Any]) -> bool:
+    states = [status.get("state") or {} for status in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return any("running" in state or "terminated" in state for state in states)
+
+
+def _number(text: Any, default: int) -> int:
+    return int(text) if str(text).isdigit() else default

@@ -1,0 +1,63 @@
+"""One job of a `Client`, kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ddp_operator.client.errors import NotFound
+from ddp_operator.client.logs import Line, LogPod
+from ddp_operator.kubeobjects import utc_now
+from ddp_operator.why import Why, explain_why
+
+
+class FakeBackend:
+    """A backend with one job, which goes through ``statuses`` when it is followed, and has these lines of log."""
+
+    def __init__(self, resource: dict[str, Any], *statuses: Mapping[str, Any], lines: tuple[Line, ...] = ()) -> None:
+        self.resource: dict[str, Any] | None = resource
+        self.statuses = statuses
+        self.log = lines
+
+    def find(self, name: str | None) -> tuple[str, dict[str, Any]]:
+        if self.resource is None:
+            raise NotFound(f"there is no job {name}")
+        return self.resource["metadata"]["name"], self.resource
+
+    def list(self, *, everywhere: bool = False) -> dict[str, Any]:
+        return {"items": [] if self.resource is None else [self.resource]}
+
+    def change(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+        _, found = self.find(name)
+        self.resource = found | {"spec": {**found["spec"], **spec}}
+        return self.resource
+
+    def delete(self, name: str) -> None:
+        self.find(name)
+        self.resource = None
+
+    def is_gone(self, name: str) -> bool:
+        return self.resource is None
+
+    def follow(self, name: str, until: float) -> Iterator[dict[str, Any]]:
+        for status in self.statuses:
+            self.resource = self.find(name)[1] | {"status": dict(status)}
+            yield self.resource
+
+    def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> FakeBackend:
+        return self
+
+    def pods(self) -> list[LogPod]:
+        return [LogPod("x-1-0-abcde", "trainer", 1, 0, 2)] if self.log else []
+
+    def is_over(self) -> bool:
+        return True
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        yield from self.log
+
+    def why(self, name: str) -> Why:
+        return explain_why(self.find(name)[1], (), utc_now())
+
+    def argument(self, name: str) -> str:
+        return name

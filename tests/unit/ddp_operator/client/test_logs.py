@@ -1,0 +1,78 @@
+"""Lines of logs: whose they are, and in which order they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ddp_operator.client.errors import ClientError
+from ddp_operator.client.logs import Line, LogPod, follow, log_pod, split_line
+from tests.support.builders import child_pod
+from tests.support.launcher_config import encoded_config
+
+
+class TestLines:
+    POD = LogPod("x-1-1-abcde", "trainer", attempt=1, node=1, nproc=4)
+
+    @pytest.mark.parametrize(
+        ("text", "prefix", "words"),
+        [
+            ("T plain words", "ranks 4-7", "plain words"),
+            ("T [rank6]: Traceback", "rank 6", "Traceback"),
+            ("T [default1]:loss 0.5", "rank 5", "loss 0.5"),
+            ("T [epoch9]: no rank of this pod", "ranks 4-7", "[epoch9]: no rank of this pod"),
+            ("T", "ranks 4-7", ""),
+        ],
+    )
+    def test_a_line_gets_its_rank_or_those_of_its_pod(self, text: str, prefix: str, words: str) -> None:
+        assert split_line(text, self.POD) == Line("T", prefix, words)
+
+    def test_one_process_a_pod_is_one_rank(self) -> None:
+        assert split_line("T x", LogPod("p", "c", 1, 3, 1)).prefix == "rank 3"
+
+    def test_times_sort_though_zeros_are_left_out(self) -> None:
+        times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:05.1Z", "2026-01-01T00:00:05.12Z", "2026-01-01T00:00:06Z"]
+        assert sorted(times, key=lambda time: Line(time, "", "").order) == times
+
+    def test_container_attempt_and_ranks_are_read_from_the_pod(self) -> None:
+        config = encoded_config(nproc_per_node=8)
+        spec = {
+            "containers": [
+                {"name": "logs"},
+                {"name": "trainer", "env": [{"name": name, "value": value} for name, value in config.items()]},
+            ]
+        }
+        found = log_pod(child_pod(2, attempt=3, spec=spec))
+        assert (found.container, found.attempt, found.node, found.nproc) == ("trainer", 3, 2, 8)
+
+
+class FakeLogs:
+    """Pods that come one after the other; each look at them is the next state."""
+
+    def __init__(self, *states: list[str]) -> None:
+        self._states = list(states)
+        self._pods: list[str] = []
+
+    def pods(self) -> list[LogPod]:
+        self._pods = self._states.pop(0) if self._states else self._pods
+        return [LogPod(name, "trainer", 1, 0, 1) for name in self._pods]
+
+    def is_over(self) -> bool:
+        return not self._states
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        if pod.name == "forbidden":
+            raise ClientError("pods/log is forbidden")
+        yield Line("T", "rank 0", f"{pod.name} says a line")
+
+
+class TestFollowLogs:
+    def test_pods_of_later_attempts_are_followed_and_each_once(self) -> None:
+        source = FakeLogs(["a"], ["a"], [], ["b"], ["b", "c"])
+        lines = [line.text for line in follow(source, sleep=lambda _: None)]
+        assert sorted(lines) == ["a says a line", "b says a line", "c says a line"]
+
+    def test_an_error_in_one_stream_ends_all(self) -> None:
+        with pytest.raises(ClientError, match="forbidden"):
+            list(follow(FakeLogs(["forbidden"]), sleep=lambda _: None))
