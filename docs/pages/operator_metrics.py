@@ -9,7 +9,8 @@ import msgspec
 
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import RECOVERY_LEVELS
+from ddp_operator.status.transitions import RECOVERY_LEVELS, Used
+from ddp_operator.status.usage import PRODUCTIVE
 from ddp_operator.telemetry import NOT_ACCEPTED, OTHER, PHASES, Metrics
 
 SAMPLE_RESOURCE: Final = msgspec.json.encode(
@@ -43,6 +44,7 @@ def write_page() -> str:
     """Return the page as Markdown."""
     metrics = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     metrics.on_call("get", "pods", "200")
+    metrics.on_transition("team", Used(PRODUCTIVE, 1))
     rows = []
     for family in metrics.registry.collect():
         if family.name.startswith("ddp_operator_"):

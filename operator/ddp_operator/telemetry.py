@@ -27,6 +27,7 @@ from ddp_operator.status.transitions import (
     Reached,
     Restarted,
     Transition,
+    Used,
 )
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody reads
@@ -168,6 +169,12 @@ class Metrics:
         )
         self.failures = counter("ddp_operator_failures_total", "Failures by category, whatever followed.", ["category"])
         self.finished = counter("ddp_operator_finished_jobs_total", "Jobs that have ended, by result.", ["result"])
+        self.gpu_seconds = counter(
+            "ddp_operator_gpu_seconds_total",
+            "GPU-seconds by what GPUs were held for (status.usage): Productive, Waiting (for the first step), or what "
+            "they were lost to: a category of failure, Resized, Stalled. Repeated steps are in both of the two.",
+            ["namespace", "purpose"],
+        )
         # Every series that is known beforehand is made, so that its first increase can be seen by ``increase()``.
         for cause in CAUSES:
             self.reconcile_errors.labels(cause)
@@ -192,7 +199,7 @@ class Metrics:
         """Count one call to the API server."""
         self.api_requests.labels(verb, resource, code).inc()
 
-    def on_transition(self, transition: Transition) -> None:
+    def on_transition(self, namespace: str, transition: Transition) -> None:
         """Count what a pass has found."""
         match transition:
             case Failed(category):
@@ -203,3 +210,5 @@ class Metrics:
                 self.start_to.labels(stage).observe(seconds)
             case Ended(result):
                 self.finished.labels(result).inc()
+            case Used(purpose, gpu_seconds):
+                self.gpu_seconds.labels(namespace, purpose).inc(gpu_seconds)

@@ -78,6 +78,10 @@ def build_fleet() -> dashboard.Dashboard:
                     about="As the status says it of jobs that are not over, start-up and waiting included.",
                 ),
                 show_course(
+                    "GPU hours by purpose", q.FLEET_GPU_HOURS, stacked=True,
+                    about="In the hour before, as they are in status.usage: what GPUs were held for, or lost to.",
+                ),
+                show_course(
                     "Share of time in steps", q.FLEET_TIME_IN_STEPS, unit="percentunit", highest=1, link=of_series,
                     about="The rest goes into start-up, waiting for pods, validation and checkpoints.",
                 ),

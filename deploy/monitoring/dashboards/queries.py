@@ -125,6 +125,9 @@ FLEET_RESTARTS_BY_LEVEL = Query(
 FLEET_FINISHED = Query(
     f"sum by (result) (increase({of_operator('ddp_operator_finished_jobs_total')}{HOUR}))", "{{result}}"
 )
+FLEET_GPU_HOURS = Query(
+    f"sum by (purpose) (increase({in_fleet('ddp_operator_gpu_seconds_total')}{HOUR})) / 3600", "{{purpose}}"
+)
 FLEET_TABLE = (
     Query(f"max by ({JOB}) ({in_fleet('ddp_progress_ratio')})", "done"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_step')})", "step"),

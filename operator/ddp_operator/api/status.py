@@ -113,6 +113,9 @@ class LastRestart(_Fields, frozen=True, kw_only=True):
             "replaced in its Job. NewPods: all pods were, in a new Job."
         ),
     ] = None
+    cause: Annotated[
+        str, Meta(description="Category of the failure, or why else training was interrupted, such as Resized.")
+    ] = ""
     time: Annotated[Time, Meta(description="When training was interrupted.")]
     step: Annotated[int | None, Meta(description="Farthest step that was reported before it.")] = None
     steps_lost: Annotated[
@@ -164,6 +167,29 @@ class LastFailure(_Fields, frozen=True, kw_only=True):
     step: Annotated[int | None, Meta(description="The step that the failing rank had reached.")] = None
 
 
+class LostUsage(_Fields, frozen=True, kw_only=True):
+    """GPU-seconds that an interruption of training has cost."""
+
+    cause: Annotated[str, Meta(description="Category of the failure, or what else it was: Resized, Stalled.")]
+    gpu_seconds: int
+
+
+class Usage(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+    """What the job's GPUs were held for, in GPU-seconds: the time that a GPU is on a node for one of its pods."""
+
+    gpus: Annotated[int, Meta(description="GPUs of the pods that are on a node, since `since`.")] = 0
+    since: Annotated[Time, Meta(description="Until when it is counted.")]
+    gpu_seconds: Annotated[int, Meta(description="All of it: productive, waiting and lost.")] = 0
+    productive: Annotated[int, Meta(description="While training made steps that were not repeated later.")] = 0
+    waiting: Annotated[
+        int, Meta(description="From a pod's place on a node to the first step: images, imports, the other pods.")
+    ] = 0
+    lost: Annotated[
+        tuple[LostUsage, ...],
+        Meta(description="After interruptions, until the next step, with the steps that were repeated."),
+    ] = ()
+
+
 class Status(_Fields, frozen=True, kw_only=True):
     """The observed job; ``attempt``, ``restarts`` and ``lastFailure`` are what the operator has decided."""
 
@@ -202,6 +228,7 @@ class Status(_Fields, frozen=True, kw_only=True):
     goodput: Annotated[
         str | None, Meta(description="Share of the wall time that moved the run forward, 0 to 1: docs/metrics.md.")
     ] = None
+    usage: Annotated[Usage | None, Meta(description="What GPUs were held for. Unset: none was, or not yet.")] = None
     stragglers: Annotated[
         tuple[Straggler, ...],
         Meta(description="In the last minute, the slowest first, at most 8; up to 16 pods are compared."),

@@ -27,6 +27,7 @@ COMMANDS: Final = (
     ("convert", "ddp_operator.cli.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
     ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in a cluster"),
     ("list", "ddp_operator.cli.list_jobs", "list the jobs of a namespace"),
+    ("usage", "ddp_operator.cli.usage", "tell what the GPUs of jobs were held for"),
     ("watch", "ddp_operator.cli.watch", "watch the progress of one job or of all jobs"),
     ("logs", "ddp_operator.cli.logs", "print the logs of all ranks of a job in one stream"),
     ("why", "ddp_operator.cli.why", "explain what a job waits for or why it failed, and what to do"),

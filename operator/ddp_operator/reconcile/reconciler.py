@@ -37,7 +37,7 @@ class Reconciler:
         *,
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
-        on_transition: Callable[[Transition], None] | None = None,
+        on_transition: Callable[[str, Transition], None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -117,7 +117,7 @@ class Reconciler:
         await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
         if self._on_transition is not None:
             for transition in find_transitions(old, new, now):
-                self._on_transition(transition)
+                self._on_transition(key.namespace, transition)
         # The status is written, so an event that is lost now is lost; nothing else may be.
         with suppress(ClusterError):
             for event in transition_events(old, new, limit):

@@ -70,7 +70,7 @@ def recover(state: State, newest: JobView) -> Decision:
 
 def restart(state: State, cause: LastFailure, charged: Restarts) -> Decision:
     """Begin the next attempt after a failure that was charged to the budget."""
-    status = _next_attempt(state, charged, cause)
+    status = _next_attempt(state, charged, c.GROUP_RESTART, cause)
     delay = start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
     which = f"restart {charged.used} of {state.spec.recovery.max_restarts}{when}"
@@ -101,7 +101,7 @@ def note_restart_in_place(state: State) -> Decision | None:
     if limit is not None:
         return fail(state, cause, *limit)
     described = describe(state, replace(status, restarts=charged))
-    restart = _last_restart(status, state.now, cause, level="SamePods")
+    restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
     if cause is None and status.last_restart is not None and was_lost_lately(state):
         restart = replace(status.last_restart, recovery_seconds=None)  # it began with the loss of a pod
     described = replace(described, last_restart=restart)
@@ -128,7 +128,7 @@ def restart_free(state: State, cause: LastFailure | None, reason: str) -> Decisi
     """Begin the next attempt after what is not charged to the budget: a disruption, a resumption."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
     cause = _first_report(state.status.last_failure, cause)
-    status = _next_attempt(state, before, cause)
+    status = _next_attempt(state, before, reason, cause)
     if cause is not None and cause.category == NODE_LOST.name:
         status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter((cause.node_name,))))
     message = describe_restart("restart, not counted", cause, status.checkpoint)
@@ -139,7 +139,7 @@ def readmit_nodes(state: State, message: str) -> Decision:
     """Begin the next attempt without avoiding any node: the avoided ones are needed."""
     state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
-    status = _next_attempt(state, before)
+    status = _next_attempt(state, before, c.NODES_READMITTED)
     message = f"attempt {status.attempt} may use the nodes of status.failedNodes again: {message}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.NODES_READMITTED, message))
 
@@ -172,7 +172,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
 def resize(state: State) -> Decision:
     """Begin the next attempt with another number of nodes."""
     before = replace(state.status.restarts, free=state.status.restarts.free + 1)
-    status = _next_attempt(state, before)
+    status = _next_attempt(state, before, c.RESIZED)
     message = f"attempt {status.attempt} with {state.spec.nodes} nodes instead of {state.status.attempt_nodes}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
@@ -205,7 +205,7 @@ def succeed(state: State) -> Decision:
     cause, charged = _charge_in_place(state, read_failures(ends))
     status = replace(state.status, restarts=charged)
     if cause is not None:
-        restart = _last_restart(status, state.now, cause, level="SamePods")
+        restart = _last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
         status = replace(status, last_failure=cause, last_restart=restart)
     return _end(state, status, "Succeeded", facts)
 
@@ -248,19 +248,19 @@ def _first_report(before: LastFailure | None, cause: LastFailure | None) -> Last
 
 
 def _last_restart(
-    status: Status, now: datetime, failure: LastFailure | None, level: RecoveryLevel = "NewPods"
+    status: Status, now: datetime, failure: LastFailure | None, reason: str, level: RecoveryLevel = "NewPods"
 ) -> LastRestart:
     """Return what is known of a restart's cost when it begins."""
     failed = failure.time if failure else None
     # A training pod's clock may be anything.
     began = failed if failed is not None and timedelta(0) <= now - failed < _BELIEVED else now
     attempt = status.attempt + (level == "NewPods")
-    return note_steps(
-        LastRestart(attempt=attempt, time=truncate(began), level=level), status, failure.step if failure else None
-    )
+    cause = failure.category if failure else reason
+    begun = LastRestart(attempt=attempt, time=truncate(began), level=level, cause=cause)
+    return note_steps(begun, status, failure.step if failure else None)
 
 
-def _next_attempt(state: State, restarts: Restarts, failure: LastFailure | None = None) -> Status:
+def _next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFailure | None = None) -> Status:
     status = take_final_progress(state.status, state.pods, state.now)
     return replace(
         status,
@@ -275,7 +275,7 @@ def _next_attempt(state: State, restarts: Restarts, failure: LastFailure | None 
             in_place_before=status.restarts.in_place,
         ),
         stragglers=(),
-        last_restart=_last_restart(status, state.now, failure),
+        last_restart=_last_restart(status, state.now, failure, reason),
         last_failure=failure or status.last_failure,
     )
 

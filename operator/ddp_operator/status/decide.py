@@ -36,6 +36,7 @@ from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.replacement import is_replaced, is_replacing
+from ddp_operator.status.usage import account
 from ddp_operator.status.views import PodView
 from ddp_operator.status.waiting import (
     active_deadline,
@@ -64,10 +65,15 @@ def decide(
     progress_interval: float = 10.0,
 ) -> Decision:
     """Return what to write and what to do. ``refusal``: the spec as it stands cannot be carried out."""
-    state = State(job, observation, now, refusal)
-    status = job.status
-    if is_finished(status):
+    if is_finished(job.status):
         return clean_up(job, observation, now)
+    state = State(job, observation, now, refusal)
+    decision = _decide(state, progress_interval)
+    return dataclasses.replace(decision, status=account(state, decision.status))
+
+
+def _decide(state: State, progress_interval: float) -> Decision:
+    job, observation, now, refusal, status = state.job, state.observation, state.now, state.refusal, state.status
     newest = max(observation.jobs, key=lambda view: view.attempt, default=None)
     if newest is not None and newest.attempt > status.attempt:
         return attempts.recover(state, newest)

@@ -77,7 +77,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         spares and was_joined and all_run and lost and lost.pod != (status.last_failure and status.last_failure.pod)
     )
     if replaced or took_over:
-        begun = LastRestart(attempt=status.attempt, level="ReplacedPod", time=truncate(now))
+        cause = lost.category if lost else c.POD_REPLACEMENT
+        begun = LastRestart(attempt=status.attempt, level="ReplacedPod", time=truncate(now), cause=cause)
         status = replace(status, last_restart=note_steps(begun, status), last_failure=lost or status.last_failure)
         if replaced:
             restarting = Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, describe_replacement(status, lost))

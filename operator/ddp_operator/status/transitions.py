@@ -18,6 +18,7 @@ from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
 from ddp_operator.status import conditions as c
 from ddp_operator.status.kueue import QUEUE_REASONS
 from ddp_operator.status.replacement import describe_replacement
+from ddp_operator.status.usage import purposes
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"
@@ -57,7 +58,15 @@ class Ended:
     result: Literal["Succeeded", "Failed"]
 
 
-Transition = Failed | Restarted | Reached | Ended
+@dataclass(frozen=True, slots=True)
+class Used:
+    """GPUs were held for it: Productive, Waiting, or a cause of ``status.usage.lost``."""
+
+    purpose: str
+    gpu_seconds: int
+
+
+Transition = Failed | Restarted | Reached | Ended | Used
 
 
 def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transition, ...]:
@@ -83,6 +92,10 @@ def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition
     for result in (c.SUCCEEDED, c.FAILED):
         if new.is_true(result) and not old.is_true(result):
             yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
+    before = purposes(old.usage)
+    for purpose, seconds in purposes(new.usage).items():
+        if seconds > before.get(purpose, 0):  # steps that are repeated were productive before
+            yield Used(purpose, seconds - before.get(purpose, 0))
 
 
 def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
@@ -106,7 +119,7 @@ def is_minor_change(old: Status, new: Status) -> bool:
     """
     if _states(old) != _states(new) or print_columns(old) != print_columns(new):
         return False
-    same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers")}
+    same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage")}
     if old.progress is not None and new.progress is not None:  # the first one is news
         same["progress"] = old.progress
     return replace(new, **same) == old

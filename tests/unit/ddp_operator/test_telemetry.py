@@ -13,7 +13,7 @@ from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, 
 from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import Ended, Failed, Reached, Restarted, Transition, find_transitions
+from ddp_operator.status.transitions import Ended, Failed, Reached, Restarted, Transition, Used, find_transitions
 from ddp_operator.telemetry import PHASES, Metrics
 from docs.pages.operator_metrics import write_page
 from tests.support.builders import NOW
@@ -34,6 +34,7 @@ def marks(old: Status, new: Status, seconds: float = 7) -> tuple[Transition, ...
 
 
 OOM = LastFailure(attempt=1, category="OOM")
+USED = Used("OOM", 40)
 
 
 class TestTransitions:
@@ -165,13 +166,14 @@ class TestFleet:
 class TestMetrics:
     def test_transitions_are_counted(self) -> None:
         metrics = Metrics(lambda: 0.0)
-        for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed")):
-            metrics.on_transition(mark)
+        for mark in (Failed("OOM"), Restarted("group", "OOM", 2), Reached("first_step", 3.0), Ended("Failed"), USED):
+            metrics.on_transition("team", mark)
         get = metrics.registry.get_sample_value
         assert get("ddp_operator_failures_total", {"category": "OOM"}) == 1
         assert get("ddp_operator_restarts_total", {"level": "group", "category": "OOM"}) == 2
         assert get("ddp_operator_start_to_stage_seconds_sum", {"stage": "first_step"}) == 3
         assert get("ddp_operator_finished_jobs_total", {"result": "Failed"}) == 1
+        assert get("ddp_operator_gpu_seconds_total", {"namespace": "team", "purpose": "OOM"}) == 40
 
     def test_series_that_are_known_beforehand_begin_at_zero(self) -> None:
         get = Metrics(lambda: 0.0).registry.get_sample_value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cli import COMMANDS, main, probe
+from ddp_operator.cli import COMMANDS, main, probe, usage
 from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
 from ddp_operator.cli.drill import LocalRun, drill
 from ddp_operator.cli.io import CommandError
@@ -74,6 +75,40 @@ class TestList:
     def test_columns_are_aligned(self) -> None:
         head, *rows = format_table([job("a"), job("a-long-name", **RUNNING)], NOW)
         assert {line.find("2") for line in rows} == {head.find("NODES")}
+
+
+class TestUsage:
+    @staticmethod
+    def used(name: str, namespace: str, productive: int, lost: dict[str, int]) -> dict[str, Any]:
+        spent = [{"cause": cause, "gpuSeconds": seconds} for cause, seconds in lost.items()]
+        total = productive + sum(lost.values())
+        usage = {"gpus": 0, "since": format_time(NOW), "gpuSeconds": total, "productive": productive, "waiting": 0}
+        return {"metadata": {"name": name, "namespace": namespace}, "status": {"usage": usage | {"lost": spent}}}
+
+    @staticmethod
+    def answer(monkeypatch: pytest.MonkeyPatch, jobs: list[Any]) -> None:
+        backend = argparse.Namespace(list=lambda everywhere: {"items": jobs})
+        monkeypatch.setattr(usage, "is_local", lambda arguments: False)
+        monkeypatch.setattr(usage, "open_client", lambda arguments, local: argparse.Namespace(backend=backend))
+
+    def test_sums_by_job_and_by_namespace(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        jobs = [self.used("a", "x", 7200, {}), self.used("b", "x", 1800, {"OOM": 1500, "Stalled": 300}), job("none")]
+        self.answer(monkeypatch, jobs)
+        assert main(["usage"]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert rows[1] == ["a", "2.0", "100.0%", "0.0%", "0.0%", "-"]
+        assert rows[2] == ["b", "1.0", "50.0%", "0.0%", "50.0%", "OOM", "0.4", "h,", "Stalled", "0.1", "h"]
+        assert rows[3][:2] == ["total", "3.0"]
+        assert main(["usage", "-A", "-o", "json"]) == 0
+        sums = {"Productive": 9000, "Waiting": 0, "OOM": 1500, "Stalled": 300}
+        assert json.loads(capsys.readouterr().out) == {"x": sums}
+
+    def test_nothing_held_is_said(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.answer(monkeypatch, [job(**RUNNING)])
+        assert main(["usage"]) == 0
+        assert capsys.readouterr().err == "no job here has held a GPU\n"
 
 
 class TestScreens:

@@ -336,7 +336,8 @@ class TestCostOfARestart:
         words = last_words("CUDAError", progress={"ddp_step": 57.0, "ddp_checkpoint_step": 50.0})
         failed = child_pod(1, "Failed", code=82, message=words)
         begun = run(page(phase="Running", ddp_step=55), pods=(child_pod(0), failed), seconds=3).status
-        assert begun.last_restart == LastRestart(attempt=2, level="NewPods", time=NOW, step=57, steps_lost=7)
+        restart = LastRestart(attempt=2, level="NewPods", cause="CUDAError", time=NOW, step=57, steps_lost=7)
+        assert begun.last_restart == restart
         typed = job(status=begun, nodes=2)
         for text, known in (
             (page(phase="Running", ddp_step=50, ddp_steps_total=0), None),

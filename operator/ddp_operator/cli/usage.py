@@ -1,0 +1,73 @@
+"""`ddp usage`: what GPUs were held for, by job or by namespace, from ``status.usage``."""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddp_operator.cli.arguments import (
+    add_cluster_arguments,
+    add_local_arguments,
+    add_output_argument,
+    is_local,
+    open_client,
+)
+from ddp_operator.cli.io import ExitCode
+from ddp_operator.cli.list_jobs import align
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="sum up the jobs of each namespace")
+    add_output_argument(parser)
+    add_cluster_arguments(parser)
+    add_local_arguments(parser, named=False)
+    parser.epilog = (
+        "Of jobs that are still in the cluster; those that were deleted are in the operator's series "
+        "ddp_operator_gpu_seconds_total."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table, or the sums as JSON."""
+    from ddp_operator.status.usage import PRODUCTIVE, WAITING
+
+    every = arguments.all_namespaces
+    backend = open_client(arguments, local=is_local(arguments)).backend
+    sums = sum_up(backend.list(everywhere=every)["items"], "namespace" if every else "name")
+    if arguments.output == "json":
+        print(json.dumps(sums, indent=2))
+        return ExitCode.OK
+    if not sums:
+        print("no job here has held a GPU", file=sys.stderr)
+        return ExitCode.OK
+    total: Counter[str] = Counter()
+    for row in sums.values():
+        total.update(row)
+    rows = [["NAMESPACE" if every else "NAME", "GPU-HOURS", "PRODUCTIVE", "WAITING", "LOST", "LOST TO"]]
+    for name, row in [*sorted(sums.items()), *([("total", total)] if len(sums) > 1 else [])]:
+        held, kept, waited = sum(row.values()), row.get(PRODUCTIVE, 0), row.get(WAITING, 0)
+        causes = sorted(((seconds, cause) for cause, seconds in row.items() if cause not in (PRODUCTIVE, WAITING)))
+        shares = [f"{100 * part / held if held else 0:.1f}%" for part in (kept, waited, held - kept - waited)]
+        lost = ", ".join(f"{cause} {seconds / 3600:.1f} h" for seconds, cause in reversed(causes[-3:]))
+        rows.append([name, f"{held / 3600:.1f}", *shares, lost or "-"])
+    for line in align(rows):
+        print(line)
+    return ExitCode.OK
+
+
+def sum_up(items: Iterable[Mapping[str, Any]], by: str) -> dict[str, dict[str, int]]:
+    """Return GPU-seconds by purpose of all jobs with the same ``metadata`` member ``by``; those that held none not."""
+    import msgspec
+
+    from ddp_operator.api.status import Usage
+    from ddp_operator.status.usage import purposes
+
+    sums: dict[str, Counter[str]] = {}
+    for item in items:
+        usage = (item.get("status") or {}).get("usage")
+        if usage:
+            sums.setdefault(item["metadata"][by], Counter()).update(purposes(msgspec.convert(usage, Usage)))
+    return {name: dict(row) for name, row in sums.items()}

@@ -1,0 +1,113 @@
+"""The seconds between two writes go to what the job did then, and their sum is what its GPUs were held for."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
+from ddp_operator.progress import parse_page
+from ddp_operator.status.decide import decide
+from ddp_operator.status.transitions import Used, find_transitions, is_minor_change
+from ddp_operator.status.usage import PRODUCTIVE, WAITING, purposes
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, template, trainer
+
+GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
+
+
+class Life:
+    """A job of two pods with four GPUs each, pass by pass."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.status, self.spec, self.at = Status(), {"template": GPUS, **spec}, NOW
+
+    def later(self, seconds: float, *pods: Any, text: str = "", jobs: Any = None) -> dict[str, int]:
+        """Make passes so many seconds after the last, until one changes nothing; returns what GPUs were held for."""
+        self.at += timedelta(seconds=seconds)
+        for _ in range(5):
+            before = self.status
+            typed = job(status=before, nodes=2, **self.spec)
+            attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
+            seen = observe(typed, attempts, pods, parse_page(text) if text else None)
+            self.status = decide(typed, seen, self.at).status
+            if self.status == before:
+                break
+            text = text if self.status.attempt == before.attempt else ""
+        return purposes(self.status.usage)
+
+
+def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[Any]:
+    return [child_pod(index, phase, attempt=attempt, **changes) for index in range(2)]
+
+
+def training(step: int, made: int, **values: Any) -> str:
+    return page(phase="Running", ddp_step=step, ddp_steps_total=made, **values)
+
+
+def test_a_life_of_a_job_is_accounted_for() -> None:
+    life = Life()
+    assert life.later(0) == {}
+    assert life.later(100, *pods("Pending")) == {}, "no node, no GPU"
+    assert life.later(10, *pods("Pending", node="a")) == {PRODUCTIVE: 0, WAITING: 0}
+    assert life.later(20, *pods()) == {PRODUCTIVE: 0, WAITING: 160}
+    first = life.later(5, *pods(), text=training(1, 1))
+    assert first == {PRODUCTIVE: 0, WAITING: 200}
+    assert life.later(50, *pods(), text=training(101, 101)) == {PRODUCTIVE: 400, WAITING: 200}
+    words = last_words("CUDAError", progress={"ddp_step": 121.0})
+    crashed = [child_pod(0), child_pod(1, "Failed", code=82, message=words)]
+    assert life.later(10, *crashed, text=training(121, 121)) == {PRODUCTIVE: 480, WAITING: 200}
+    assert life.status.attempt == 2
+    assert life.later(30, *pods(attempt=2)) == {PRODUCTIVE: 480, WAITING: 200, "CUDAError": 120}
+    again = life.later(10, *pods(attempt=2), text=training(122, 1))
+    assert again == {PRODUCTIVE: 480, WAITING: 200, "CUDAError": 200}
+    done = life.later(10, *pods("Succeeded", attempt=2), jobs=[child_job(2, conditions={"Complete": ""})])
+    assert done == {PRODUCTIVE: 560, WAITING: 200, "CUDAError": 200}
+    usage = life.status.usage
+    assert usage is not None
+    assert life.status.phase in ENDED_PHASES
+    assert (usage.gpus, usage.gpu_seconds) == (0, sum(done.values()))
+    assert life.later(1000, *pods("Succeeded", attempt=2)) == done
+
+
+def test_steps_that_are_repeated_are_lost() -> None:
+    life = Life()
+    life.later(0)
+    life.later(0, *pods())
+    life.later(0, *pods(), text=training(1, 1))
+    two_a_second = {"ddp_step_seconds_sum": 50.5}
+    assert life.later(50, *pods(), text=training(101, 101, **two_a_second))[PRODUCTIVE] == 400
+    words = last_words("CUDAError", progress={"ddp_step": 101.0})
+    life.later(0, *pods("Failed", code=82, message=words))
+    assert life.later(0, *pods(attempt=2))[PRODUCTIVE] == 400
+    after = life.later(10, *pods(attempt=2), text=training(62, 1))
+    # 40 steps at two a second on eight GPUs, beside the ten seconds without a step.
+    assert after == {PRODUCTIVE: 400 - 160, WAITING: 0, "CUDAError": 80 + 160}
+
+
+@pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "4"}}])
+def test_a_job_without_gpus_has_no_usage(resources: Any) -> None:
+    life = Life(template=template(trainer(resources=resources)))
+    life.later(0)
+    assert life.later(10, *pods()) == {}
+    assert life.status.usage is None
+
+
+def test_nothing_is_written_for_the_account_alone() -> None:
+    life = Life()
+    life.later(0)
+    life.later(0, *pods())
+    before = life.status
+    life.later(3600, *pods())
+    assert life.status == before
+    assert life.later(0, *pods(), text=training(1, 1))[WAITING] == 8 * 3600
+
+
+def test_a_write_of_it_can_wait_and_is_counted_once() -> None:
+    old = Status(phase="Running", usage=Usage(since=NOW, gpus=8, gpu_seconds=10, waiting=10))
+    assert old.usage is not None
+    lost = (LostUsage(cause="OOM", gpu_seconds=5),)
+    new = replace(old, usage=replace(old.usage, gpu_seconds=35, productive=20, lost=lost))
+    assert is_minor_change(old, new)
+    assert find_transitions(old, new, NOW) == (Used(PRODUCTIVE, 20), Used("OOM", 5))
+    assert find_transitions(new, new, NOW) == ()
