@@ -29,8 +29,9 @@ CONNECT_TIMEOUT = 10.0
 SEND_BUFFER = 208 * 1024
 """Bytes; Linux doubles them, and lets nobody have more by default.
 
-The launcher's ConfigMap, the largest body, has to go to the kernel in one piece: the rest of a half-sent body is sent
-when a process that stood still wakes up, whoever leads by then.
+A body has to go to the kernel in one piece: the rest of a half-sent one is sent when a process that stood still wakes
+up, whoever leads by then. Only the launcher's ConfigMap may be larger: its name is the hash of its content, so a late
+one is what everybody would make, and the garbage collector takes it where its owner is gone.
 """
 LONGEST_PAUSE = 30.0
 """Seconds that a Retry-After is honoured at most."""
