@@ -3,7 +3,13 @@
 import argparse
 import json
 
-from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
+from ddp_operator.cli.arguments import (
+    add_cluster_arguments,
+    add_local_arguments,
+    add_output_argument,
+    is_local,
+    open_client,
+)
 from ddp_operator.cli.io import ExitCode, integer
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 
@@ -11,7 +17,7 @@ from ddp_operator.constants import KUEUE_QUEUE_LABEL
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that ``parser`` is for."""
     command = parser.prog.rpartition(" ")[2]
-    parser.add_argument("name", metavar="NAME", help="the job")
+    parser.add_argument("name", metavar="NAME", help="the job, or a run on this machine")
     if command == "scale":
         nodes = integer(1, hint="to stop all pods, use ddp suspend NAME")
         parser.add_argument("nodes", type=nodes, metavar="NODES", help="new number of pods (spec.nodes)")
@@ -20,12 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.epilog = "Its pods get SIGTERM and their grace period; checkpoints on claims are kept."
     else:
         add_output_argument(parser)
+    add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Change or delete the job."""
-    job = open_client(arguments).get(arguments.name)
+    job = open_client(arguments, local=is_local(arguments)).get(arguments.name)
     if arguments.command == "delete":
         job.delete(wait=arguments.wait)
         print(f"{arguments.name}: deleted", flush=True)

@@ -1,20 +1,28 @@
 """Jobs on this machine: every run is a folder, and its state is what is written there."""
 
+import json
+import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ddp_operator.api.cel import check_rules
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.client.backend import Object
-from ddp_operator.client.errors import ClientError
+from ddp_operator.client.errors import ClientError, Conflict
 from ddp_operator.client.logs import RunLogs
 from ddp_operator.client.runs import list_runs, open_run, read_job
-from ddp_operator.kubeobjects import utc_now
-from ddp_operator.local.folder import RunFolder
+from ddp_operator.kubeobjects import count_pod_gpus, utc_now
+from ddp_operator.local.adapt import Unsuitable, check_suitable
+from ddp_operator.local.folder import DELETED, RunFolder, replace_file
+from ddp_operator.local.machine import find_gpus
 from ddp_operator.why import Why, explain_why
 
 _POLL_SECONDS: Final = 0.2
+_PATIENCE_SECONDS: Final = 30.0
 
 
 class LocalBackend:
@@ -38,16 +46,43 @@ class LocalBackend:
         return {"items": list_runs(self.runs)}
 
     def change(self, name: str, spec: Mapping[str, Any]) -> Object:
-        """Raises: ClientError."""
-        raise ClientError(f"{name} runs on this machine and cannot be changed")
+        """Let the run that goes on take fields of the spec over. Raises: Conflict, InvalidManifest, ClientError."""
+        folder = self.folder(name)
+        job = read_job(folder)
+        over = Conflict(f"{name} has ended and cannot be changed; start it again, from its checkpoint if it has one")
+        if not folder.in_use:
+            raise over
+        wanted = {**job, "spec": {**job["spec"], **spec}}
+        errors = check_rules(wanted, job)
+        if errors:
+            raise InvalidManifest(errors)
+        gpus = find_gpus(os.environ) if count_pod_gpus(wanted["spec"]["template"]["spec"]) else None
+        try:
+            check_suitable({**wanted, "spec": {**wanted["spec"], "suspend": False}}, gpus)
+        except Unsuitable as error:
+            raise ClientError(f"refused\n{error}") from None
+        replace_file(folder.changes, json.dumps({**folder.read_changes(), **spec}))
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < until and folder.in_use:
+            job = read_job(folder)
+            if all(job["spec"].get(field) == value for field, value in spec.items()):
+                return job
+            time.sleep(_POLL_SECONDS)
+        if not folder.in_use:
+            raise over
+        raise ClientError(f"{name} has not taken the change over; is its `ddp run` stopped? See {folder.path}")
 
     def delete(self, name: str) -> None:
-        """Raises: ClientError."""
-        raise ClientError(f"{name} runs on this machine and cannot be deleted")
+        """Stop the run; its folder goes once its pods have ended. Raises: ClientError."""
+        folder = self.folder(name)
+        if folder.in_use:
+            replace_file(folder.changes, json.dumps({**folder.read_changes(), DELETED: True}))
+        else:
+            shutil.rmtree(folder.path, ignore_errors=True)
 
     def is_gone(self, name: str) -> bool:
-        """Tell whether the run has ended. Raises: ClientError."""
-        return not self.folder(name).in_use
+        """Tell whether its folder is gone."""
+        return not (self.runs / name).exists()
 
     def follow(self, name: str, until: float) -> Iterator[Object]:
         """Yield the resource whenever it was written anew. Raises: ClientError."""

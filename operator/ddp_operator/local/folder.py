@@ -43,6 +43,8 @@ COLUMNS: Final = {
 }
 """Columns of metrics.csv and the metric that each holds; None: it comes from elsewhere, or is derived."""
 
+DELETED: Final = "deleted"
+"""Beside the fields of the spec in changes.json: the run shall stop, and remove its folder."""
 _WRITER: Final = """\
 # Written by `ddp run`, process {pid} on {host}, since {since}, and current only while that process runs.
 # To check: `ddp report`, which also updates this file. By hand: flock -n job.yaml true
@@ -67,6 +69,7 @@ class RunFolder:
         self.on_problem: Callable[[str], None] = lambda problem: None
         self._failing: set[Path] = set()
         self._since = ""
+        self.changes = path / "changes.json"
         self.status = path / "status.yaml"
         self.events = path / "events.log"
         self.errors = path / "errors.log"
@@ -169,6 +172,14 @@ class RunFolder:
     def write_facts(self, facts: Mapping[str, str]) -> None:
         """Write environment.json."""
         self.write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+    def read_changes(self) -> dict[str, Any]:
+        """Return what the user wants of the run meanwhile: fields of the spec as they shall be."""
+        try:
+            found = json.loads(self.changes.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def clear(self) -> None:
         """Remove temporary files and pipes that a killed run has left: its own, and those of its pods' launchers."""

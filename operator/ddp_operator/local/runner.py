@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -24,7 +25,7 @@ from ddp_operator.local.adapt import Finding
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.container import ClaimInUse, ClaimLock
 from ddp_operator.local.ending import close_record, describe_run, interrupt
-from ddp_operator.local.folder import RunFolder, is_out_of_space
+from ddp_operator.local.folder import DELETED, RunFolder, is_out_of_space
 from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import NO_STEPS, LogFile, Tail, count, describe_wait, find_logs, format_line, is_silent
@@ -41,6 +42,7 @@ from ddp_operator.workqueue import backoff
 _RETRY_SECONDS: Final = 1.0
 _PENDING_SECONDS: Final = 2.0  # here pods start at once, unless they wait for GPUs
 _PROGRESS_SECONDS: Final = 1.0  # pages are read: no network and no API server bears it here
+_CHANGES_SECONDS: Final = 0.2
 _MAX_ERRORS: Final = 8
 """Passes in a row with an unexpected error after which the run is stopped: 13 seconds, by the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
@@ -158,6 +160,7 @@ class Run:
             self._showing = True
             await self._optional("the record of versions and commit", self._write_facts)
             tasks += [asyncio.create_task(self._optional("the samples of the metrics", self._recorder.run))]
+            tasks += [asyncio.create_task(self._optional("changes by its user", self._take_changes))]
             tail = Tail(partial(find_logs, self._folder.logs), self._on_log_line)
             if self._follows:
                 tasks += [asyncio.create_task(self._optional("the ranks' output on the screen", tail.run))]
@@ -207,6 +210,17 @@ class Run:
                 self._errors = 0
             if wait != 0 or self._is_over() or self._stopped.is_set():
                 return wait
+
+    async def _take_changes(self) -> None:
+        """Take over what the user wants of the job, as an API server would, until cancelled."""
+        while True:
+            wanted = self._folder.read_changes()
+            resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
+            if wanted.get(DELETED) and not self._stopped.is_set():
+                self._on_signal(signal.SIGTERM)
+            elif wanted and resource is not None:
+                self._cluster.store.change(resource, spec={**resource["spec"], **wanted})
+            await asyncio.sleep(_CHANGES_SECONDS)
 
     async def _try_again(self, error: Exception) -> float | None:
         """Record an unexpected error in a pass and back off; after many in a row, give up."""
@@ -277,6 +291,8 @@ class Run:
         self._folder.write(self._folder.summary, summary + "\n")
         self._output.write(summary + "\n")
         self._output.flush()
+        if self._folder.read_changes().get(DELETED):
+            shutil.rmtree(self._folder.path, ignore_errors=True)
         return Outcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
 
     async def _write_report(self) -> None:
