@@ -21,6 +21,7 @@ CRD_NAME: Final = f"{PLURAL}.{GROUP}"
 # Labels on every child. A child is found by its label and trusted by its owner reference.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ddp-operator"
+MANAGED_BY_CLI: Final = "ddp"  # what `ddp submit` makes beside the job
 LABEL_JOB_NAME: Final = f"{GROUP}/job-name"
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 # On the operator's own pods, by the chart: a job's NetworkPolicy lets these read its metrics.
@@ -101,6 +102,15 @@ LAUNCHER_VOLUME: Final = "ddp-launcher"
 LAUNCHER_USERS: Final = "ddp-launcher-users"
 SHM_VOLUME: Final = "ddp-shm"
 CHECKPOINT_VOLUME: Final = "ddp-checkpoint"
+CODE_VOLUME: Final = "ddp-code"  # the archive of spec.code
+CODE_MOUNT_PATH: Final = "/opt/ddp-code"
+CODE_FILE: Final = "code.tar.gz"  # in a ConfigMap and in an image
+CODE_FOLDER: Final = "/workspace"  # where it is unpacked
+CODE_FOLDER_VOLUME: Final = "ddp-workspace"
+PACKAGES_VOLUME: Final = "ddp-packages"  # what spec.code.pip installs
+PACKAGES_MOUNT_PATH: Final = "/opt/ddp-packages"
+VOLUMES: Final = (LAUNCHER_VOLUME, SHM_VOLUME, CHECKPOINT_VOLUME, CODE_VOLUME, CODE_FOLDER_VOLUME, PACKAGES_VOLUME)
+"""What the operator's own volumes are called."""
 
 # Series of the trainer that the operator reads, beside those of the launcher's contract.
 METRIC_SAMPLES: Final = "ddp_samples_total"

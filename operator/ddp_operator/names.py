@@ -25,6 +25,11 @@ def launcher_config_map_name(digest: str) -> str:
     return f"ddp-launcher-{digest[:12]}"
 
 
+def code_config_map_name(digest: str) -> str:
+    """Return the name of the ConfigMap with the code of this SHA-256 (hex), for all jobs of a namespace that run it."""
+    return f"ddp-code-{digest[:16]}"
+
+
 def pod_host(name: str, attempt: int, index: int | str) -> str:
     """Return the DNS name of one pod, relative to the namespace so that any cluster domain works."""
     return f"{job_name(name, attempt)}-{index}.{service_name(name)}"

@@ -18,9 +18,12 @@ from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 _KUBERNETES = "1.31"
 
 
-def check_manifest(text: str) -> Manifest:
-    """Return the manifest in ``text``, with what the operator would create for it. Raises: InvalidManifest."""
-    manifest = parse_manifest(text)
+def check_manifest(text: str, code: Mapping[str, Any] | None = None) -> Manifest:
+    """Return the manifest in ``text``, with what the operator would create for it. Raises: InvalidManifest.
+
+    ``code``: where its spec.code is to come from.
+    """
+    manifest = parse_manifest(text, code)
     job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
     children = build_children(job, attempt=1, nodes=job.spec.nodes)
     errors = list(_check_schemas(children))

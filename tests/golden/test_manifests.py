@@ -76,6 +76,14 @@ CASES: dict[str, dict[str, Any]] = {
         "ckpt", nodes=2, suspend=True, securityProfile="Restricted",
         checkpoint={"path": "/ckpt", "claimName": "checkpoints", "graceSeconds": 300},
     ),
+    "code-in-a-config-map": resource(
+        "code", nodes=2,
+        code={"configMapName": "ddp-code-1", "digest": "1" * 64, "commit": "2" * 40, "pip": "requirements.txt"},
+    ),
+    "code-on-a-claim": resource(
+        "code", code={"claimName": "sources", "path": "ddp/1.tar.gz", "digest": "1" * 64, "mountPath": "/src"},
+        template=template(trainer(workingDir="/src/sub")),
+    ),
     "volcano-with-network-policy": resource(
         "gang", nodes=2,
         scheduling={"gang": "Volcano", "queue": "train", "priorityClassName": "high", "placement": "Pack"},

@@ -180,3 +180,45 @@ async def test_what_the_rules_refuse_is_refused_before_the_cluster_is_asked(
     assert await ddp("submit", str(manifest)) == ExitCode.BAD_INPUT
     assert "ddp submit: refused\nspec.nodes: Invalid value: 0" in capsys.readouterr().err
     assert server.calls == []
+
+
+async def test_a_script_takes_its_folder_along_in_a_config_map_that_goes_with_its_jobs(
+    ddp: Ddp,
+    tmp_path: Path,
+    server: StandIn,
+    actors: ClusterActors,
+    start: Start,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in {"train.py": "print(1)", "data.txt": "1", ".env": "TOKEN=1"}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    start()
+    options = ("--image", "pytorch", "--gpus", "0", "--nodes", "2")
+    assert await ddp("submit", "train.py", *options, "--dry-run") == ExitCode.OK
+    assert await actors.list("ConfigMap") == []
+    assert await ddp("submit", "train.py", *options) == ExitCode.OK
+    shown = capsys.readouterr().err
+    assert "code: 2 files of " in shown
+    assert "left out, as they may hold secrets: .env, kubeconfig;" in shown
+    job = await actors.resource("train", lambda found: found.get("status", {}).get("code"))
+    name = job["spec"]["code"]["configMapName"]
+    config_map = await actors.get("ConfigMap", name)
+    assert config_map is not None
+    assert [owner["uid"] for owner in config_map["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+    assert job["status"]["code"]["digest"] == job["spec"]["code"]["digest"]
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "train.py"]
+
+    assert await ddp("submit", "train.py", *options) == ExitCode.FAILED  # the name is taken
+    assert await ddp("submit", "train.py", *options, "--name", "again") == ExitCode.OK
+    config_map = await actors.get("ConfigMap", name)
+    assert config_map is not None
+    assert len(config_map["metadata"]["ownerReferences"]) == 2
+
+    (tmp_path / "train.py").write_text("print(2)")
+    assert await ddp("submit", "train.py", *options) == ExitCode.FAILED
+    named_so = [one for one in await actors.list("ConfigMap") if one["metadata"]["name"].startswith("ddp-code-")]
+    assert len(named_so) == 1  # nothing is left of the job that was refused
+    assert await ddp("submit", "train.py", "--workdir", str(tmp_path / "missing")) == ExitCode.BAD_INPUT

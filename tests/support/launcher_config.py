@@ -22,6 +22,7 @@ CONFIG = LauncherConfig(
     log_patterns=(),
     epochs=None,
     warm_start=True,
+    code=None,
 )
 
 

@@ -33,6 +33,7 @@ LONG_FILES = {
 # The same for a module of the product.
 MODULE_LIMIT = 350
 LONG_MODULES = {
+    "operator/ddp_operator/api/spec.py": "every field of the resource with its description, one class a group",
     "operator/ddp_operator/launcher/torchrun_patches.py": "the one module that touches private parts of torch",
     "operator/ddp_operator/kube/cluster.py": "one method for each call of the Cluster protocol",
     "operator/ddp_operator/local/runner.py": "one run from its first line to its summary, in one event loop",

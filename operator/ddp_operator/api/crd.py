@@ -103,6 +103,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Val-Accuracy", "string", ".status.progress.valAccuracy", 1),
     ("Attempt", "integer", ".status.attempt", 1),
     ("Failure", "string", ".status.lastFailure.category", 1),
+    ("Code", "string", ".status.code.revision", 1),
 )
 
 
@@ -194,7 +195,8 @@ def build_resource_schema() -> dict[str, Any]:
 def _bound_lists(spec: dict[str, Any]) -> None:
     """Give lists under CEL a length: the API server estimates a rule's cost from it and refuses unbounded ones."""
     spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
-    for path in (("shm", "sizeLimit"), ("checkpoint", "path"), ("checkpoint", "claimName")):
+    code = [("code", name) for name, one in spec["properties"]["code"]["properties"].items() if one["type"] == "string"]
+    for path in (("shm", "sizeLimit"), ("checkpoint", "path"), ("checkpoint", "claimName"), *code):
         node = spec
         for name in path:
             node = node["properties"][name]

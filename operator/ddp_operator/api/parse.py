@@ -64,8 +64,10 @@ def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None) -> DDPTrain
     )
 
 
-def parse_manifest(text: str) -> Manifest:
+def parse_manifest(text: str, code: Mapping[str, Any] | None = None) -> Manifest:
     """Return the one training job in a YAML file (which may hold other objects too), fully checked offline.
+
+    ``code``: what its spec.code is to be, but for what only the file says there (mountPath).
 
     Raises: InvalidManifest.
     """
@@ -84,6 +86,10 @@ def parse_manifest(text: str) -> Manifest:
         words = f"must be {constants.API_VERSION}; change it"
         raise InvalidManifest([FieldError("apiVersion", words, raw.get("apiVersion"))])
     _check_shape(raw)
+    others = tuple(d for d in documents if d is not raw)
+    if code is not None and isinstance(raw.get("spec"), Mapping):
+        kept = {name: value for name, value in (raw["spec"].get("code") or {}).items() if name in ("mountPath", "pip")}
+        raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
     job = parse_resource(raw)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
     resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
@@ -92,7 +98,7 @@ def parse_manifest(text: str) -> Manifest:
     errors = check_rules(resource)
     if errors:
         raise InvalidManifest(errors)
-    return Manifest(job, resource, tuple(d for d in documents if d is not raw), raw)
+    return Manifest(job, resource, others, raw)
 
 
 def _check_shape(raw: Mapping[str, Any]) -> None:

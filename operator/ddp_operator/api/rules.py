@@ -32,7 +32,17 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
 
 ONCE_STARTED = ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy")
 """Fixed from attempt 1 on: objects that serve all attempts are built from them."""
-ONCE_RUN = ("procPerNode", "shm", "watchdog", "preflight", "securityProfile", "checkpoint", "successPolicy", "template")
+ONCE_RUN = (
+    "procPerNode",
+    "shm",
+    "watchdog",
+    "preflight",
+    "securityProfile",
+    "checkpoint",
+    "successPolicy",
+    "template",
+    "code",
+)
 """Fixed once a pod has run; until then an edit replaces the attempt's Job."""
 ONCE_ENDED = ("nodes", "suspend", "recovery", "activeDeadlineSeconds", "pendingDeadlineSeconds", "processGroupPolicy")
 """Fixed once the job has ended: nothing would follow an edit."""
@@ -178,6 +188,35 @@ RULES: tuple[Rule, ...] = (
         "must be an absolute path, such as /ckpt; add the leading slash",
     ),
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "0 kills the pods at once"),
+    Rule(
+        "spec.code",
+        "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
+        "must have one of configMapName, claimName and image; `ddp submit --workdir` writes it",
+    ),
+    Rule(
+        "spec.code",
+        "has(self.path) == has(self.claimName)",
+        "is the archive's path in the claim claimName; set both or remove it",
+        field=".path",
+    ),
+    Rule(
+        "spec.code.digest",
+        "self.matches('^[0-9a-f]{64}$')",
+        "must be a SHA-256 in hex, of 64 characters; `ddp submit --workdir` writes it",
+    ),
+    Rule(
+        "spec.code.mountPath",
+        "self.matches('^/[^:]*[^/:]$') && !self.contains('/..') && !self.startsWith('/opt/ddp-')",
+        "must be an absolute path other than / and the operator's own folders, such as /workspace; change it",
+    ),
+    *(
+        Rule(
+            f"spec.code.{name}",
+            "!self.startsWith('/') && !self.matches('(^|/)[.][.](/|$)')",
+            f"must be a path in the {where}, without '..'; change it",
+        )
+        for name, where in (("path", "claim"), ("pip", "folder"))
+    ),
     Rule(
         "spec.shm.sizeLimit",
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",

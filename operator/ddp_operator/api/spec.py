@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from ddp_operator.constants import DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
+from ddp_operator.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
 
 class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
@@ -167,6 +167,42 @@ class Checkpoint(_Fields, frozen=True, kw_only=True):
     grace_seconds: Annotated[int, Meta(description="Seconds that a pod has after SIGTERM to save a checkpoint.")] = 120
 
 
+class Code(_Fields, frozen=True, kw_only=True):
+    """The folder that the training command runs in, packed by `ddp submit --workdir`. Each pod unpacks it once,
+    before its ranks start. One of configMapName, claimName and image has the archive."""
+
+    digest: Annotated[
+        str, Meta(description="SHA-256 of the archive's tar, in hex. A pod that finds another archive fails.")
+    ]
+    config_map_name: Annotated[str | None, Meta(description="ConfigMap whose key code.tar.gz is the archive.")] = None
+    claim_name: Annotated[str | None, Meta(description="PersistentVolumeClaim with the archive.")] = None
+    path: Annotated[str | None, Meta(description="Path of the archive in the claim.")] = None
+    image: Annotated[
+        str | None,
+        Meta(description="OCI image with the archive as /code.tar.gz, mounted as an image volume (Kubernetes 1.33)."),
+    ] = None
+    commit: Annotated[str | None, Meta(description="Commit of the git repository that the folder is in.")] = None
+    dirty: Annotated[bool | None, Meta(description="True: the folder differed from that commit.")] = None
+    mount_path: Annotated[
+        str | None,
+        Meta(
+            description="Where the pods have the folder, and the working directory of the command. Unset: /workspace."
+        ),
+    ] = None
+    pip: Annotated[
+        str | None,
+        Meta(
+            description="A requirements file in the folder. Each pod installs it with pip, beside the image's "
+            "packages, before its ranks start."
+        ),
+    ] = None
+
+    @property
+    def folder(self) -> str:
+        """Where the pods have the folder."""
+        return (self.mount_path or CODE_FOLDER).rstrip("/")
+
+
 class Metrics(_Fields, frozen=True, kw_only=True):
     """The pod's Prometheus endpoint, served by the launcher."""
 
@@ -283,6 +319,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
         bool, Meta(description="True: no pod runs; running pods get SIGTERM and their grace time first.")
     ] = False
     template: Template
+    code: Code | None = None
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)

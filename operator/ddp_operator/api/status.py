@@ -130,6 +130,15 @@ class LastRestart(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
+class CodeStatus(_Fields, frozen=True, kw_only=True):
+    """The code that the pods run, where `ddp submit --workdir` packed it."""
+
+    digest: Annotated[str, Meta(description="SHA-256 of the archive's tar.")]
+    commit: Annotated[str | None, Meta(description="Commit of the git repository that the folder is in.")] = None
+    dirty: Annotated[bool | None, Meta(description="True: the folder differed from that commit.")] = None
+    revision: Annotated[str, Meta(description="Commit and digest in short, such as 1a2b3c4d5e6f-dirty, for people.")]
+
+
 class Straggler(_Fields, frozen=True, kw_only=True):
     """A rank that keeps the others waiting: its own work per step takes at least 1.3 times the median rank's."""
 
@@ -222,6 +231,7 @@ class Status(_Fields, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     preflight: PreflightStatus | None = None
+    code: CodeStatus | None = None
     start_step: Annotated[
         int | None, Meta(description="Step at which the job began: 0, or that of a checkpoint which it found.")
     ] = None

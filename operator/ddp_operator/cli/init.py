@@ -119,7 +119,13 @@ def find_options(source: str) -> tuple[Option, ...]:
 
 
 def write_manifest(
-    script: Script, args: Sequence[str] = (), *, nodes: int = 1, gpus: int = 1, image: str = IMAGE
+    script: Script,
+    args: Sequence[str] = (),
+    *,
+    nodes: int = 1,
+    gpus: int = 1,
+    image: str = IMAGE,
+    procs: int | str = "auto",
 ) -> str:
     """Return the YAML of a job that runs a script, with comments for a first-time reader. ``gpus``: of each pod."""
     command = ", ".join(json.dumps(word) if _needs_quotes(word) else word for word in ("python", *script.words))
@@ -131,12 +137,12 @@ def write_manifest(
         f"  name: {script.name}",
         "spec:",
         f"  nodes: {nodes}  # pods, each one torchrun node",
-        "  procPerNode: auto  # ranks in each pod: one for each GPU of its limits, or a number; without GPUs one",
+        f"  procPerNode: {procs}  # ranks in each pod: one for each GPU of its limits, or a number; without GPUs one",
         "  template:  # an ordinary pod template",
         "    spec:",
         "      containers:",
         "        - name: trainer",
-        f"          # An image with Python, PyTorch and {script.words[-1]} in its working directory.",
+        f"          # An image with Python and PyTorch. {script.words[-1]} is in it, or comes by --workdir.",
         f"          image: {image}",
         f"          command: [{command}]",
         f"          args: {json.dumps(list(args))}",

@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp_operator.cli.init import add_script, find_script, write_manifest
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
+from ddp_operator.cli.workdir import add_workdir_arguments, check_workdir, place_script, read_workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plain", action="store_true", help="print lines instead of a progress bar, also on a terminal"
     )
     parser.add_argument("--quiet", action="store_true", help="print only the summary")
+    add_workdir_arguments(parser)
     parser.epilog = "Arguments after -- are appended to those of the training script."
 
 
@@ -73,6 +75,8 @@ def _read_manifest(arguments: argparse.Namespace) -> str:
     script = find_script(arguments.file, arguments.module)
     if script is None:
         return read_file(arguments.file)
+    if arguments.workdir is not None:
+        script = place_script(script, arguments.workdir)
     from ddp_operator.local.machine import find_gpus
 
     found = 0 if arguments.cpu else len(find_gpus(os.environ))
@@ -94,7 +98,11 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.report import build_report
     from ddp_operator.validation import check_manifest
 
-    manifest = check_manifest(text)
+    code = read_workdir(arguments)
+    manifest = check_manifest(text, code.spec if code else None)
+    if code is not None:
+        check_workdir(code, manifest.job, in_cluster=False)
+        print(code.describe(), file=sys.stderr)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
             f"PyTorch is not installed for {sys.executable}, which would run the pods; pip install torch there, or "
@@ -102,6 +110,8 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         )
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     cpus, port = adapt.count_cpus(), adapt.hold_free_port()
+    others = [*manifest.others, *([code.build_config_map(manifest.job.namespace)] if code else [])]
+    adapt.check_code(manifest.resource, others)
     resource = adapt.adapt_resource(manifest.resource, changes, port, manifest.written["spec"].get("recovery"))
     errors = check_rules(resource, None)  # --nodes and --procs may violate one
     if errors:
@@ -120,7 +130,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         text=text,
         command=arguments.command_line,
         resource=_as_new(resource),
-        others=manifest.others,
+        others=others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),
         nproc=nproc,
         findings=findings if arguments.file and not arguments.file.endswith(".py") else (),  # what was asked for

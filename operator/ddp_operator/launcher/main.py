@@ -1,6 +1,7 @@
 """The launcher's command line."""
 
 import dataclasses
+import importlib
 import os
 import sys
 from typing import Sequence
@@ -10,7 +11,7 @@ from .contract import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR
 from .failure_table import EXIT_CODES
 from .files import BOOTSTRAP, log
 from .known_loops import find_total
-from .pod import add_pod_flags, default_threads, make_runtime_dir, read_pod
+from .pod import CannotStart, add_pod_flags, default_threads, make_runtime_dir, read_pod
 from .processes import adopt_orphans
 from .supervisor import Supervisor
 from .termination import build_report, finish
@@ -29,14 +30,19 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
         if not command:
             raise ValueError("no training command after --")
         line = None if program else split_python_line(command)
+        runtime, ours = make_runtime_dir()
+        pod = read_pod(dict(os.environ), runtime, program=program)
+        if pod.code is not None:
+            importlib.import_module(".code", __package__).prepare_code(pod.code, signals)
         missing = find_missing_program(line, command)
         if missing:
             report["hint"] = "check command and args in spec.template"
             raise ValueError(missing)
-        runtime, ours = make_runtime_dir()
-        pod = read_pod(dict(os.environ), runtime, program=program)
         epochs, steps = (find_total(command, epochs=of_epochs) for of_epochs in (True, False))
         pod = dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
+    except CannotStart as error:
+        said = {"message": str(error), "hint": error.hint, "traceback": error.output, "exitCode": error.exit_code}
+        return finish(EXIT_CODES[error.exit_code], {**report, **said})
     except ValueError as error:
         return finish(EXIT_CODES[EXIT_USER_ERROR], {**report, "message": str(error)})
     flags = [flag for flag in flags if flag != "--no-python"]

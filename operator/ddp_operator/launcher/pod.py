@@ -18,10 +18,19 @@ from .contract import (
     ENV_MASTER_PORT,
     ENV_METRICS_PORT,
     ENV_RUNTIME_DIR,
+    EXIT_USER_ERROR,
     STOPPING_FILE,
 )
 from .files import read_json
 from .processes import count_oom_kills, read_cpu_quota
+
+
+class CannotStart(Exception):
+    """What the ranks need is not there. ``exit_code``: the launcher's; ``output``: last lines of what has failed."""
+
+    def __init__(self, message: str, hint: str, exit_code: int = EXIT_USER_ERROR, output: str = "") -> None:
+        super().__init__(message)
+        self.hint, self.exit_code, self.output = hint, exit_code, output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +50,17 @@ class PreflightConfig:
     fail: bool
     checks: tuple[str, ...]
     min_bytes_per_second: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeConfig:
+    """spec.code: the archive, the folder that it becomes, and where the packages of ``requirements`` go."""
+
+    archive: str
+    digest: str
+    folder: str
+    requirements: Optional[str]
+    packages: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +85,7 @@ class LauncherConfig:
     log_patterns: tuple[str, ...]
     epochs: Optional[int]
     warm_start: bool
+    code: Optional[CodeConfig]
 
     @property
     def regroups(self) -> bool:
@@ -78,7 +99,7 @@ class LauncherConfig:
         return self.elastic or (self.nodes > 1 and budget)
 
 
-_NESTED = {"watchdog": WatchdogConfig, "preflight": PreflightConfig}
+_NESTED = {"watchdog": WatchdogConfig, "preflight": PreflightConfig, "code": CodeConfig}
 
 
 def encode_config(config: LauncherConfig) -> str:

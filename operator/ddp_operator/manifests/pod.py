@@ -5,13 +5,14 @@ stays. Only what makes the pods find each other is the operator's alone, and ``t
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
+from ddp_operator.api.spec import Code
 from ddp_operator.kubeobjects import cpu_limit
-from ddp_operator.launcher.pod import LauncherConfig, PreflightConfig, WatchdogConfig, encode_config
+from ddp_operator.launcher.pod import CodeConfig, LauncherConfig, PreflightConfig, WatchdogConfig, encode_config
 from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
@@ -123,6 +124,15 @@ def build_launcher_config(
         log_patterns=tuple(spec.metrics.log_patterns),
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",
+        code=CodeConfig(
+            archive=f"{constants.CODE_MOUNT_PATH}/{spec.code.path or constants.CODE_FILE}",
+            digest=spec.code.digest,
+            folder=spec.code.folder,
+            requirements=spec.code.pip,
+            packages=constants.PACKAGES_MOUNT_PATH,
+        )
+        if spec.code
+        else None,
     )
 
 
@@ -189,8 +199,28 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
         source = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
         volumes.append({"name": constants.CHECKPOINT_VOLUME, **source})
         mounts.append({"name": constants.CHECKPOINT_VOLUME, "mountPath": checkpoint.path})
+    if job.spec.code:
+        for name, source, path in _list_code_volumes(job.spec.code):
+            volumes.append({"name": name, **source})
+            read_only = {"readOnly": True} if name == constants.CODE_VOLUME else {}
+            mounts.append({"name": name, "mountPath": path, **read_only})
+        trainer.setdefault("workingDir", job.spec.code.folder)
     pod["volumes"] = volumes
     trainer["volumeMounts"] = mounts
+
+
+def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the name, source and mount path of each volume of spec.code."""
+    if code.config_map_name:
+        archive: dict[str, Any] = {"configMap": {"name": code.config_map_name}}
+    elif code.claim_name:
+        archive = {"persistentVolumeClaim": {"claimName": code.claim_name, "readOnly": True}}
+    else:
+        archive = {"image": {"reference": code.image}}
+    yield constants.CODE_VOLUME, archive, constants.CODE_MOUNT_PATH
+    yield constants.CODE_FOLDER_VOLUME, {"emptyDir": {}}, code.folder
+    if code.pip:
+        yield constants.PACKAGES_VOLUME, {"emptyDir": {}}, constants.PACKAGES_MOUNT_PATH
 
 
 def _avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nest
 from ddp_operator.names import is_reserved_variable
 
 _POD = "spec.template.spec"
+_FOLDERS_OF_OURS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ def _check_pod(pod: Mapping[str, Any], spec: Spec) -> Iterator[FieldError]:
         words = "must be Never: restarts are spec.recovery's; remove it"
         yield FieldError(f"{_POD}.restartPolicy", words, pod["restartPolicy"])
     names = [volume["name"] for volume in pod.get("volumes") or []]
-    for reserved in (constants.LAUNCHER_VOLUME, constants.SHM_VOLUME, constants.CHECKPOINT_VOLUME):
+    for reserved in constants.VOLUMES:
         if reserved in names:
             where = f"{_POD}.volumes[{names.index(reserved)}].name"
             yield FieldError(where, "is the operator's; choose another", reserved)
@@ -202,8 +203,10 @@ def _check_trainer(trainer: Mapping[str, Any], path: str, spec: Spec) -> Iterato
         here, where = f"{path}.volumeMounts[{index}].mountPath", mount.get("mountPath")
         if not isinstance(where, str):
             yield FieldError(here, "Required value: every mount needs a path; add it")
-        elif where.rstrip("/") == constants.LAUNCHER_MOUNT_PATH:
+        elif where.rstrip("/") in _FOLDERS_OF_OURS:
             yield FieldError(here, "is the operator's; choose another", where)
+        elif spec.code and where.rstrip("/") == spec.code.folder:
+            yield FieldError(here, "spec.code is unpacked there; remove this mount or set spec.code.mountPath", where)
         elif spec.checkpoint and spec.checkpoint.claim_name and where.rstrip("/") == spec.checkpoint.path.rstrip("/"):
             words = "spec.checkpoint.claimName is mounted there; remove this mount or the claimName"
             yield FieldError(here, words, where)
@@ -290,12 +293,11 @@ def _resolve_nproc(trainer: Mapping[str, Any], path: str, spec: Spec) -> int | F
 
 
 _STANDARD: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
-_VOLUMES_OF_OURS: Final = (constants.LAUNCHER_VOLUME, constants.SHM_VOLUME, constants.CHECKPOINT_VOLUME)
 
 
 def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     """Check resources, variables and mounts of every container of a pod whose shape is right; ``path`` is the pod's."""
-    volumes = {volume["name"] for volume in pod.get("volumes") or ()} | {*_VOLUMES_OF_OURS}
+    volumes = {volume["name"] for volume in pod.get("volumes") or ()} | {*constants.VOLUMES}
     for part in ("containers", "initContainers"):
         for index, container in enumerate(pod.get(part) or ()):
             here = f"{path}.{part}[{index}]"

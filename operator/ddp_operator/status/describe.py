@@ -7,8 +7,10 @@ from msgspec.structs import replace
 
 from ddp_operator import constants
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.spec import Code
 from ddp_operator.api.status import (
     CheckpointStatus,
+    CodeStatus,
     Condition,
     ConditionStatus,
     LastFailure,
@@ -59,6 +61,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         status = replace(status, last_failure=in_place)
     if status.first_run_time is None and any(pod.has_run for pod in observation.pods):
         status = replace(status, first_run_time=truncate(now))
+    if job.spec.code is not None:
+        status = replace(status, code=_describe_code(job.spec.code))
     if observation.stragglers is not None:
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
@@ -114,6 +118,13 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         conditions=job.status.conditions,
     )
     return take_facts(status, facts, now, job.generation)
+
+
+def _describe_code(code: Code) -> CodeStatus:
+    commit = f"{code.commit[:12]}{'-dirty' if code.dirty else ''}" if code.commit else ""
+    # Two dirty trees of a commit differ in their digest alone.
+    revision = commit if commit and not code.dirty else f"{commit} {code.digest[:12]}".lstrip()
+    return CodeStatus(digest=code.digest, commit=code.commit, dirty=code.dirty, revision=revision)
 
 
 def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:

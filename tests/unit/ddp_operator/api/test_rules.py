@@ -36,6 +36,7 @@ def refused(item: dict[str, Any], old: dict[str, Any] | None = None) -> list[str
     return [error.path for error in check_rules(item, old)]
 
 
+CODE = {"configMapName": "ddp-code-1", "digest": "0" * 64}
 BAD: dict[str, tuple[Any, ...]] = {
     "metadata.name": ("a" * 51, "A", "1a", "a.b", "a_b", "a-", "-a", "a b", "ä"),
     "spec.nodes": (0, -1, 5001, 2**63, 2**70),
@@ -62,6 +63,15 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.preflight.minMegabytesPerSecond": (-1, 1),
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
+    "spec.code": (
+        {"digest": "0" * 64},
+        CODE | {"image": "example.com/code"},
+        CODE | {"claimName": "code", "path": "a"},
+    ),
+    "spec.code.path": ("code.tar.gz", "/code.tar.gz", "../code.tar.gz"),
+    "spec.code.digest": ("", "0" * 63, "G" * 64),
+    "spec.code.mountPath": ("/", "", "code", "/a/", "/a/../b", "/opt/ddp-code", "/a:b"),
+    "spec.code.pip": ("/requirements.txt", "../requirements.txt", "a/.."),
     "spec.shm.sizeLimit": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
     "spec.scheduling.queue": ("train",),
     "spec.scheduling.topologyKey": ("zone",),
@@ -88,6 +98,11 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.nonRetryableExitCodes": ([], [1], [255, 1]),
     "spec.checkpoint.path": ("/", "/c/d"),
     "spec.checkpoint.graceSeconds": (0, YEAR),
+    "spec.code": (
+        CODE | {"mountPath": "/src", "pip": "a/requirements..txt", "commit": "1", "dirty": True},
+        {"claimName": "code", "path": "a/b.tar.gz", "digest": "0" * 64},
+        {"image": "example.com/code", "digest": "f" * 64},
+    ),
     "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
     "spec.scheduling": (
         {},
@@ -203,6 +218,7 @@ FIXED = {
     "spec.networkPolicy.enabled": True,
     "spec.successPolicy": "RankZero",
     "spec.checkpoint.path": "/elsewhere",
+    "spec.code": CODE,
     "spec.template.spec.containers": [trainer(image="other")],
 }
 MUTABLE = {

@@ -1,0 +1,83 @@
+"""A packed folder with what ``spec.code`` says of it, and the object that brings it to the pods."""
+
+import base64
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_operator import constants, names
+from ddp_operator.code.archive import CONFIG_MAP_LIMIT, Archive, format_size, pack
+from ddp_operator.code.files import CannotPack
+from ddp_operator.launcher.command_line import split_python_line
+from ddp_operator.manifests.torchrun import UserCommand
+
+REQUIREMENTS: Final = "requirements.txt"
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A folder's archive and how ``spec.code`` has it."""
+
+    folder: Path
+    archive: Archive
+    spec: Mapping[str, Any]
+
+    def describe(self) -> str:
+        """Return what is packed, in one line, and a second one of what was left out."""
+        one = self.archive
+        commit = f", commit {one.commit[:12]}{' with changes' if one.dirty else ''}" if one.commit else ""
+        sizes = f"{format_size(one.size)}, packed {format_size(len(one.data))}"
+        files = f"{len(one.sizes)} file{'s' if len(one.sizes) > 1 else ''}"
+        lines = [f"code: {files} of {self.folder} ({sizes}{commit}), digest {one.digest[:12]}"]
+        if one.left_out:
+            more = f" and {len(one.left_out) - _SHOWN} more" if len(one.left_out) > _SHOWN else ""
+            shown = ", ".join(one.left_out[:_SHOWN])
+            lines.append(f"code: left out, as they may hold secrets: {shown}{more}; --include PATH packs one")
+        return "\n".join(lines)
+
+    def check_command(self, command: UserCommand, working_dir: str | None) -> None:
+        """See that the script that the pods would run is in the archive. Raises: CannotPack."""
+        line = None if command.program or working_dir else split_python_line(command.argv)
+        if line is None or line.kind != "script" or posixpath.isabs(line.target):
+            return
+        path = posixpath.normpath(line.target)
+        packed = [name for name, _ in self.archive.sizes]
+        if path not in packed and f"{path}/__main__.py" not in packed:
+            raise CannotPack(
+                f"the command runs {line.target}, which is not among the packed files of {self.folder}: the command is "
+                "run in that folder; choose another --workdir, or see whether .gitignore or .ddpignore leaves it out"
+            )
+
+    def check_size(self) -> None:
+        """See that a ConfigMap holds the archive. Raises: CannotPack."""
+        size = len(self.archive.data)
+        if size > CONFIG_MAP_LIMIT:
+            raise CannotPack(
+                f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
+                f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {self.archive.list_largest()}. Name what "
+                "the job does not need in .ddpignore"
+            )
+
+    def build_config_map(self, namespace: str) -> dict[str, Any]:
+        """Return the ConfigMap with the archive."""
+        labels = {constants.LABEL_MANAGED_BY: constants.MANAGED_BY_CLI}
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self.spec["configMapName"], "namespace": namespace, "labels": labels},
+            "immutable": True,
+            "binaryData": {constants.CODE_FILE: base64.b64encode(self.archive.data).decode()},
+        }
+
+
+def pack_code(folder: Path, include: Sequence[str] = (), *, pip: bool = False) -> Code:
+    """Pack a folder for a ConfigMap. ``pip``: its requirements are to be installed. Raises: CannotPack."""
+    archive = pack(folder, include)
+    if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
+        raise CannotPack(f"--pip: there is no {REQUIREMENTS} among the packed files of {folder}; write one")
+    spec: dict[str, Any] = {"configMapName": names.code_config_map_name(archive.digest), "digest": archive.digest}
+    spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
+    return Code(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}))

@@ -1,0 +1,141 @@
+"""A folder as an archive, and what the pods make of it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import random
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ddp_operator.code.archive import CONFIG_MAP_LIMIT, pack
+from ddp_operator.code.files import CannotPack
+from ddp_operator.code.packed import pack_code
+from ddp_operator.manifests.torchrun import split_user_command
+from tests.unit.ddp_operator.code.test_files import write
+
+
+def test_the_same_files_make_the_same_archive_anywhere(tmp_path: Path) -> None:
+    archives = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        for path in ("train.py", "pkg/model.py", "run.sh") if name == "one" else ("run.sh", "pkg/model.py", "train.py"):
+            write(folder, {path: f"content of {path}"})
+            os.utime(folder / path, (1000, 1000 if name == "one" else 2000))
+        (folder / "run.sh").chmod(0o700 if name == "one" else 0o755)
+        archives.append(pack(folder))
+    assert archives[0].data == archives[1].data
+    assert archives[0].digest == archives[1].digest == hashlib.sha256(gzip.decompress(archives[0].data)).hexdigest()
+    write(tmp_path / "two", {"pkg/model.py": "content of pkg/model.PY"})
+    assert pack(tmp_path / "two").digest != archives[0].digest
+
+
+def test_the_archive_is_what_tarfile_writes(tmp_path: Path) -> None:
+    long = "/".join(["a_long_name_of_a_folder"] * 6) + "/file.py"
+    write(tmp_path, {"train.py": "x" * 1000, "empty": "", "größe.txt": "ü", long: "y", "run.sh": "#!/bin/sh"})
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "link").symlink_to("train.py")
+    (tmp_path / "absolute").symlink_to(tmp_path / "a_long_name_of_a_folder")
+    content = gzip.decompress(pack(tmp_path).data)
+    expected = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        members = archive.getmembers()
+        for member in members:
+            clean = tarfile.TarInfo(member.name)
+            clean.size, clean.mode, clean.type, clean.linkname = member.size, member.mode, member.type, member.linkname
+            expected.write(clean.tobuf(tarfile.PAX_FORMAT))
+            source = archive.extractfile(member) if member.isfile() else None
+            data = source.read() if source else b""
+            assert data == ((tmp_path / member.name).read_bytes() if source else b"")
+            expected.write(data + bytes(-len(data) % 512))
+    assert content == expected.getvalue() + bytes(1024)
+    found = {member.name: (oct(member.mode), member.linkname) for member in members}
+    assert found["run.sh"] == ("0o755", "")
+    assert found["train.py"] == ("0o644", "")
+    assert (found["link"][1], found["absolute"][1]) == ("train.py", "a_long_name_of_a_folder")
+    assert long in found
+    assert "größe.txt" in found
+
+
+def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"code/train.py": "", "data/file": ""})
+    (tmp_path / "code" / "data").symlink_to("../data")
+    with pytest.raises(CannotPack, match=r"^data: this link leaves the folder \(to .*/data\).*\.ddpignore"):
+        pack(tmp_path / "code")
+    write(tmp_path, {"code/.ddpignore": "/data"})
+    assert [name for name, _ in pack(tmp_path / "code").sizes] == [".ddpignore", "train.py"]
+
+
+def test_what_barely_does_not_fit_is_compressed_harder(tmp_path: Path) -> None:
+    words = [f"word{number}" for number in range(3000)]
+    write(tmp_path, {"train.py": " ".join(random.Random(1).choices(words, k=300_000))})
+    easy = pack(tmp_path, limit=1 << 30)
+    hard = pack(tmp_path, limit=len(easy.data) - 1)
+    assert lzma.decompress(hard.data) == gzip.decompress(easy.data)
+    assert (hard.digest, len(hard.data) < len(easy.data)) == (easy.digest, True)
+
+
+def test_a_folder_too_large_for_a_config_map_is_told_with_its_largest_files(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(random.Random(1).randbytes(CONFIG_MAP_LIMIT * 3 // 2))
+    write(tmp_path, {"train.py": ""})
+    with pytest.raises(
+        CannotPack, match=r"1\.5 MiB when packed.* at most 1\.0 MiB.* weights\.bin \(1\.5 MiB\), train\.py"
+    ):
+        pack_code(tmp_path).check_size()
+
+
+def test_nothing_to_pack_is_refused(tmp_path: Path) -> None:
+    for folder, words in ((tmp_path / "missing", "no such folder"), (tmp_path, "nothing to pack")):
+        with pytest.raises(CannotPack, match=words):
+            pack(folder)
+
+
+def test_the_commit_is_told_and_whether_the_folder_differs(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "1"})
+    assert pack(tmp_path).commit == ""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    archive = pack(tmp_path)
+    assert (len(archive.commit), archive.dirty) == (40, False)
+    write(tmp_path, {"new.py": ""})
+    assert pack(tmp_path).dirty
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (["python", "train.py"], None),
+        (["python", "-u", "./pkg/../train.py"], None),
+        (["python", "pkg"], None),
+        (["python", "-m", "pkg"], None),
+        (["python", "/app/train.py"], None),
+        (["bash", "-c", "true"], None),
+        (["python", "main.py"], "runs main.py, which is not among the packed files"),
+    ],
+)
+def test_a_command_whose_script_is_not_packed_is_refused(
+    tmp_path: Path, command: list[str], complaint: str | None
+) -> None:
+    write(tmp_path, dict.fromkeys(("train.py", "pkg/__main__.py"), ""))
+    code = pack_code(tmp_path)
+    if complaint is None:
+        code.check_command(split_user_command(command, []), None)
+    else:
+        with pytest.raises(CannotPack, match=complaint):
+            code.check_command(split_user_command(command, []), None)
+        code.check_command(split_user_command(command, []), "/elsewhere")
+
+
+def test_requirements_are_asked_for_only_where_they_are(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": ""})
+    with pytest.raises(CannotPack, match=r"no requirements\.txt"):
+        pack_code(tmp_path, pip=True)
+    write(tmp_path, {"requirements.txt": ""})
+    assert pack_code(tmp_path, pip=True).spec["pip"] == "requirements.txt"

@@ -1,0 +1,150 @@
+"""Which files of a folder travel: as git has it, but for secrets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ddp_operator.code.files import CannotPack, Selection
+
+# Each list is a .gitignore in a folder of its own, which has all of the files below.
+PATTERNS = (
+    ("*.log", "!keep.log"),
+    ("build/", "!build/keep.txt"),
+    ("/build", "data/*", "!data/keep.txt"),
+    ("*", "!*/", "!*.py"),
+    ("**/deep/*.txt", "a/**/c.txt", "docs/**"),
+    ("a/*/c.txt", "?.py", "[bc].py", "[!k]*.log"),
+    ("# a comment", "", "trailing  ", "\\#file", "\\!file", "with\\ space.txt"),
+    ("data", "!data/keep.txt", "*.tmp", "!/x.tmp", "[unclosed", "a/deep/"),
+    ("**", "!a", "!a/**"),
+    ("foo/*", "!foo/bar/", "foo/bar/*", "!foo/bar/baz.py", "*.pth/"),
+)
+FILES = (
+    *(
+        "keep.log",
+        "other.log",
+        "build/keep.txt",
+        "build/x.o",
+        "data/keep.txt",
+        "data/big.bin",
+        "a/b.py",
+        "b.py",
+        "k.py",
+    ),
+    *("a/deep/c.txt", "a/deep/er/c.txt", "a/c.txt", "deep/x.txt", "docs/index.md", "docs/sub/page.md", "docsy/page.md"),
+    *(
+        "#file",
+        "!file",
+        "trailing",
+        "with space.txt",
+        "x.tmp",
+        "a/x.tmp",
+        "foo/one.py",
+        "foo/bar/baz.py",
+        "foo/bar/two.py",
+    ),
+    *("c.pth/file", "d.pth", "[unclosed", "a/data/keep.txt", "a/build/y", "name.py/file.txt"),
+)
+
+
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def list_packed(folder: Path, *include: str) -> list[str]:
+    return [path for path, _ in Selection(folder, include).walk()]
+
+
+def list_by_git(folder: Path) -> list[str]:
+    words = ["git", "-c", "core.excludesFile=", "ls-files", "-coz", "--exclude-standard"]
+    return subprocess.run(words, cwd=folder, check=True, capture_output=True).stdout.decode().split("\0")[:-1]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    return tmp_path
+
+
+def test_the_files_are_those_that_git_would_add(repository: Path) -> None:
+    for number, patterns in enumerate(PATTERNS):
+        write(repository / str(number), dict.fromkeys(FILES, "") | {".gitignore": "\n".join(patterns)})
+    write(
+        repository, {".gitignore": "er/\n*.bin\n!/1/data/big.bin\n", "1/a/.gitignore": "!er/\n/deep/c.txt\n", "top": ""}
+    )
+    (repository / ".git" / "info" / "exclude").write_text("docsy/\n")
+    packed = list_packed(repository)
+    assert sorted(packed) == sorted(list_by_git(repository))
+    assert "1/data/big.bin" in packed  # the comparison has both sorts
+    assert "2/data/big.bin" not in packed
+
+
+def test_rules_above_the_folder_hold_in_it_too(repository: Path) -> None:
+    write(repository, dict.fromkeys(("src/train.py", "src/x.tmp", "src/sub/y.tmp", "src/only"), ""))
+    write(repository, {".gitignore": "*.tmp\n/src/only\n", "src/.gitignore": "!y.tmp\n"})
+    assert list_packed(repository / "src") == sorted(list_by_git(repository / "src"))
+
+
+def test_ddpignore_is_stronger_than_gitignore_and_needs_no_git(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys(("train.py", "model.bin", "notes.md", "sub/notes.md", "sub/keep.bin"), ""))
+    write(tmp_path, {".gitignore": "*.bin\n", ".ddpignore": "!model.bin\n*.md\n"})
+    assert list_packed(tmp_path) == [".ddpignore", ".gitignore", "model.bin", "train.py"]
+
+
+def test_git_environments_caches_and_runs_never_travel(tmp_path: Path) -> None:
+    inside = (
+        ".git/config",
+        "__pycache__/a.pyc",
+        ".venv/x",
+        "myenv/pyvenv.cfg",
+        "myenv/lib/x.py",
+        "ddp-runs/r/job.yaml",
+    )
+    write(tmp_path, dict.fromkeys((*inside, "train.py"), ""))
+    assert list_packed(tmp_path) == ["train.py"]
+
+
+SECRETS = (
+    ".env",
+    ".env.prod",
+    "certs/server.pem",
+    "id_rsa",
+    "credentials-gcp.json",
+    ".netrc",
+    "sub/.aws/config",
+    "kubeconfig",
+)
+
+
+def test_secrets_are_left_out_and_told(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys((*SECRETS, ".env.example", "id_rsa.pub", "train.py"), ""))
+    selection = Selection(tmp_path)
+    assert [path for path, _ in selection.walk()] == [".env.example", "id_rsa.pub", "train.py"]
+    assert {"sub/.aws/" if name.startswith("sub/.aws") else name for name in SECRETS} == {*selection.left_out}
+
+
+def test_what_is_named_travels_whatever_the_rules_say(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys((".env", "data/a.bin", "data/deep/b.bin", "data2/c", "train.py", "zz.pem"), ""))
+    write(tmp_path, {".gitignore": "data*/\n.env\n"})
+    selection = Selection(tmp_path, (".env", "data/", "./train.py"))
+    assert [path for path, _ in selection.walk()] == [".env", ".gitignore", "data/a.bin", "data/deep/b.bin", "train.py"]
+    assert selection.left_out == ["zz.pem"]
+    for wrong in ("missing", "../outside"):
+        with pytest.raises(CannotPack, match="no such file"):
+            list_packed(tmp_path, wrong)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"sub/file": ""})
+    (tmp_path / "sub").chmod(0)
+    with pytest.raises(CannotPack, match=r"sub/: Permission denied; .*\.ddpignore"):
+        list_packed(tmp_path)
+    (tmp_path / "sub").chmod(0o700)

@@ -1,0 +1,186 @@
+"""The user's folder in a pod: unpacked, compared, and its packages."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ddp_operator.code.archive import pack
+from ddp_operator.launcher.code import install_packages, prepare_code, unpack
+from ddp_operator.launcher.pod import CannotStart, CodeConfig
+from tests.unit.ddp_operator.code.test_files import write
+
+
+def config(tmp_path: Path, data: bytes, digest: str, requirements: str | None = None) -> CodeConfig:
+    (tmp_path / "code.tar.gz").write_bytes(data)
+    (tmp_path / "workspace").mkdir()
+    archive, folder, packages = (str(tmp_path / name) for name in ("code.tar.gz", "workspace", "packages"))
+    return CodeConfig(archive, digest, folder, requirements, packages)
+
+
+def packed(tmp_path: Path, requirements: str | None = None) -> CodeConfig:
+    archive = pack(tmp_path / "source")
+    return config(tmp_path, archive.data, archive.digest, requirements)
+
+
+def tar(*members: tarfile.TarInfo) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    return made.getvalue()
+
+
+def test_the_folder_is_as_it_was_packed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    write(source, {"train.py": "print(1)", "pkg/sub/model.py": "x" * 5000, "run.sh": "", "empty": ""})
+    (source / "run.sh").chmod(0o755)
+    (source / "pkg" / "link").symlink_to("../train.py")
+    code = packed(tmp_path)
+    assert unpack(code) == 5
+    copy = Path(code.folder)
+    for file in (file for file in source.rglob("*") if file.is_file()):
+        assert (copy / file.relative_to(source)).read_bytes() == file.read_bytes()
+    assert os.access(copy / "run.sh", os.X_OK)
+    assert not os.access(copy / "empty", os.X_OK)
+    assert os.readlink(copy / "pkg" / "link") == "../train.py"
+    assert unpack(code) == 5  # over what is there
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_either_compression_is_read_and_another_archive_refused(tmp_path: Path, compress: object) -> None:
+    assert callable(compress)
+    content = tar(tarfile.TarInfo("train.py"))
+    code = config(tmp_path, compress(content), hashlib.sha256(content).hexdigest())
+    assert unpack(code) == 1
+    (tmp_path / "code.tar.gz").write_bytes(compress(content + bytes(512)))
+    with pytest.raises(CannotStart, match="is not what was submitted") as refusal:
+        unpack(code)
+    assert refusal.value.exit_code == 81
+
+
+def test_an_archive_that_is_missing_or_damaged_is_told(tmp_path: Path) -> None:
+    content = gzip.compress(tar(tarfile.TarInfo("train.py")))
+    code = config(tmp_path, content[: len(content) // 2], "0" * 64)
+    with pytest.raises(CannotStart, match="is damaged"):
+        unpack(code)
+    Path(code.archive).write_bytes(b"no archive")
+    with pytest.raises(CannotStart, match="is damaged"):
+        unpack(code)
+    Path(code.archive).unlink()
+    with pytest.raises(CannotStart, match="cannot be read: No such file or directory") as refusal:
+        unpack(code)
+    assert refusal.value.exit_code == 81
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.SYMTYPE, target
+    return member
+
+
+def device() -> tarfile.TarInfo:
+    member = tarfile.TarInfo("device")
+    member.type = tarfile.CHRTYPE
+    return member
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [tarfile.TarInfo("../outside")],
+        [tarfile.TarInfo("a/../../outside")],
+        [tarfile.TarInfo("/tmp/ddp-outside")],
+        [link("out", "/etc/passwd")],
+        [link("out", "../..")],
+        [link("sub", "."), tarfile.TarInfo("sub/../../outside")],
+        [device()],
+    ],
+)
+def test_nothing_is_written_outside_of_the_folder(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
+    content = tar(*members)
+    code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
+    with pytest.raises(CannotStart, match=r"leaves the folder|neither a file nor a link"):
+        unpack(code)
+    assert not [*tmp_path.glob("outside*"), *tmp_path.parent.glob("outside*"), *Path("/tmp").glob("ddp-outside")]
+
+
+def test_a_full_disk_is_worth_another_try(tmp_path: Path) -> None:
+    content = tar(tarfile.TarInfo("train.py"))
+    code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
+    (tmp_path / "workspace").rmdir()
+    (tmp_path / "workspace").symlink_to("/dev/full")
+    with pytest.raises(CannotStart, match="cannot be unpacked") as refusal:
+        unpack(code)
+    assert refusal.value.exit_code == 82
+
+
+def make_wheel(path: Path, name: str, version: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_packages_are_installed_beside_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    make_wheel(tmp_path / "source" / "wheels" / "ddp_tiny-1.5-py3-none-any.whl", "ddp_tiny", "1.5")
+    # PyYAML is there, and not installed again: there is no index that has it.
+    write(tmp_path / "source", {"requirements.txt": "./wheels/ddp_tiny-1.5-py3-none-any.whl\npyyaml>=5\n"})
+    code = packed(tmp_path, "requirements.txt")
+    prepare_code(code, [])
+    log = capfd.readouterr().err
+    assert "the code" in log
+    assert "Successfully installed ddp_tiny-1.5" in log.replace("ddp-tiny", "ddp_tiny")
+    seen = subprocess.run(
+        [sys.executable, "-c", "import ddp_tiny, yaml; print(ddp_tiny.VERSION, ddp_tiny.__file__)"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert seen.startswith(f"1.5 {code.packages}")
+    assert os.environ["PATH"].startswith(f"{code.packages}/venv/bin:")
+
+
+def test_a_package_that_cannot_be_installed_is_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    write(tmp_path / "source", {"requirements.txt": "ddp-no-such-package==1\n"})
+    code = packed(tmp_path, "requirements.txt")
+    with pytest.raises(CannotStart, match="No matching distribution found for ddp-no-such-package==1") as refusal:
+        prepare_code(code, [])
+    assert refusal.value.exit_code == 81
+    assert "requirements.txt" in refusal.value.hint
+    assert "ERROR" in refusal.value.output
+
+
+def test_pip_ends_when_the_pod_is_asked_to_stop(tmp_path: Path) -> None:
+    write(tmp_path / "source", {"requirements.txt": ""})
+    code = packed(tmp_path, "requirements.txt")
+    unpack(code)
+    with pytest.raises(CannotStart, match="asked to stop") as end:
+        install_packages(code, [signal.SIGTERM])
+    assert end.value.exit_code == 85
+
+
+def test_requirements_that_were_not_packed_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "source", {"train.py": ""})
+    with pytest.raises(CannotStart, match=r"no requirements\.txt in the code"):
+        prepare_code(packed(tmp_path, "requirements.txt"), [])
