@@ -1,10 +1,12 @@
 """Write the generated files of this repository, or with ``--check`` say which differ from what their generator writes.
 
-A generator is a module, with its arguments, that prints the whole file.
+A generator is a module, with its arguments, that prints the whole file. In some other files only the version is ours to
+write: that of the package, which is written down nowhere else.
 """
 
 import difflib
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +49,19 @@ GENERATED = {
     '"prometheusRule":{"enabled":true}}} servicemonitor.yaml podmonitor.yaml prometheusrule.yaml',
 }
 
+# files in which the version of the package stands, and where it does in them
+VERSIONED = ("charts/Chart.yaml", "docs/tutorial.md", "images/*/Dockerfile", "deploy/samples/*.yaml")
+VERSION = re.compile(
+    r"(?m)(^(?:appVersion|version): |^ARG VERSION=|ddp-operator/(?:operator|trainer):)\d+\.\d+\.\d+(?=-cuda$|\s|$)"
+)
+
+
+def stamp(text: str) -> str:
+    """Return a text with the package's version wherever one stands that follows it."""
+    source = (ROOT / "operator/ddp_operator/__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE)
+    return VERSION.sub(rf"\g<1>{version}", text)
+
 
 def write(module: str) -> str:
     """Return what a generator prints."""
@@ -70,17 +85,21 @@ def compare(*, check: bool) -> int:
     modules = sorted(set(GENERATED.values()))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         texts = dict(zip(modules, pool.map(write, modules), strict=True))
-    for name, module in GENERATED.items():
-        path, wanted = ROOT / name, texts[module]
+    wanted_texts = {name: (texts[module], f"what {module} writes") for name, module in GENERATED.items()}
+    for path in sorted(path for pattern in VERSIONED for path in ROOT.glob(pattern)):
+        version = (stamp(path.read_text(encoding="utf-8")), "itself with the package's version")
+        wanted_texts[str(path.relative_to(ROOT))] = version
+    for name, (wanted, source) in wanted_texts.items():
+        path = ROOT / name
         present = path.read_text(encoding="utf-8") if path.exists() else ""
         if wanted == present:
             print(f"{name}: as generated")
             continue
         differ += 1
         if check:
-            diff = difflib.unified_diff(present.splitlines(True), wanted.splitlines(True), name, f"python -m {module}")
+            diff = difflib.unified_diff(present.splitlines(True), wanted.splitlines(True), name, source)
             sys.stdout.writelines(diff)
-            print(f"{name}: differs from what {module} writes: run `make generate`")
+            print(f"{name}: differs from {source}: run `make generate`")
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted, encoding="utf-8")

@@ -7,7 +7,7 @@ is first used: the operator's own modules are below this one, and need none of i
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from ddp_operator.api.errors import InvalidManifest

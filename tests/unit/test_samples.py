@@ -74,7 +74,7 @@ def test_images_of_samples_have_a_tag_and_presets_exist(path: Path) -> None:
         _, _, tag = container["image"].rpartition(":")
         assert tag
         assert tag != "latest"
-        if container["image"].startswith("ddp-operator/"):
+        if "/ddp-operator/" in container["image"]:
             assert tag in {__version__, f"{__version__}-cuda"}
             arguments = container["args"]
             assert arguments[arguments.index("--preset") + 1] in PRESETS

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddp_operator import __version__
 from ddp_operator.constants import (
     COMPONENT_OPERATOR,
     LABEL_COMPONENT,
@@ -257,9 +258,9 @@ class TestImage:
     @pytest.mark.parametrize(
         ("values", "image"),
         [
-            ({}, "localhost/ddp-operator/operator:0.1.0"),
-            ({"registry": ""}, "ddp-operator/operator:0.1.0"),
-            ({"registry": "r.example"}, "r.example/ddp-operator/operator:0.1.0"),
+            ({}, f"localhost/ddp-operator/operator:{__version__}"),
+            ({"registry": ""}, f"ddp-operator/operator:{__version__}"),
+            ({"registry": "r.example"}, f"r.example/ddp-operator/operator:{__version__}"),
             ({"tag": "1"}, "localhost/ddp-operator/operator:1"),
             ({"tag": "1", "digest": f"sha256:{'0' * 64}"}, f"localhost/ddp-operator/operator@sha256:{'0' * 64}"),
         ],
