@@ -93,6 +93,7 @@ LIMITS: Final = (
         f"{SILENT_POD_SECONDS} ({SILENT_START_SECONDS} for a pod that has not run yet)",
         "the failure counts as it was reported",
     ),
+    Limit("minutes that GPUs may be held without a step", "no limit", "Idle, or suspended", "spec.idle"),
     Limit("seconds that the job may be active", "no limit", "DeadlineExceeded", "spec.activeDeadlineSeconds"),
     Limit(
         "seconds that an attempt may wait for all of its pods to run",

@@ -171,6 +171,9 @@ class Cluster(Protocol):
         is no error.
         """
 
+    async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
+        """Set the custom resource's ``spec.suspend`` (it is idle). Raises: Conflict."""
+
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource itself (its time to live is over). Raises: Conflict, as ``delete``."""
 

@@ -97,6 +97,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         {"enabled": True, "metricsFrom": [{"": {}}]},
     ),
     "activeDeadlineSeconds": (60, 61),
+    "idle": ({"minutes": 9}, {"minutes": 9, "action": "Report"}, {"minutes": 9, "action": "Suspend"}),
     "pendingDeadlineSeconds": (60, 61),
     "ttlSecondsAfterFinished": (0, 60),
     "successPolicy": ("AllNodes", "RankZero"),

@@ -36,6 +36,7 @@ LONG_MODULES = {
     "operator/ddp_operator/api/spec.py": "every field of the resource with its description, one class a group",
     "operator/ddp_operator/launcher/torchrun_patches.py": "the one module that touches private parts of torch",
     "operator/ddp_operator/kube/cluster.py": "one method for each call of the Cluster protocol",
+    "operator/ddp_operator/local/cluster.py": "the same, on this machine",
     "operator/ddp_operator/local/runner.py": "one run from its first line to its summary, in one event loop",
     "operator/ddp_operator/progress.py": "one page of series, parsed, and turned into progress by one set of rules",
 }

@@ -44,7 +44,8 @@ ONCE_RUN = (
     "code",
 )
 """Fixed once a pod has run; until then an edit replaces the attempt's Job."""
-ONCE_ENDED = ("nodes", "suspend", "recovery", "activeDeadlineSeconds", "pendingDeadlineSeconds", "processGroupPolicy")
+_DEADLINES = ("activeDeadlineSeconds", "pendingDeadlineSeconds")
+ONCE_ENDED = ("nodes", "suspend", "recovery", "idle", *_DEADLINES, "processGroupPolicy")
 """Fixed once the job has ended: nothing would follow an edit."""
 
 
@@ -173,6 +174,7 @@ RULES: tuple[Rule, ...] = (
         _between(f"spec.watchdog.{name}", 1, _YEAR, "to only report hangs, set action: Report")
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
+    _between("spec.idle.minutes", 1, _YEAR // 60, "leave out idle to let GPUs be held"),
     _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
     Rule(
         "spec.preflight",

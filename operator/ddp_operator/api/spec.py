@@ -146,6 +146,20 @@ class Preflight(_Fields, frozen=True, kw_only=True):
     ] = 0
 
 
+class Idle(_Fields, frozen=True, kw_only=True):
+    """What happens when GPUs are held for long without a step, whatever the pods do meanwhile."""
+
+    minutes: Annotated[int, Meta(description="Minutes without a step or a heartbeat while pods hold GPUs.")]
+    action: Annotated[
+        Literal["Report", "Suspend"] | None,
+        Meta(
+            description="Suspend: spec.suspend is set, and the job goes on when it is resumed. Report, also where "
+            "unset: an Event and the condition Idle. A script that runs in all pods and has never reported a step is "
+            "only reported."
+        ),
+    ] = None
+
+
 class Checkpoint(_Fields, frozen=True, kw_only=True):
     """Where the training script keeps its checkpoints."""
 
@@ -324,6 +338,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
     watchdog: Watchdog = field(default_factory=Watchdog)
+    idle: Annotated[Idle | None, Meta(description="Unset: GPUs may be held as long as the job is active.")] = None
     preflight: Preflight = field(default_factory=Preflight)
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)

@@ -188,6 +188,9 @@ class Usage(_Fields, frozen=True, kw_only=True, omit_defaults=False):
 
     gpus: Annotated[int, Meta(description="GPUs of the pods that are on a node, since `since`.")] = 0
     since: Annotated[Time, Meta(description="Until when it is counted.")]
+    idle_since: Annotated[
+        Time | None, Meta(description="Since when GPUs are held without a step. Unset: there are steps, or no GPUs.")
+    ] = None
     gpu_seconds: Annotated[int, Meta(description="All of it: productive, waiting and lost.")] = 0
     productive: Annotated[int, Meta(description="While training made steps that were not repeated later.")] = 0
     waiting: Annotated[

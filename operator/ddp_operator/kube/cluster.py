@@ -255,6 +255,16 @@ class KubeCluster:
         self._remember("Pod", failed)
         await self.delete("Pod", meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
 
+    async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
+        """Merge-patch the custom resource at the version that it was seen at."""
+        patch = {"metadata": {"resourceVersion": resource_version}, "spec": {"suspend": True}}
+        try:
+            resource = await self._patch(KIND, key.namespace, key.name, patch)
+        except NotFound as exc:
+            self._forget(KIND, key.namespace, key.name)
+            raise Conflict(f"{key} is gone") from exc
+        self._remember(KIND, resource)
+
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource; the garbage collector follows with its children."""
         await self.delete(KIND, key.namespace, key.name, uid=uid, resource_version=resource_version)

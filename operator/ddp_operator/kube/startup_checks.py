@@ -13,7 +13,7 @@ from ddp_operator.kube.client import ApiClient, ApiError, StartupError
 from ddp_operator.kube.resources import group, plural
 
 PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
-    KIND: ("get", "list", "watch", "delete"),
+    KIND: ("get", "list", "watch", "patch", "delete"),
     f"{KIND}/status": ("update",),
     "Job": ("get", "list", "watch", "create", "patch", "delete"),
     "Pod": ("get", "list", "watch", "create", "delete"),

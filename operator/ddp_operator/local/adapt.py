@@ -147,6 +147,8 @@ def adapt_resource(
         spec["recovery"]["maxRestarts"] = 0
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
+    if spec.get("idle"):
+        spec["idle"] = {**spec["idle"], "action": "Report"}  # nothing here would resume a suspended run
     # Several runs may share this machine and its ports.
     spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": rendezvous_port}
     return adapted

@@ -177,6 +177,11 @@ class LocalCluster:
         self.store.delete(current)
         self._settle()
 
+    async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
+        """Set ``spec.suspend``. Raises: Conflict."""
+        item = self._seen(key, resource_version)
+        self.store.change(item, spec={**item["spec"], "suspend": True})
+
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource and with it everything that it owns. Raises: Conflict."""
         item = self.store.get(constants.KIND, key.namespace, key.name)
@@ -187,11 +192,14 @@ class LocalCluster:
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         """Replace the resource's status. Raises: Conflict."""
+        self.store.change(self._seen(key, resource_version), status=dict(status))
+
+    def _seen(self, key: Key, resource_version: str) -> Object:
         item = self.store.get(constants.KIND, key.namespace, key.name)
         if item is None:
             raise Conflict(f"{key} is gone")
         _expect(item, resource_version)
-        self.store.change(item, status=dict(status))
+        return item
 
     async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
         """Do nothing: nobody else writes here."""

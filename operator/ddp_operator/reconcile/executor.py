@@ -39,6 +39,7 @@ from ddp_operator.status.decision import (
     RelabelJob,
     ResizeJob,
     SuspendJob,
+    SuspendResource,
 )
 from ddp_operator.status.observation import Observation
 from ddp_operator.status.ownership import (
@@ -167,6 +168,9 @@ class Executor:
                 for pod in (*observation.pods, *observation.orphans):
                     if pod.uid == uid:
                         await self._cluster.fail_pod(pod.raw, lost_nodes.REASON, message)
+            case SuspendResource():
+                key = Key(job.namespace, job.name)
+                await self._cluster.suspend_resource(key, resource_version=job.resource_version)
             case DeleteResource():
                 key = Key(job.namespace, job.name)
                 await self._cluster.delete_resource(key, uid=job.uid, resource_version=job.resource_version)

@@ -18,9 +18,11 @@ RENDEZVOUSED: Final = "Rendezvoused"
 PROGRESSING: Final = "Progressing"
 RESTARTING: Final = "Restarting"
 DISTRIBUTED: Final = "Distributed"
+IDLE: Final = "Idle"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
-TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, DISTRIBUTED, SUCCEEDED, FAILED)
+_ENDS: Final = (DISTRIBUTED, SUCCEEDED, FAILED)
+TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, IDLE, *_ENDS)
 
 # Accepted
 VALID: Final = "Valid"
@@ -98,6 +100,9 @@ NOT_RESTARTING: Final = "NotRestarting"
 # Distributed: only of a job whose pods have succeeded, and only where it is known
 PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"
 NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too
+# Idle: only where spec.idle is set
+NO_STEPS: Final = "NoSteps"
+NOT_IDLE: Final = "NotIdle"
 # Succeeded and Failed
 RANK_ZERO_SUCCEEDED: Final = "RankZeroSucceeded"
 PENDING_DEADLINE_EXCEEDED: Final = "PendingDeadlineExceeded"

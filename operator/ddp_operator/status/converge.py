@@ -22,11 +22,13 @@ from ddp_operator.status.decision import (
     RelabelJob,
     ResizeJob,
     SuspendJob,
+    SuspendResource,
 )
 from ddp_operator.status.describe import describe
 from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.replacement import create_missing_pods
 from ddp_operator.status.scheduling import event_poll_delay
+from ddp_operator.status.usage import idle_left, suspends
 from ddp_operator.status.views import JobView
 from ddp_operator.status.waiting import active_deadline, edited_for_queue, is_queued, pending_deadline, resumes
 
@@ -83,6 +85,14 @@ def converge(state: State, progress_interval: float) -> Decision:
     for deadline in (active_deadline(job, attempt_job, now), pending_deadline(job, attempt_job, pods, now)):
         if deadline is not None and not job.spec.suspend:
             waits.append(max(0.1, (deadline - now).total_seconds()))
+    idle = idle_left(state)
+    if suspends(state):
+        if state.status.is_true(c.IDLE):
+            actions.append(SuspendResource())
+        else:
+            waits.append(0.0)  # why it is suspended is written first
+    elif idle is not None and idle > 0:
+        waits.append(idle)
     over = late_comers_over(state)
     if over is not None:
         waits.append(max(0.1, (over - now).total_seconds()))

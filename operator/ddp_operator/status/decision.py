@@ -66,11 +66,26 @@ class CreatePod:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendResource:
+    """Set ``spec.suspend`` of the training job itself: it holds GPUs and makes no step."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteResource:
     """Delete the training job itself: its time to live is over."""
 
 
-Action = EnsureChildren | DeleteJob | SuspendJob | ResizeJob | RelabelJob | CreatePod | FailPod | DeleteResource
+Action = (
+    EnsureChildren
+    | DeleteJob
+    | SuspendJob
+    | ResizeJob
+    | RelabelJob
+    | CreatePod
+    | FailPod
+    | SuspendResource
+    | DeleteResource
+)
 
 
 @dataclass(frozen=True, slots=True)

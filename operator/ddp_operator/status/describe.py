@@ -31,6 +31,7 @@ from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.replacement import describe_replacement, is_consequence
 from ddp_operator.status.scheduling import describe_scheduling
 from ddp_operator.status.stragglers import describe_stall
+from ddp_operator.status.usage import describe_idle
 from ddp_operator.status.waiting import waits_in_queue
 
 
@@ -97,6 +98,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         rendezvous,
         _without_a_node(status, cut_off, progressing),
         restarting,
+        *filter(None, (describe_idle(state),)),
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     ]

@@ -166,7 +166,7 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
         elif restarting is not None:
             yield Event("Normal", restarting.reason, restarting.message)
     yield from _stalls(old, new)
-    for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.DISTRIBUTED, c.SUCCEEDED, c.FAILED):
+    for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.DISTRIBUTED, c.SUCCEEDED, c.FAILED):
         now, then = new.condition(kind), old.condition(kind)
         if now is None or (then is not None and then.status == now.status and now.status == "True"):
             continue
@@ -176,7 +176,7 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
             if now.status == "False":
                 yield Event("Warning", now.reason, now.message)
         elif now.status == "True":
-            yield Event("Warning" if kind == c.FAILED else "Normal", kind, now.message or now.reason)
+            yield Event("Warning" if kind in (c.FAILED, c.IDLE) else "Normal", kind, now.message or now.reason)
         elif kind == c.SCHEDULED and now.reason in c.BLOCKING and now.reason != c.QUOTA_PENDING:
             yield Event("Warning", now.reason, now.message)
         elif kind == c.SUSPENDED and then is not None and then.status == "True":

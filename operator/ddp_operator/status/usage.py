@@ -9,9 +9,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
-from ddp_operator.kubeobjects import count_pod_gpus, truncate
+from ddp_operator.kubeobjects import count_pod_gpus, format_time, truncate
 from ddp_operator.launcher.failure_table import UNKNOWN
 from ddp_operator.status import conditions as c
+from ddp_operator.status.conditions import Fact
 from ddp_operator.status.observation import State
 
 PRODUCTIVE: Final = "Productive"
@@ -25,10 +26,12 @@ def account(state: State, status: Status) -> Status:
         return status
     gpus = 0 if status.phase in ENDED_PHASES else _held(state)
     if before is None:
-        return replace(status, usage=Usage(gpus=gpus, since=now)) if gpus else status
+        return replace(status, usage=Usage(gpus=gpus, since=now, idle_since=now)) if gpus else status
     spent = before.gpus * max(0, round((now - before.since).total_seconds()))
     usage = _add(before, find_purpose(state.status), spent)
-    return replace(status, usage=_take_back(replace(usage, gpus=gpus, since=now), state.status, status))
+    idles = gpus > 0 and find_purpose(status) != PRODUCTIVE
+    usage = replace(usage, gpus=gpus, since=now, idle_since=(before.idle_since or now) if idles else None)
+    return replace(status, usage=_take_back(usage, state.status, status))
 
 
 def _held(state: State) -> int:
@@ -76,6 +79,46 @@ def _add(usage: Usage, purpose: str, seconds: int) -> Usage:
     lost = {one.cause: one.gpu_seconds for one in usage.lost}
     lost[purpose] = lost.get(purpose, 0) + seconds
     return replace(usage, lost=tuple(LostUsage(cause=cause, gpu_seconds=spent) for cause, spent in lost.items()))
+
+
+def idle_left(state: State) -> float | None:
+    """Return in how many seconds a job is idle by its spec, 0 or less once it is; None: it is not about to be."""
+    idle, usage = state.spec.idle, state.status.usage
+    if idle is None or usage is None or usage.idle_since is None or state.spec.suspend:
+        return None
+    return 60.0 * idle.minutes - (state.now - usage.idle_since).total_seconds()
+
+
+def describe_idle(state: State) -> Fact | None:
+    """Return Idle; None where the spec does not ask for it."""
+    before, usage = state.status.condition(c.IDLE), state.status.usage
+    if state.spec.idle is None:
+        return None
+    if state.spec.suspend and before is not None:  # it says why, until the job goes on
+        return Fact(c.IDLE, before.status, before.reason, before.message)
+    left = idle_left(state)
+    if left is None or left > 0 or usage is None or usage.idle_since is None:
+        return Fact(c.IDLE, "False", c.NOT_IDLE)
+    what = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
+    if suspends(state):
+        return Fact(
+            c.IDLE, "True", c.NO_STEPS, f"{what}; the job is suspended: `ddp resume {state.job.name}` resumes it"
+        )
+    unknown = "; its script has reported no step yet" if state.status.progress is None else ""
+    return Fact(c.IDLE, "True", c.NO_STEPS, f"{what}{unknown}")
+
+
+def suspends(state: State) -> bool:
+    """Tell whether a job that is idle is suspended for it. One that may train without saying so is not."""
+    silent = state.status.progress is None and state.status.phase == "Running"
+    left = idle_left(state)
+    return (
+        left is not None
+        and left <= 0
+        and not silent
+        and state.spec.idle is not None
+        and (state.spec.idle.action == "Suspend")
+    )
 
 
 def purposes(usage: Usage | None) -> dict[str, int]:

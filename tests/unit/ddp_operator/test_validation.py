@@ -9,11 +9,13 @@ dry-run of the Job. The sentence is the same in all of them.
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import pytest
 import yaml
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.spec import Spec
 from ddp_operator.cluster import Refused
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.validation import check_manifest
@@ -51,8 +53,9 @@ def named(name: Any) -> Any:
     return resource() | {"metadata": {"name": name}}
 
 
+FIELDS = ", ".join(field.encode_name for field in msgspec.structs.fields(Spec))
 ROWS = [
-    Row("misspelt field", "crd", job(verbose=3), 'unknown field "spec.verbose"; known fields: nodes, procPerNode, spares, elastic, suspend, template, rendezvous, shm, recovery, watchdog, preflight, checkpoint, metrics, scheduling, networkPolicy, activeDeadlineSeconds, pendingDeadlineSeconds, successPolicy, processGroupPolicy, cleanPodPolicy, ttlSecondsAfterFinished, securityProfile'),
+    Row("misspelt field", "crd", job(verbose=3), f'unknown field "spec.verbose"; known fields: {FIELDS}'),
     Row("field of another operator", "crd", job(replicas=3), 'unknown field "spec.replicas"; write nodes: the number of pods'),
     Row("field of the recovery", "crd", job(maxRestarts=3), 'unknown field "spec.maxRestarts"; write recovery.maxRestarts'),
     Row("GPUs as a field", "crd", job(gpus=3), 'unknown field "spec.gpus"; request GPUs as nvidia.com/gpu in resources.limits of the container, in spec.template.spec.containers'),

@@ -78,6 +78,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.networkPolicy.egressCidrs": (["10.0.0.0/8"],),
     "spec.networkPolicy.metricsFrom": ([],),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
+    "spec.idle.minutes": (0, -1, 10**9),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),
     "spec.ttlSecondsAfterFinished": (-1, 10**15),
 }
@@ -116,6 +117,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
         {"egressCidrs": []},
     ),
     "spec.activeDeadlineSeconds": (1, YEAR),
+    "spec.idle": ({"minutes": 1}, {"minutes": 30, "action": "Suspend"}),
     "spec.pendingDeadlineSeconds": (1, YEAR),
     "spec.ttlSecondsAfterFinished": (0, YEAR),
 }
@@ -225,6 +227,7 @@ MUTABLE = {
     "spec.nodes": 4,
     "spec.suspend": True,
     "spec.activeDeadlineSeconds": 5,
+    "spec.idle": {"minutes": 5},
     "spec.ttlSecondsAfterFinished": 5,
     "spec.pendingDeadlineSeconds": 5,
     "spec.cleanPodPolicy": "All",

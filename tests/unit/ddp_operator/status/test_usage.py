@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ddp_operator import constants
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
 from ddp_operator.progress import parse_page
+from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
+from ddp_operator.status.decision import SuspendResource
+from ddp_operator.status.observation import Stall
+from ddp_operator.status.stragglers import is_stalled, stalled_since
 from ddp_operator.status.transitions import Used, find_transitions, is_minor_change
 from ddp_operator.status.usage import PRODUCTIVE, WAITING, purposes
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, template, trainer
@@ -25,12 +30,17 @@ class Life:
     def later(self, seconds: float, *pods: Any, text: str = "", jobs: Any = None) -> dict[str, int]:
         """Make passes so many seconds after the last, until one changes nothing; returns what GPUs were held for."""
         self.at += timedelta(seconds=seconds)
+        self.actions: list[Any] = []
         for _ in range(5):
             before = self.status
             typed = job(status=before, nodes=2, **self.spec)
             attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
-            seen = observe(typed, attempts, pods, parse_page(text) if text else None)
-            self.status = decide(typed, seen, self.at).status
+            found = parse_page(text) if text else None
+            stall = Stall(stalled_since(found, self.at)) if found is not None and is_stalled(typed, found) else None
+            seen = observe(typed, attempts, pods, found, stall=stall)
+            decision = decide(typed, seen, self.at)
+            self.status, self.requeue = decision.status, decision.requeue_after
+            self.actions += decision.actions
             if self.status == before:
                 break
             text = text if self.status.attempt == before.attempt else ""
@@ -111,3 +121,61 @@ def test_a_write_of_it_can_wait_and_is_counted_once() -> None:
     assert is_minor_change(old, new)
     assert find_transitions(old, new, NOW) == (Used(PRODUCTIVE, 20), Used("OOM", 5))
     assert find_transitions(new, new, NOW) == ()
+
+
+class TestIdle:
+    @staticmethod
+    def idle(life: Life) -> tuple[str, str]:
+        found = life.status.condition(c.IDLE)
+        assert found is not None
+        return found.status, found.message
+
+    def test_a_job_that_hangs_is_suspended_once_that_is_written(self) -> None:
+        life = Life(idle={"minutes": 10, "action": "Suspend"})
+        life.later(0)
+        life.later(0, *pods())
+        life.later(5, *pods(), text=training(1, 1))
+        life.later(3600, *pods(), text=training(9, 9))
+        assert self.idle(life) == ("False", "")
+        stalled = training(9, 9, **{constants.METRIC_HEARTBEAT_AGE: 200})
+        life.later(200, *pods(), text=stalled)
+        assert life.requeue is not None
+        assert SuspendResource() not in life.actions
+        life.later(599, *pods(), text=stalled)
+        assert self.idle(life)[0] == "False"
+        life.later(1, *pods(), text=stalled)
+        since = "2026-11-20T13:03:25Z"
+        said = f"8 GPUs are held and no step was made since {since}"
+        said += "; the job is suspended: `ddp resume train` resumes it"
+        assert self.idle(life) == ("True", said)
+        assert life.actions.count(SuspendResource()) == 1
+        life.spec["suspend"] = True
+        life.later(1, *pods(deleting=True))
+        life.later(60)
+        assert self.idle(life) == ("True", said), "why it is suspended stays"
+        life.spec["suspend"] = False
+        life.later(5)
+        assert self.idle(life) == ("False", "")
+
+    def test_pods_that_wait_for_one_more_are_idle(self) -> None:
+        life = Life(idle={"minutes": 1, "action": "Suspend"})
+        life.later(0)
+        life.later(0, child_pod(0), child_pod(1, "Pending"))
+        life.later(61, child_pod(0), child_pod(1, "Pending"))
+        assert SuspendResource() in life.actions
+
+    @pytest.mark.parametrize("action", ["Suspend", "Report"])
+    def test_a_script_that_may_train_in_silence_is_only_reported(self, action: str) -> None:
+        life = Life(idle={"minutes": 1, "action": action})
+        life.later(0)
+        life.later(0, *pods(), text=page(phase="Running"))
+        life.later(61, *pods(), text=page(phase="Running"))
+        assert self.idle(life)[1].endswith("; its script has reported no step yet")
+        assert SuspendResource() not in life.actions
+
+    def test_nothing_is_said_of_a_job_that_did_not_ask(self) -> None:
+        life = Life()
+        life.later(0)
+        life.later(0, *pods())
+        life.later(86400, *pods())
+        assert life.status.condition(c.IDLE) is None

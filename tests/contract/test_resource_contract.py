@@ -1,0 +1,25 @@
+"""What every cluster promises of the custom resource itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_operator.cluster import Conflict, Key
+from tests.support.cluster_drivers import ClusterDriver
+
+KEY = Key("default", "train")
+
+
+async def test_a_resource_is_suspended_as_it_was_seen(driver: ClusterDriver) -> None:
+    version = (await driver.add_resource(KEY.name))["metadata"]["resourceVersion"]
+    await driver.cluster.suspend_resource(KEY, resource_version=version)
+    snapshot = await driver.cluster.observe(KEY)
+    assert snapshot is not None
+    assert snapshot.resource["spec"]["suspend"]
+    with pytest.raises(Conflict):
+        await driver.cluster.suspend_resource(KEY, resource_version=version)
+
+
+async def test_a_resource_that_is_gone_cannot_be_suspended(driver: ClusterDriver) -> None:
+    with pytest.raises(Conflict):
+        await driver.cluster.suspend_resource(KEY, resource_version="1")
