@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_operator.client.errors import NotFound
@@ -18,6 +18,7 @@ class FakeBackend:
         self.resource: dict[str, Any] | None = resource
         self.statuses = statuses
         self.log = lines
+        self.rows: list[dict[str, float]] = []
 
     def find(self, name: str | None) -> tuple[str, dict[str, Any]]:
         if self.resource is None:
@@ -55,6 +56,12 @@ class FakeBackend:
 
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
         yield from self.log
+
+    def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
+        return self.rows
+
+    def report(self, name: str) -> str:
+        return "<h1>x</h1>"
 
     def why(self, name: str) -> Why:
         return explain_why(self.find(name)[1], (), utc_now())

@@ -1,6 +1,6 @@
 """What runs jobs, as `Client` and `Job` see it: a cluster, or this machine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ddp_operator.client.logs import Logs
@@ -32,6 +32,12 @@ class Backend(Protocol):
 
     def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> Logs:
         """Return what can be read of the logs."""
+
+    def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
+        """Return figures over time, each row with those that were known."""
+
+    def report(self, name: str) -> str:
+        """Return the HTML of the report."""
 
     def why(self, name: str) -> Why:
         """Return what the job waits for or why it failed, and what to do."""

@@ -1,8 +1,11 @@
 """Jobs in a cluster, by the calls of one API server."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
+from ddp_operator.api.status import Progress
 from ddp_operator.client.api import MERGE_PATCH, Api, Object, call_job, get_job, list_events, list_jobs, list_pods
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
 from ddp_operator.client.follow import follow_jobs
@@ -51,6 +54,28 @@ class ClusterBackend:
     def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> PodLogs:
         """Return the logs of its pods."""
         return PodLogs(self.api, name, node, attempt, tail)
+
+    def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
+        """Return the latest figures as one row, by the names of a run's metrics.csv. Raises: ClientError."""
+        status = get_job(self.api, name).get("status") or {}
+        progress = msgspec.convert(status.get("progress") or {}, Progress)
+        when = progress.last_step_time
+        found = {
+            "time": when.timestamp() if when else None,
+            "attempt": status.get("attempt"),
+            "epoch": progress.epoch,
+            "step": progress.step,
+            "loss": progress.loss,
+            "samples_per_second": progress.samples_per_second,
+            "steps_per_second": progress.steps_per_second,
+            "validation_accuracy": progress.val_accuracy,
+            "validation_loss": progress.val_loss,
+        }
+        return [{column: float(value) for column, value in found.items() if value is not None}] if progress.step else []
+
+    def report(self, name: str) -> str:
+        """Raises: ClientError."""
+        raise ClientError("a report is of a run on this machine")
 
     def why(self, name: str) -> Why:
         """Return the explanation of the resource and of the Events about it. Raises: ClientError."""

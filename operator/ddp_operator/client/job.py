@@ -1,8 +1,10 @@
 """One job, wherever it runs."""
 
 import math
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -10,9 +12,13 @@ import msgspec
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
 from ddp_operator.client.backend import Backend, Object
 from ddp_operator.client.errors import ClientError, Conflict, NotFound, TrainingFailed
+from ddp_operator.client.follow import view_of
 from ddp_operator.client.logs import Line
 from ddp_operator.client.logs import follow as follow_lines
 from ddp_operator.client.logs import newest as newest_lines
+from ddp_operator.client.notebook import NotebookDisplay, Report, has_notebook, render
+from ddp_operator.client.table import Table, make_table
+from ddp_operator.display import Display, choose_display
 from ddp_operator.why import Why
 
 _POLL_SECONDS: Final = 0.5
@@ -29,6 +35,16 @@ class Job:
     def __repr__(self) -> str:
         phase = (self.resource.get("status") or {}).get("phase", "Pending")
         return f"<Job {self.name}: {phase}>"
+
+    def _repr_html_(self) -> str:
+        with suppress(ClientError):  # shown as it was at last
+            self.refresh()
+        ended = (self.resource.get("status") or {}).get("phase") in ("Failed", "Rejected")
+        explanation = ""
+        if ended:
+            with suppress(ClientError):
+                explanation = str(self.why())
+        return render(self.name, view_of(self.resource), explanation)
 
     def refresh(self) -> "Job":
         """Read the resource again. Raises: NotFound, ClientError."""
@@ -64,15 +80,38 @@ class Job:
         phase = (self.resource.get("status") or {}).get("phase", "Pending")
         raise TimeoutError(f"{self.name} is {phase} after {timeout:g} s; job.why() says what it waits for")
 
-    def wait(self, timeout: float | None = None) -> Status:
-        """Wait until the job has succeeded; return its last status.
+    def wait(self, timeout: float | None = None, *, show: bool | None = None) -> Status:
+        """Wait until the job has succeeded; return its last status. Ctrl-C ends the wait, and not the job.
 
-        ``timeout``: seconds. Raises: TrainingFailed; TimeoutError; NotFound, where it was deleted; ClientError.
+        ``timeout``: seconds. ``show``: a bar and figures meanwhile; None: in a notebook. Raises: TrainingFailed;
+        TimeoutError; NotFound, where it was deleted; ClientError.
         """
-        *_, status = self.changes(timeout)
+        display = Display()
+        if has_notebook() and show is not False:
+            display = NotebookDisplay(self.name)
+        elif show:
+            display = choose_display(self.name, sys.stdout, quiet=False, plain=False)
+        try:
+            for state in self.changes(timeout):
+                status = state
+                display.update(view_of(self.resource))
+        finally:
+            display.close()
         if status.phase != "Succeeded":
             raise TrainingFailed(str(self.why()), status)
         return status
+
+    def metrics(self) -> Table:
+        """Return the figures over time: of a run on this machine a row a second, of a job in a cluster the latest.
+
+        Columns are those of metrics.csv (time, step, loss, samples_per_second, …), and ``metrics["loss"]`` is one. A
+        pandas DataFrame where pandas is installed. Raises: NotFound, ClientError.
+        """
+        return make_table(self.backend.metrics(self.name))
+
+    def report(self) -> Report:
+        """Return the HTML report, which a notebook shows inline. Raises: NotFound, ClientError."""
+        return Report(self.backend.report(self.name))
 
     def logs(self, *, follow: bool = False, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
         """Yield the lines of the log, each with the rank that wrote it, or those of one ``rank`` alone.

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from ddp_operator.client.logs import RunLogs
 from ddp_operator.client.runs import list_runs, open_run, read_job
 from ddp_operator.kubeobjects import count_pod_gpus, utc_now
 from ddp_operator.local.adapt import Unsuitable, check_suitable
-from ddp_operator.local.folder import DELETED, RunFolder, replace_file
+from ddp_operator.local.folder import DELETED, RunFolder, read_rows, replace_file
 from ddp_operator.local.machine import find_gpus
 from ddp_operator.why import Why, explain_why
 
@@ -99,6 +99,20 @@ class LocalBackend:
     def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> RunLogs:
         """Return the logs in the run's folder. Raises: ClientError."""
         return RunLogs(self.folder(name), node, attempt, tail)
+
+    def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
+        """Return the rows of metrics.csv. Raises: ClientError."""
+        file = self.folder(name).metrics
+        return read_rows(file) if file.exists() else []
+
+    def report(self, name: str) -> str:
+        """Return the report on the run's folder. Raises: ClientError."""
+        from ddp_operator.report import build_report
+
+        try:
+            return build_report(self.folder(name).path)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
 
     def why(self, name: str) -> Why:
         """Return the explanation: the summary of an ended run, which has the remedies for this machine."""
