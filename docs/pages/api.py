@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ddp_operator import constants
-from ddp_operator.api.crd import build_crd, build_resource_schema
+from ddp_operator.api.crd import build_crd, build_resource_schema, build_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.rules import RULES
-from ddp_operator.api.spec import Recovery
+from ddp_operator.api.spec import Recovery, Spec
 from ddp_operator.constants import EXIT_USER_ERROR
 from ddp_operator.launcher.failure import AT_START
 from ddp_operator.launcher.failure_table import (
@@ -42,7 +42,7 @@ The scale subresource is `spec.nodes`: `kubectl scale ddp/NAME --replicas=4` and
 
 def write_page() -> str:
     """Return the page."""
-    properties = build_resource_schema()["properties"]
+    properties = build_resource_schema()["properties"] | {"spec": build_schema(Spec)}
     lines = [_HEAD]
     for part, title in (("spec", "What you write"), ("status", "What the operator writes")):
         lines += [f"## {part}", "", f"{title}.", "", "| field | type | default | meaning |", "|---|---|---|---|"]

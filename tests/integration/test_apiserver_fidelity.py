@@ -109,8 +109,8 @@ async def test_a_change_of_the_spec_makes_a_generation(actors: ClusterActors) ->
 
 async def test_defaults_are_filled_in(actors: ClusterActors) -> None:
     created = await actors.create(job_manifest())
-    assert created["spec"]["procPerNode"] == "auto"
     assert created["spec"]["suspend"] is False
+    assert "procPerNode" not in created["spec"]  # the operator's
 
 
 async def test_the_schema_and_the_rules_refuse(actors: ClusterActors) -> None:

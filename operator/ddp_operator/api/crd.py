@@ -7,7 +7,7 @@ A structural schema has no ``$ref`` and no ``anyOf`` over types, so this walks t
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -85,6 +85,19 @@ def without_defaults(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     return {name: without_defaults(value) for name, value in schema.items() if name != "default"}
+
+
+DEFAULTED: Final = ("nodes", "suspend")
+"""Fields of a spec that the API server fills in: the scale subresource reads the number of nodes."""
+
+
+def build_spec_schema() -> dict[str, Any]:
+    """Return the schema of a spec as it is stored: the operator fills in the other defaults when it reads one."""
+    whole = build_schema(Spec)
+    schema: dict[str, Any] = without_defaults(whole)
+    for name in DEFAULTED:
+        schema["properties"][name] = whole["properties"][name]
+    return schema
 
 
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
@@ -176,7 +189,7 @@ def build_resource_schema() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": build_schema(Spec),
+            "spec": build_spec_schema(),
             "status": status,
         },
     }

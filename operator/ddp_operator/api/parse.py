@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from ddp_operator import constants
-from ddp_operator.api.crd import build_schema
+from ddp_operator.api.crd import build_schema, build_spec_schema
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
@@ -92,12 +92,12 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None) -> Manifest
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
     job = parse_resource(raw)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
-    resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not carry
 
-    errors = check_rules(resource)
+    errors = check_rules(dict(raw) | {"spec": _with_defaults(spec, build_spec_schema())})
     if errors:
         raise InvalidManifest(errors)
+    resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
     return Manifest(job, resource, others, raw)
 
 

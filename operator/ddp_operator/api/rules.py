@@ -2,10 +2,14 @@
 
 ``at`` is the schema node that carries the rule (``self`` there), ``field`` the field that a refusal names, relative to
 it. A rule whose text holds ``oldSelf`` speaks about a change; it is evaluated only where an old object is at hand.
+
+Of a spec only ``nodes`` and ``suspend`` are always there: the schema has no other defaults, so that what a job leaves
+to its profile can be told from what it sets. A rule that looks at several fields takes ``_given`` for the others.
 """
 
 from dataclasses import dataclass
 
+from ddp_operator.api.spec import Metrics, Rendezvous
 from ddp_operator.constants import MAX_NAME_LENGTH, MAX_NODES
 
 
@@ -29,6 +33,16 @@ class Rule:
 def _between(at: str, least: int, most: int, remedy: str) -> Rule:
     return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
+
+def _given(path: str, default: str | int) -> str:
+    """Return CEL for the value of a member at a path, or what it is where nobody gives it."""
+    parts = path.split(".")
+    has = " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
+    return f"({has} ? self.{path} : {default!r})"
+
+
+_BACKEND = _given("rendezvous.backend", Rendezvous().backend)
+_PORTS = _given("rendezvous.port", Rendezvous().port), _given("metrics.port", Metrics().port)
 
 ONCE_STARTED = ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy")
 """Fixed from attempt 1 on: objects that serve all attempts are built from them."""
@@ -110,26 +124,27 @@ RULES: tuple[Rule, ...] = (
     _between("spec.spares", 0, 16, "0 has no pod wait"),
     Rule(
         "spec",
-        "!has(self.spares) || self.spares == 0"
-        " || (self.nodes > 1 && !has(self.elastic) && self.rendezvous.backend != 'static')",
+        f"!has(self.spares) || self.spares == 0 || (self.nodes > 1 && !has(self.elastic) && {_BACKEND} != 'static')",
         "need a job of fixed size, 2 nodes or more and the c10d rendezvous, as they take the place of pods other than "
         "pod 0; set spares to 0, or change nodes, elastic or rendezvous.backend",
         field=".spares",
     ),
     Rule(
         "spec.elastic",
-        f"self.minNodes >= 1 && self.minNodes <= self.maxNodes && self.maxNodes <= {MAX_NODES}",
+        "(!has(self.minNodes) || self.minNodes >= 1) && (!has(self.maxNodes)"
+        f" || ({_given('minNodes', 1)} <= self.maxNodes && self.maxNodes <= {MAX_NODES}))",
         f"must be 1 <= minNodes <= maxNodes <= {MAX_NODES}; change them",
     ),
     Rule(
         "spec",
-        "!has(self.elastic) || (self.nodes >= self.elastic.minNodes && self.nodes <= self.elastic.maxNodes)",
+        "!has(self.elastic) || ((!has(self.elastic.minNodes) || self.nodes >= self.elastic.minNodes)"
+        " && (!has(self.elastic.maxNodes) || self.nodes <= self.elastic.maxNodes))",
         "must be between elastic.minNodes and elastic.maxNodes; change it",
         field=".nodes",
     ),
     Rule(
         "spec",
-        "!has(self.elastic) || self.rendezvous.backend != 'static'",
+        f"!has(self.elastic) || {_BACKEND} != 'static'",
         "needs the c10d rendezvous, which pods can join and leave; remove rendezvous.backend",
         field=".elastic",
     ),
@@ -148,7 +163,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "spec",
-        "self.rendezvous.port != self.metrics.port",
+        " != ".join(_PORTS),
         "must differ from rendezvous.port, since pod 0 listens on both; change one of them",
         field=".metrics.port",
     ),
@@ -156,8 +171,7 @@ RULES: tuple[Rule, ...] = (
     _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need a few seconds to find each other"),
     Rule(
         "spec",
-        "self.rendezvous.backend != 'static' || !has(self.recovery.inPlaceRestarts)"
-        " || self.recovery.inPlaceRestarts == 0",
+        f"{_BACKEND} != 'static' || {_given('recovery.inPlaceRestarts', 0)} == 0",
         "must be 0 with the static rendezvous, which can't restart workers; set it to 0 or use backend: c10d",
         field=".recovery.inPlaceRestarts",
     ),
@@ -178,7 +192,6 @@ RULES: tuple[Rule, ...] = (
     _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
     Rule(
         "spec.preflight",
-        # The API server tries a rule on the schema's own default, in which no member has been filled in yet.
         "!has(self.minMegabytesPerSecond) || self.minMegabytesPerSecond == 0"
         " || (has(self.checks) && self.checks.exists(c, c == 'allreduce'))",
         "needs the check allreduce, which measures it; add allreduce to checks or remove this",
@@ -226,13 +239,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "spec.scheduling",
-        "!has(self.queue) || self.gang == 'Volcano'",
+        "!has(self.queue) || (has(self.gang) && self.gang == 'Volcano')",
         "is for Volcano; set gang: Volcano, or remove it: for Kueue, set the label kueue.x-k8s.io/queue-name",
         field=".queue",
     ),
     Rule(
         "spec.scheduling",
-        "!has(self.topologyKey) || self.placement != 'Any'",
+        "!has(self.topologyKey) || (has(self.placement) && self.placement != 'Any')",
         "needs placement: Pack or Spread; set one or remove it",
         field=".topologyKey",
     ),
@@ -252,7 +265,7 @@ RULES: tuple[Rule, ...] = (
     *(
         Rule(
             "spec.networkPolicy",
-            f"!has(self.{name}) || {empty}self.enabled",
+            f"!has(self.{name}) || {empty}(has(self.enabled) && self.enabled)",
             "has no effect without enabled: true; set that or remove it",
             field=f".{name}",
         )

@@ -18,8 +18,8 @@ YEAR = 366 * 24 * 3600
 
 
 def stored(name: str = "train", **spec: Any) -> dict[str, Any]:
-    """Return a resource with its defaults, as it is when the API server evaluates a rule."""
-    return copy.deepcopy(dict(parse_manifest(yaml.safe_dump(resource(name, **spec))).resource))
+    """Return a resource as it is when the API server evaluates a rule."""
+    return parse_manifest(yaml.safe_dump(resource(name, **{"nodes": 1, "suspend": False} | spec))).written
 
 
 def change(item: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
