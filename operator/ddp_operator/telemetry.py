@@ -22,6 +22,7 @@ from ddp_operator.status.transitions import (
     RECOVERY_LEVELS,
     RESTART_CATEGORIES,
     STAGES,
+    Blamed,
     Ended,
     Failed,
     Reached,
@@ -175,6 +176,11 @@ class Metrics:
             "they were lost to: a category of failure, Resized, Stalled. Repeated steps are in both of the two.",
             ["namespace", "purpose"],
         )
+        self.node_failures = counter(
+            "ddp_operator_node_failures_total",
+            "Failures that were a node's: it was lost, a GPU error was on it, or it was left for what it reports.",
+            ["node"],
+        )
         # Every series that is known beforehand is made, so that its first increase can be seen by ``increase()``.
         for cause in CAUSES:
             self.reconcile_errors.labels(cause)
@@ -210,5 +216,7 @@ class Metrics:
                 self.start_to.labels(stage).observe(seconds)
             case Ended(result):
                 self.finished.labels(result).inc()
+            case Blamed(node):
+                self.node_failures.labels(node).inc()
             case Used(purpose, gpu_seconds):
                 self.gpu_seconds.labels(namespace, purpose).inc(gpu_seconds)

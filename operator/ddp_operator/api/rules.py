@@ -176,6 +176,19 @@ RULES: tuple[Rule, ...] = (
         field=".recovery.inPlaceRestarts",
     ),
     _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in the same pods off"),
+    Rule(
+        "spec.recovery.nodeHealth",
+        "(has(self.conditions) && size(self.conditions) > 0) || (has(self.taints) && size(self.taints) > 0)",
+        "needs conditions or taints that are trouble, such as conditions: [Xid*]; add them or remove nodeHealth",
+    ),
+    *(
+        Rule(
+            f"spec.recovery.nodeHealth.{name}",
+            "size(self) <= 32 && self.all(one, size(one) >= 1 && size(one) <= 316)",
+            "must have at most 32 names of 1 to 316 characters; change them",
+        )
+        for name in ("conditions", "taints")
+    ),
     _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "0 lets the first failure end the job"),
     _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out to use 1000"),
     _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out to use 120"),

@@ -45,6 +45,22 @@ class Shm(_Fields, frozen=True, kw_only=True):
     ] = None
 
 
+class NodeHealth(_Fields, frozen=True, kw_only=True):
+    """Trouble that detectors report on the nodes of the pods. Names may be shell patterns, such as Xid*."""
+
+    conditions: Annotated[
+        tuple[str, ...], Meta(description="Types of node conditions that are trouble while their status is True.")
+    ] = ()
+    taints: Annotated[tuple[str, ...], Meta(description="Keys of taints that are trouble, whatever their effect.")] = ()
+    action: Annotated[
+        Literal["Migrate", "Report"] | None,
+        Meta(
+            description="Migrate: the pods save and stop, and a new attempt, which is not counted, avoids the node. "
+            "Report, also where unset: the condition NodesHealthy and an Event."
+        ),
+    ] = None
+
+
 class Recovery(_Fields, frozen=True, kw_only=True):
     """What happens after a failure. The workers are restarted in the same pods first, then all pods, in a new Job."""
 
@@ -91,6 +107,9 @@ class Recovery(_Fields, frozen=True, kw_only=True):
             "scheduled without them."
         ),
     ] = True
+    node_health: Annotated[
+        NodeHealth | None, Meta(description="Unset: nodes are looked at only where a pod does not end.")
+    ] = None
     warm_start: Annotated[
         Literal["Auto", "Off"] | None,
         Meta(

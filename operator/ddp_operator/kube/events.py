@@ -152,7 +152,7 @@ def build_event(resource: Object, event: Event, now: datetime, number: int) -> d
     reference = {
         "apiVersion": resource["apiVersion"],
         "kind": resource["kind"],
-        "namespace": meta["namespace"],
+        "namespace": meta.get("namespace", ""),
         "name": meta["name"],
         "uid": meta["uid"],
         "resourceVersion": meta.get("resourceVersion", ""),
@@ -160,7 +160,11 @@ def build_event(resource: Object, event: Event, now: datetime, number: int) -> d
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{meta['name'][:NAME_LIMIT]}.{number:016x}", "namespace": meta["namespace"]},
+        # Those about a node are in the default namespace.
+        "metadata": {
+            "name": f"{meta['name'][:NAME_LIMIT]}.{number:016x}",
+            "namespace": meta.get("namespace", "default"),
+        },
         "involvedObject": reference,
         "type": event.type,
         "reason": event.reason,

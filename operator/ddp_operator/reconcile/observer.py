@@ -25,6 +25,7 @@ from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers
 from ddp_operator.status.converge import scrape_interval
 from ddp_operator.status.decide import is_finished
 from ddp_operator.status.diagnosis import MOST_FAILURES, read_failures
+from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, nodes_in_use
 from ddp_operator.status.observation import Children, Observation, Problem, Stall, view_children
 from ddp_operator.status.ownership import may_have_lost_labels
 from ddp_operator.status.stragglers import Ranks
@@ -57,6 +58,10 @@ class Memory:
     """Since when children of the current attempt may be there that no watch shows."""
     labels_restored: datetime | None = None
     """When those were last looked for."""
+    nodes_watched: datetime | None = None
+    next_node: int = 0
+    """Where in the list of the job's nodes the next look begins."""
+    troubles: Mapping[str, str] = field(default_factory=dict)
     orphaned_since: datetime | None = None
     """Since when there have been pods whose Job is gone and that nobody deletes."""
     failing_since: datetime | None = None
@@ -116,6 +121,7 @@ class Observer:
             shared_complete=complete,
             launcher_lost=launcher_lost,
             nodes=await self._read_nodes(job, children),
+            troubles=await self._watch_nodes(job, children, memory),
             problems=problems,
             polling_jobs=len(self._polling),
             stragglers=slow,
@@ -176,6 +182,21 @@ class Observer:
             except Refused:
                 found[name] = NodeView(None, "")
         return found
+
+    async def _watch_nodes(self, job: DDPTrainingJob, children: Children, memory: Memory) -> Mapping[str, str]:
+        """Return what the nodes of the pods report; some are asked in each look, the others as they said last."""
+        used, now = nodes_in_use(job, children), self._clock()
+        known = {name: what for name, what in memory.troubles.items() if name in used}
+        if used and seconds_since(memory.nodes_watched, now) >= LOOK_SECONDS * _EARLY:
+            memory.nodes_watched = now
+            begin = memory.next_node % len(used)
+            memory.next_node = begin + MOST_NODES
+            for name in (*used[begin:], *used[:begin])[:MOST_NODES]:
+                with suppress(Refused, ClusterError):
+                    what = find_trouble(job, await self._cluster.node(name))
+                    known = {one: said for one, said in known.items() if one != name} | ({name: what} if what else {})
+        memory.troubles = known
+        return known
 
     async def _read_events(
         self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory

@@ -13,17 +13,18 @@ import msgspec
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
-from ddp_operator.cluster import Cluster, ClusterError, Conflict, Key, Object
+from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.status.decide import decide, is_finished, report_unreadable
-from ddp_operator.status.transitions import Transition, find_transitions, is_minor_change, transition_events
+from ddp_operator.status.transitions import Blamed, Transition, find_transitions, is_minor_change, transition_events
 
 MINOR_INTERVAL = 30.0
 """Seconds between two writes of one status that change nothing which `kubectl get` prints."""
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
 _AFTER_CONFLICT = 0.5
+_SUSPICION = 24 * 3600.0
 # Until a spec that this version cannot read is read again: what helps is done to the definition.
 _AFTER_UNREADABLE = 300.0
 
@@ -45,6 +46,8 @@ class Reconciler:
         self._observer = Observer(cluster, clock, progress_interval)
         self._executor = Executor(cluster, clock)
         self._on_transition = on_transition
+        self._blamed: defaultdict[str, dict[str, datetime]] = defaultdict(dict)
+        """By node the UIDs of the jobs that failed because of it, and when they last did."""
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -115,14 +118,28 @@ class Reconciler:
         memory.status_written = now
         version = resource["metadata"]["resourceVersion"]
         await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
+        transitions = find_transitions(old, new, now)
         if self._on_transition is not None:
-            for transition in find_transitions(old, new, now):
+            for transition in transitions:
                 self._on_transition(key.namespace, transition)
         # The status is written, so an event that is lost now is lost; nothing else may be.
         with suppress(ClusterError):
             for event in transition_events(old, new, limit):
                 await self._cluster.emit(resource, event)
+            for transition in transitions:
+                if isinstance(transition, Blamed):
+                    await self._suspect(transition.node, resource["metadata"]["uid"], now)
         return None
+
+    async def _suspect(self, node: str, job: str, now: datetime) -> None:
+        """Tell of a node that fails several jobs within a day, once."""
+        recent = {one: at for one, at in self._blamed[node].items() if seconds_since(at, now) < _SUSPICION}
+        self._blamed[node] = recent | {job: now}
+        if len(recent) == 1 and len(self._blamed[node]) == 2:
+            text = "two jobs have failed because of this node within a day; look at its GPUs, and cordon it if need be"
+            # The kubelet's Events about its node have the name for a UID, and so `kubectl describe node` finds them.
+            about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": node}}
+            await self._cluster.emit(about, Event("Warning", "FailsTrainingJobs", text))
 
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)

@@ -144,6 +144,16 @@ def readmit_nodes(state: State, message: str) -> Decision:
     return _begin(state, status, Fact(c.RESTARTING, "True", c.NODES_READMITTED, message))
 
 
+def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
+    """Begin the next attempt, not counted, off nodes that report trouble while the pods still run."""
+    before = replace(state.status.restarts, free=state.status.restarts.free + 1)
+    status = _next_attempt(state, before, c.NODE_UNHEALTHY)
+    status = replace(status, failed_nodes=lost_nodes.remember(status.failed_nodes, iter(nodes)))
+    what = "; ".join(f"{name}: {state.observation.troubles[name]}" for name in nodes)
+    message = f"attempt {status.attempt} leaves {what}"
+    return _begin(state, status, Fact(c.RESTARTING, "True", c.NODE_UNHEALTHY, message))
+
+
 def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, explains: bool) -> Decision:
     """Note nodes that were lost with pods on them, before those pods are declared failed.
 

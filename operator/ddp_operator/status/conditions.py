@@ -19,10 +19,11 @@ PROGRESSING: Final = "Progressing"
 RESTARTING: Final = "Restarting"
 DISTRIBUTED: Final = "Distributed"
 IDLE: Final = "Idle"
+NODES_HEALTHY: Final = "NodesHealthy"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
 _ENDS: Final = (DISTRIBUTED, SUCCEEDED, FAILED)
-TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, IDLE, *_ENDS)
+TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, IDLE, NODES_HEALTHY, *_ENDS)
 
 # Accepted
 VALID: Final = "Valid"
@@ -103,6 +104,9 @@ NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too
 # Idle: only where spec.idle is set
 NO_STEPS: Final = "NoSteps"
 NOT_IDLE: Final = "NotIdle"
+# NodesHealthy: only where recovery.nodeHealth is set
+NODE_UNHEALTHY: Final = "NodeUnhealthy"  # of Restarting too
+NO_TROUBLE: Final = "NoTrouble"
 # Succeeded and Failed
 RANK_ZERO_SUCCEEDED: Final = "RankZeroSucceeded"
 PENDING_DEADLINE_EXCEEDED: Final = "PendingDeadlineExceeded"

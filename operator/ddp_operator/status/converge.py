@@ -25,6 +25,7 @@ from ddp_operator.status.decision import (
     SuspendResource,
 )
 from ddp_operator.status.describe import describe
+from ddp_operator.status.node_health import LOOK_SECONDS, nodes_in_use
 from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.replacement import create_missing_pods
 from ddp_operator.status.scheduling import event_poll_delay
@@ -85,6 +86,8 @@ def converge(state: State, progress_interval: float) -> Decision:
     for deadline in (active_deadline(job, attempt_job, now), pending_deadline(job, attempt_job, pods, now)):
         if deadline is not None and not job.spec.suspend:
             waits.append(max(0.1, (deadline - now).total_seconds()))
+    if nodes_in_use(job, observation):
+        waits.append(LOOK_SECONDS)
     idle = idle_left(state)
     if suspends(state):
         if state.status.is_true(c.IDLE):

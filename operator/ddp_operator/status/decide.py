@@ -34,6 +34,7 @@ from ddp_operator.status.converge import (
 from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
+from ddp_operator.status.node_health import nodes_to_leave
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.replacement import is_replaced, is_replacing
 from ddp_operator.status.usage import account
@@ -124,6 +125,9 @@ def _decide(state: State, progress_interval: float) -> Decision:
         if attempt_job is not None and can_resize(state, attempt_job):
             return attempts.resize_in_place(state)
         return attempts.resize(state)
+    leaving = nodes_to_leave(state) if refusal is None else ()
+    if leaving:
+        return attempts.leave_nodes(state, leaving)
     blocked = blocked_by_avoidance(pods)
     if blocked is not None and now - blocked[0] >= NODE_PATIENCE and refusal is None:
         return attempts.readmit_nodes(state, blocked[1])

@@ -27,6 +27,7 @@ from ddp_operator.status.conditions import Fact, take_facts
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.diagnosis import find_in_place, find_taken
 from ddp_operator.status.lost_nodes import describe_lost_contact
+from ddp_operator.status.node_health import describe_nodes
 from ddp_operator.status.observation import Observation, Pods, State
 from ddp_operator.status.replacement import describe_replacement, is_consequence
 from ddp_operator.status.scheduling import describe_scheduling
@@ -98,7 +99,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         rendezvous,
         _without_a_node(status, cut_off, progressing),
         restarting,
-        *filter(None, (describe_idle(state),)),
+        *filter(None, (describe_idle(state), describe_nodes(state))),
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     ]

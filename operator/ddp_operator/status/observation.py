@@ -120,6 +120,8 @@ class Observation(Children):
     """None: steps are made, or no page says whether they are."""
     pull_errors: Mapping[str, str] = field(default_factory=dict)
     """The latest message that says why the image of a pod is not there, by the pod's UID."""
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """What nodes report of what recovery.nodeHealth names, by node."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
     """What pods say of the failures after which their workers were restarted in the same pods, when one is new."""
     orphaned_since: datetime | None = None

@@ -14,7 +14,7 @@ from ddp_operator.api.crd import print_columns
 from ddp_operator.api.status import Status
 from ddp_operator.cluster import Event
 from ddp_operator.failures import describe_failure, describe_restart
-from ddp_operator.launcher.failure_table import CATEGORIES, UNKNOWN
+from ddp_operator.launcher.failure_table import CATEGORIES, CUDA, UNKNOWN
 from ddp_operator.status import conditions as c
 from ddp_operator.status.kueue import QUEUE_REASONS
 from ddp_operator.status.replacement import describe_replacement
@@ -66,7 +66,14 @@ class Used:
     gpu_seconds: int
 
 
-Transition = Failed | Restarted | Reached | Ended | Used
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """A failure was the node's: it was lost, its GPU failed, or it was left for what it reports."""
+
+    node: str
+
+
+Transition = Failed | Restarted | Reached | Ended | Used | Blamed
 
 
 def find_transitions(old: Status, new: Status, now: datetime) -> tuple[Transition, ...]:
@@ -92,6 +99,10 @@ def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition
     for result in (c.SUCCEEDED, c.FAILED):
         if new.is_true(result) and not old.is_true(result):
             yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
+    nodes = {name: None for name in new.failed_nodes if name not in old.failed_nodes}
+    if category == CUDA.name and new.last_failure is not None and new.last_failure.node_name:
+        nodes[new.last_failure.node_name] = None
+    yield from map(Blamed, nodes)
     before = purposes(old.usage)
     for purpose, seconds in purposes(new.usage).items():
         if seconds > before.get(purpose, 0):  # steps that are repeated were productive before
@@ -133,6 +144,12 @@ def _states(status: Status) -> list[tuple[str, str, str, int, str]]:
     ]
 
 
+_TOLD: Final = (
+    *(c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY),
+    *(c.DISTRIBUTED, c.SUCCEEDED, c.FAILED),
+)
+
+
 def transition_events(old: Status, new: Status, limit: int | None = None) -> tuple[Event, ...]:
     """Return the events for the step from one status to the next, in the order in which things happened.
 
@@ -166,13 +183,13 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
         elif restarting is not None:
             yield Event("Normal", restarting.reason, restarting.message)
     yield from _stalls(old, new)
-    for kind in (c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.DISTRIBUTED, c.SUCCEEDED, c.FAILED):
+    for kind in _TOLD:
         now, then = new.condition(kind), old.condition(kind)
         if now is None or (then is not None and then.status == now.status and now.status == "True"):
             continue
         if then is not None and (then.status, then.reason) == (now.status, now.reason):
             continue
-        if kind == c.DISTRIBUTED:
+        if kind in (c.DISTRIBUTED, c.NODES_HEALTHY):
             if now.status == "False":
                 yield Event("Warning", now.reason, now.message)
         elif now.status == "True":

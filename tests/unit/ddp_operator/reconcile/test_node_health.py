@@ -1,0 +1,151 @@
+"""Nodes that report trouble: what counts, what follows of it, and who hears of a node that fails several jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import Event, Key, Refused
+from ddp_operator.kube.events import build_event
+from ddp_operator.status import conditions as c
+from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble
+from ddp_operator.status.transitions import Blamed
+from ddp_operator.status.views import view_pod
+from tests.support.builders import NOW, job, resource
+from tests.support.fake_cluster import ReconcilerHarness
+
+XID = {"type": "XidCriticalError", "status": "True", "message": "GPU 3: XID 79"}
+WELL = {"type": "Ready", "status": "True"}
+
+
+def health(action: str | None = "Migrate", **named: Any) -> dict[str, Any]:
+    return {"nodeHealth": {"conditions": ["Xid*"], "taints": ["nvsentinel.dev/*"], **named, "action": action}}
+
+
+@pytest.mark.parametrize(
+    ("node", "what"),
+    [
+        ({"status": {"conditions": [WELL, XID]}}, "XidCriticalError (GPU 3: XID 79)"),
+        ({"status": {"conditions": [{**XID, "status": "False"}]}}, ""),
+        ({"status": {"conditions": [{**XID, "type": "KernelDeadlock"}]}}, ""),
+        ({"spec": {"taints": [{"key": "nvsentinel.dev/a", "effect": "E"}]}}, "taint nvsentinel.dev/a:E"),
+        ({"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}, ""),
+        ({}, ""),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_what_is_named_is_trouble(node: Any, what: str) -> None:
+    assert find_trouble(job(recovery=health()), node) == what
+    assert find_trouble(job(), node) == ""
+
+
+class Nodes:
+    """The nodes of a fake cluster; ``asked`` names those that were read."""
+
+    def __init__(self, harness: ReconcilerHarness, *conditions: Any) -> None:
+        self.conditions, self.asked, self.refused = conditions, list[str](), False
+        harness.cluster.node = self.node  # type: ignore[method-assign]
+
+    async def node(self, name: str) -> dict[str, Any]:
+        self.asked.append(name)
+        if self.refused:
+            raise Refused("no", reason="Forbidden")
+        return {"status": {"conditions": [WELL, *self.conditions]}}
+
+
+async def test_a_job_leaves_a_node_that_reports_trouble_and_avoids_it() -> None:
+    harness = ReconcilerHarness(recovery=health())
+    nodes = Nodes(harness)
+    await harness.train()
+    assert harness.state(c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)
+    nodes.conditions = (XID,)
+    harness.clock.advance(LOOK_SECONDS)
+    await harness.settle()
+    status = harness.status
+    assert (status.attempt, status.failed_nodes, status.restarts.free) == (2, ("node-a",), 1)
+    assert status.restarts.counted == 0
+    assert status.last_restart is not None
+    assert status.last_restart.cause == c.NODE_UNHEALTHY
+    assert harness.condition(c.RESTARTING).message == "attempt 2 leaves node-a: XidCriticalError (GPU 3: XID 79)"
+    assert harness.pods(1) == []
+    harness.clock.advance(1)
+    await harness.settle()
+    assert [view_pod(pod).avoids_nodes for pod in harness.pods(2)] == [True, True]
+    assert c.NODE_UNHEALTHY in harness.events
+
+
+async def test_a_node_that_no_other_can_stand_in_for_is_only_reported() -> None:
+    harness = ReconcilerHarness(recovery=health())
+    nodes = Nodes(harness, XID)
+    await harness.train()
+    assert harness.status.attempt == 2
+    assert harness.raw is not None
+    last = {**harness.raw["status"]["lastRestart"], "cause": c.NODES_READMITTED}
+    harness.cluster.store.change(harness.raw, status={**harness.raw["status"], "failedNodes": [], "lastRestart": last})
+    for pod in harness.pods(1):
+        harness.cluster.end(pod, 85)
+    await harness.train()
+    harness.clock.advance(LOOK_SECONDS)
+    await harness.settle()
+    assert harness.status.attempt == 2
+    assert harness.state(c.NODES_HEALTHY) == ("False", c.NODE_UNHEALTHY)
+    assert nodes.asked
+
+
+@pytest.mark.parametrize("action", ["Report", None])
+async def test_a_node_is_reported_and_the_job_stays(action: str | None) -> None:
+    harness = ReconcilerHarness(recovery=health(action))
+    nodes = Nodes(harness, XID)
+    await harness.train()
+    harness.clock.advance(LOOK_SECONDS)
+    await harness.settle()
+    assert (harness.status.attempt, harness.status.failed_nodes) == (1, ())
+    assert harness.condition(c.NODES_HEALTHY).message == "node-a: XidCriticalError (GPU 3: XID 79)"
+    assert harness.events.count(c.NODE_UNHEALTHY) == 1
+    nodes.refused = True
+    harness.clock.advance(LOOK_SECONDS)
+    await harness.settle()
+    assert harness.state(c.NODES_HEALTHY)[0] == "False", "what may not be read any more is as it was"
+    nodes.refused, nodes.conditions = False, ()
+    harness.clock.advance(LOOK_SECONDS)
+    await harness.settle()
+    assert harness.state(c.NODES_HEALTHY)[0] == "True"
+
+
+async def test_nodes_are_read_only_where_that_is_asked_for_and_in_turn() -> None:
+    quiet = ReconcilerHarness()
+    unasked = Nodes(quiet)
+    await quiet.train()
+    assert unasked.asked == []
+    harness = ReconcilerHarness(nodes=2 * MOST_NODES, recovery=health())
+    nodes = Nodes(harness)
+    await harness.settle()
+    for pod in harness.pods():
+        harness.cluster.store.change(pod, spec={**pod["spec"], "nodeName": f"on-{pod['metadata']['name']}"})
+    for _ in range(2):
+        harness.clock.advance(LOOK_SECONDS)
+        await harness.settle()
+    assert len(nodes.asked) == len(set(nodes.asked)) == 2 * MOST_NODES
+
+
+async def test_a_node_that_fails_two_jobs_is_told_of_once_on_the_node() -> None:
+    harness = ReconcilerHarness(recovery=health())
+    seen: list[Any] = []
+    told: list[Any] = []
+    harness.reconciler._on_transition = lambda namespace, one: seen.append(one)
+    harness.cluster.on_event = lambda about, event: told.append((about["kind"], about["metadata"]["name"], event))
+    for name in ("a", "b", "c"):
+        harness.cluster.add(resource(name, nodes=1, recovery=health()))
+        harness.key = Key("default", name)
+        Nodes(harness, XID)
+        await harness.train()
+    assert seen.count(Blamed("node-a")) == 3
+    [(_, name, event)] = [one for one in told if one[0] == "Node"]
+    assert (name, event.reason) == ("node-a", "FailsTrainingJobs")
+
+
+def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
+    about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "uid": "n"}}
+    event = build_event(about, Event("Warning", "FailsTrainingJobs", "words"), NOW, 1)
+    assert (event["metadata"]["namespace"], event["involvedObject"]["namespace"]) == ("default", "")
