@@ -1,0 +1,99 @@
+"""A folder with modules and data, by `ddp submit --workdir`, on an image that has only PyTorch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddp_operator.constants import GROUP, PLURAL, VERSION
+from tests.support.ddp_run import manifest
+
+from .conftest import Cluster, adapt
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+MODULES = {
+    "train.py": """
+import time
+from pathlib import Path
+import torch.distributed as dist
+from pieces.data import read
+from pieces.model import loss_of
+
+dist.init_process_group("gloo")
+for step in range(1, 61):
+    loss = loss_of(read(Path("numbers.txt")))
+    print(f"Epoch [1/1], Step [{step}/60], Loss: {loss:.1f}", flush=True)
+    time.sleep(0.5)
+dist.destroy_process_group()
+""",
+    "pieces/__init__.py": "",
+    "pieces/data.py": "def read(path):\n    return [float(word) for word in path.read_text().split()]\n",
+    "pieces/model.py": """
+import torch
+import torch.distributed as dist
+
+def loss_of(values):
+    total = torch.tensor(values).sum()
+    dist.all_reduce(total)
+    return total.item()
+""",
+    "numbers.txt": "1 2 3.5\n",
+}
+
+
+def write_project(folder: Path, name: str) -> None:
+    """Write the modules, and a job that runs them."""
+    for path, text in MODULES.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
+    job = yaml.safe_load(manifest(["python", "train.py"], nodes=2, recovery={"maxRestarts": 3}))
+    (folder / "job.yaml").write_text(yaml.safe_dump(adapt(job, name)))
+
+
+def ddp(cluster: Cluster, folder: Path, *words: str) -> str:
+    """Run a command as a user does, in the folder; returns what it prints."""
+    line = [sys.executable, "-m", "ddp_operator.cli", *words, "--namespace", cluster.namespace]
+    env = os.environ | {"KUBECONFIG": cluster.kubeconfig}
+    done = subprocess.run(line, cwd=folder, env=env, text=True, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_folder_trains_on_two_pods_through_a_lost_pod_and_a_suspension(cluster: Cluster, tmp_path: Path) -> None:
+    write_project(tmp_path, "folder")
+    shown = ddp(cluster, tmp_path, "submit", "job.yaml", "--workdir", ".")
+    digest = cluster.get("folder")["spec"]["code"]["digest"]  # type: ignore[index]
+    assert digest[:12] in shown
+
+    def trains(restarts: int) -> bool:
+        status = cluster.status("folder")
+        known = status.get("restarts", {}).get("all", 0) >= restarts and status.get("phase") == "Running"
+        return known and (status.get("progress") or {}).get("loss") in ("13", "13.0")  # both ranks' 6.5
+
+    cluster.until(lambda: trains(0), "steps with the sum over both ranks")
+    victim = next(pod for pod in cluster.pods("folder") if pod.metadata.name.startswith("folder-1-1-"))
+    cluster.core.delete_namespaced_pod(victim.metadata.name, cluster.namespace, grace_period_seconds=0)
+    cluster.until(lambda: trains(1), "steps after a lost pod")
+    ddp(cluster, tmp_path, "suspend", "folder")
+    cluster.phase("folder", "Suspended")
+    (tmp_path / "train.py").write_text("raise SystemExit('not what was submitted')")
+    ddp(cluster, tmp_path, "resume", "folder")
+    status = cluster.phase("folder", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded"
+    assert status["code"]["digest"] == digest
+
+    name = f"ddp-code-{digest[:16]}"
+    assert cluster.core.read_namespaced_config_map(name, cluster.namespace).immutable
+    cluster.custom.delete_namespaced_custom_object(GROUP, VERSION, cluster.namespace, PLURAL, "folder")
+    cluster.until(
+        lambda: (
+            name not in [one.metadata.name for one in cluster.core.list_namespaced_config_map(cluster.namespace).items]
+        ),
+        "the code going with its job",
+    )
