@@ -4,6 +4,9 @@ import re
 
 from ddp_operator import constants
 
+CODE_PREFIX = "ddp-code-"
+"""What the names of ConfigMaps with code begin with that `ddp submit` has made."""
+
 
 def service_name(name: str) -> str:
     """Return the headless Service's name: the resource's own, which makes pod DNS names short."""
@@ -27,7 +30,7 @@ def launcher_config_map_name(digest: str) -> str:
 
 def code_config_map_name(digest: str) -> str:
     """Return the name of the ConfigMap with the code of this SHA-256 (hex), for all jobs of a namespace that run it."""
-    return f"ddp-code-{digest[:16]}"
+    return f"{CODE_PREFIX}{digest[:16]}"
 
 
 def pod_host(name: str, attempt: int, index: int | str) -> str:

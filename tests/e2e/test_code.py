@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddp_operator.constants import GROUP, PLURAL, VERSION
+from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from tests.support.ddp_run import manifest
+from tests.support.wheels import make_wheel
 
 from .conftest import Cluster, adapt
 
@@ -63,6 +65,39 @@ def ddp(cluster: Cluster, folder: Path, *words: str) -> str:
     done = subprocess.run(line, cwd=folder, env=env, text=True, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: Cluster, tmp_path: Path) -> None:
+    """The claim is one of a volume that all nodes share."""
+    volume = os.environ.get("DDP_E2E_CHECKPOINTS")
+    if not volume:
+        pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
+    shared = {"accessModes": ["ReadWriteMany"], "storageClassName": cluster.namespace}
+    bound = {"name": "sources", "namespace": cluster.namespace}
+    spec = shared | yaml.safe_load(volume) | {"capacity": {"storage": "1Gi"}, "claimRef": bound}
+    cluster.core.create_persistent_volume({"metadata": {"name": cluster.namespace}, "spec": spec})
+    claim = {"metadata": bound, "spec": shared | {"resources": {"requests": {"storage": "1Gi"}}}}
+    cluster.core.create_namespaced_persistent_volume_claim(cluster.namespace, claim)
+    write_project(tmp_path, "large")
+    (tmp_path / "weights.bin").write_bytes(random.Random(1).randbytes(3 << 20))
+    make_wheel(tmp_path / "ddp_tiny-1.5-py3-none-any.whl", "ddp_tiny", "1.5")
+    (tmp_path / "requirements.txt").write_text("./ddp_tiny-1.5-py3-none-any.whl\n")
+    (tmp_path / "train.py").write_text("import ddp_tiny\n" + MODULES["train.py"].replace("61", "4"))
+    try:
+        options = ("--workdir", ".", "--pip", "--code-claim", "sources")
+        assert "put on the claim sources" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
+        status = cluster.phase("large", "Succeeded", "Failed")
+        assert status["phase"] == "Succeeded", status
+        ddp(cluster, tmp_path, "delete", "large", "--wait")
+        assert "has it already" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
+        assert cluster.phase("large", "Succeeded", "Failed")["phase"] == "Succeeded"
+        assert not [
+            pod
+            for pod in cluster.core.list_namespaced_pod(cluster.namespace).items
+            if not pod.metadata.labels.get(LABEL_JOB_NAME)
+        ]
+    finally:
+        cluster.core.delete_persistent_volume(cluster.namespace)
 
 
 def test_a_folder_trains_on_two_pods_through_a_lost_pod_and_a_suspension(cluster: Cluster, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import constants
-from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument
 from ddp_operator.cli.init import IMAGE, add_script, find_script, write_manifest
@@ -40,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpus", type=integer(0), metavar="N", help="GPUs of each pod; default: 1")
     group.add_argument("--image", help=f"an image with Python and PyTorch; default: {IMAGE}")
     group.add_argument("--name", help="name of the job; default: that of the script")
-    add_workdir_arguments(parser)
+    add_workdir_arguments(parser).add_argument(
+        "--code-claim",
+        metavar="NAME",
+        help="put the packed folder on this claim, where it is too large for a ConfigMap",
+    )
     parser.add_argument("--dry-run", action="store_true", help="let the API server check the job without storing it")
     parser.add_argument("-w", "--watch", action="store_true", help="then watch the job until it ends")
     add_output_argument(parser)
@@ -70,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         _apply(api, other, dry_run=arguments.dry_run)
     name = manifest.resource["metadata"]["name"]
     try:
-        with stored_code(api, code) if code and not arguments.dry_run else nullcontext():
+        with nullcontext("") if arguments.dry_run else stored_code(api, code, manifest.job) as placed:
+            if placed:
+                print(f"code: {placed}", file=sys.stderr)
             created = call_job(api, "POST", name, _without_server_fields(manifest.resource), dry_run=arguments.dry_run)
     except ApiError as error:
         if error.status != 409:
@@ -80,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"delete it with `ddp delete {name}{api.option}`, or choose another metadata.name",
             ExitCode.FAILED,
         ) from None
-    if code and not arguments.dry_run:
-        own_code(api, code, owner_reference(parse_resource(created), controller=False))
+    if not arguments.dry_run:
+        own_code(api, code, parse_resource(created))
     if arguments.output == "json":
         print(json.dumps(created, indent=2))
         return ExitCode.OK

@@ -4,6 +4,7 @@ import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.cli.init import Script
@@ -13,8 +14,8 @@ from ddp_operator.code.packed import Code, pack_code
 from ddp_operator.manifests.template import resolve_template
 
 
-def add_workdir_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of every command that takes a folder along."""
+def add_workdir_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Declare the arguments of every command that takes a folder along. Returns their group."""
     group = parser.add_argument_group("code")
     group.add_argument(
         "--workdir", type=Path, metavar="DIR", help="pack this folder, as git would, and start the pods in it"
@@ -29,18 +30,26 @@ def add_workdir_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pip", action="store_true", help="install DIR's requirements.txt in each pod before its ranks start"
     )
+    return group
 
 
 def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> Code | None:
     """Pack the folder that the arguments name, else ``folder``; None: there is none. Raises: CommandError."""
     chosen = arguments.workdir or folder
     if chosen is None:
-        unused = next((f"--{name}" for name in ("include", "pip") if getattr(arguments, name)), None)
+        unused = next(
+            (
+                f"--{name.replace('_', '-')}"
+                for name in ("include", "pip", "code_claim")
+                if getattr(arguments, name, None)
+            ),
+            None,
+        )
         if unused:
             raise CommandError(f"{unused}: is about the folder of --workdir; name that too")
         return None
     try:
-        return pack_code(chosen, arguments.include, pip=arguments.pip)
+        return pack_code(chosen, arguments.include, pip=arguments.pip, claim=getattr(arguments, "code_claim", None))
     except CannotPack as error:
         raise CommandError(str(error)) from None
 

@@ -2,6 +2,7 @@
 
 import base64
 import posixpath
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +55,11 @@ class Code:
     def check_size(self) -> None:
         """See that a ConfigMap holds the archive. Raises: CannotPack."""
         size = len(self.archive.data)
-        if size > CONFIG_MAP_LIMIT:
+        if "configMapName" in self.spec and size > CONFIG_MAP_LIMIT:
             raise CannotPack(
                 f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
                 f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {self.archive.list_largest()}. Name what "
-                "the job does not need in .ddpignore"
+                "the job does not need in .ddpignore, or put it on a claim that all pods can mount: --code-claim NAME"
             )
 
     def build_config_map(self, namespace: str) -> dict[str, Any]:
@@ -73,11 +74,15 @@ class Code:
         }
 
 
-def pack_code(folder: Path, include: Sequence[str] = (), *, pip: bool = False) -> Code:
-    """Pack a folder for a ConfigMap. ``pip``: its requirements are to be installed. Raises: CannotPack."""
-    archive = pack(folder, include)
+def pack_code(folder: Path, include: Sequence[str] = (), *, pip: bool = False, claim: str | None = None) -> Code:
+    """Pack a folder for a ConfigMap, or for a claim. ``pip``: install its requirements. Raises: CannotPack."""
+    archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None else sys.maxsize)
     if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
         raise CannotPack(f"--pip: there is no {REQUIREMENTS} among the packed files of {folder}; write one")
-    spec: dict[str, Any] = {"configMapName": names.code_config_map_name(archive.digest), "digest": archive.digest}
+    spec: dict[str, Any] = {"digest": archive.digest}
+    if claim is None:
+        spec["configMapName"] = names.code_config_map_name(archive.digest)
+    else:
+        spec |= {"claimName": claim, "path": f"ddp-code/{archive.digest}.tar.gz"}
     spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
     return Code(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}))

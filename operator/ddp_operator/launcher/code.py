@@ -176,6 +176,11 @@ def _run(line: list[str], env: dict[str, str], code: CodeConfig, signals: list[i
     if process.returncode:
         lines = last.decode(errors="replace").splitlines() or [f"exit code {process.returncode}"]
         errors = [text for text in lines if text.startswith("ERROR:")] or lines
+        if errors[-1].endswith("No module named pip"):
+            raise CannotStart(
+                f"pip cannot install {code.requirements}: the image has none",
+                "choose an image that has pip or the packages, or submit without --pip",
+            )
         raise CannotStart(
             f"pip cannot install {code.requirements}: {errors[-1]}",
             f"fix {code.requirements}; what the cluster's network cannot reach has to be in the image (PIP_INDEX_URL "

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ import pytest
 from ddp_operator.code.archive import pack
 from ddp_operator.launcher.code import install_packages, prepare_code, unpack
 from ddp_operator.launcher.pod import CannotStart, CodeConfig
+from tests.support.wheels import make_wheel
 from tests.unit.ddp_operator.code.test_files import write
 
 
@@ -124,18 +124,6 @@ def test_a_full_disk_is_worth_another_try(tmp_path: Path) -> None:
     with pytest.raises(CannotStart, match="cannot be unpacked") as refusal:
         unpack(code)
     assert refusal.value.exit_code == 82
-
-
-def make_wheel(path: Path, name: str, version: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name}.py", f"VERSION = {version!r}\n")
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", "")
 
 
 def test_packages_are_installed_beside_those_that_are_there(

@@ -1,0 +1,40 @@
+"""The pod that puts a folder on a claim: where the job's own pods may run, and with no more than it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.client.claim import build_pod
+from ddp_operator.code.packed import pack_code
+from ddp_operator.manifests.template import resolve_template
+from tests.support.builders import resource, template, trainer
+
+
+def test_the_pod_has_the_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    code = pack_code(tmp_path, claim="sources")
+    container = trainer(
+        image="example.com/torch:1",
+        command=["/opt/python3", "train.py"],
+        resources={"limits": {"nvidia.com/gpu": "8"}},
+        env=[{"name": "TOKEN", "value": "secret"}],
+        securityContext={"runAsUser": 7},
+    )
+    place = {"nodeSelector": {"pool": "a"}, "imagePullSecrets": [{"name": "registry"}], "hostNetwork": True}
+    job = parse_resource(resource("job", code=dict(code.spec), template=template(container, **place)))
+    pod = build_pod(code, resolve_template(job))["spec"]
+    [sender] = pod["containers"]
+    assert sender["image"] == "example.com/torch:1"
+    assert sender["command"][:2] == ["/opt/python3", "-c"]
+    assert sender["securityContext"]["runAsUser"] == 7
+    assert sender["securityContext"]["allowPrivilegeEscalation"] is False
+    assert "limits" not in sender["resources"]
+    assert "env" not in sender
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "sources"}
+    assert pod["nodeSelector"] == {"pool": "a"}
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert "hostNetwork" not in pod
+    assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
+    assert pod["activeDeadlineSeconds"] > 0
+    assert code.spec["path"] == f"ddp-code/{code.archive.digest}.tar.gz"
