@@ -91,11 +91,8 @@ def test_a_large_folder_comes_by_a_claim_and_packages_by_pip(cluster: Cluster, t
         ddp(cluster, tmp_path, "delete", "large", "--wait")
         assert "has it already" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
         assert cluster.phase("large", "Succeeded", "Failed")["phase"] == "Succeeded"
-        assert not [
-            pod
-            for pod in cluster.core.list_namespaced_pod(cluster.namespace).items
-            if not pod.metadata.labels.get(LABEL_JOB_NAME)
-        ]
+        pods = cluster.core.list_namespaced_pod(cluster.namespace).items
+        assert all(LABEL_JOB_NAME in pod.metadata.labels for pod in pods), "the pod that sends the code is left"
     finally:
         cluster.core.delete_persistent_volume(cluster.namespace)
 

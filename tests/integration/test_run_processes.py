@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ddp_operator.code.archive import pack
 from tests.support.ddp_run import PATIENCE, DdpRun, find_pods, manifest
 
 pytestmark = pytest.mark.process
@@ -216,3 +217,56 @@ def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path
     # Every step is saved: none is lost but one that was made and not seen on the page.
     assert said["stepsLost"] == 0
     assert said["resumedFrom"] >= said["stepBefore"] >= 3
+
+
+TWO_MODULES = {
+    "train.py": """
+import os, pathlib, time
+from pieces.data import read
+print("rank", os.environ["RANK"], "has read", read("numbers.txt"), "in attempt", os.environ["DDP_ATTEMPT"])
+if os.environ["DDP_ATTEMPT"] == "1":
+    if os.environ["RANK"] == "1":
+        pathlib.Path(os.environ["SOURCE"], "pieces", "data.py").write_text("raise SystemExit('not what was packed')")
+        raise RuntimeError("broken on purpose")
+    time.sleep(600)
+""",
+    "pieces/__init__.py": "",
+    "pieces/data.py": "def read(path):\n    with open(path) as file:\n        return file.read().split()\n",
+    "numbers.txt": "1 2 3",
+    ".gitignore": "*.log\n",
+    "old.log": "",
+    "id_rsa": "",
+}
+
+
+def test_a_packed_folder_is_what_all_pods_and_attempts_run(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name, text in TWO_MODULES.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    digest = pack(source).digest
+    text = manifest(["python", "train.py"], env={"SOURCE": str(source)})
+    with DdpRun(tmp_path, text, ["--workdir", "source", "--logs", "all"]) as run:
+        assert run.wait() == 0, run.output
+        status, folder = run.read_status(), run.run_folder
+    assert (status["attempt"], status["code"]["digest"]) == (2, digest)
+    logs = (folder / "logs" / "attempt-2-pod-1.log").read_text()
+    assert "rank 1 has read ['1', '2', '3'] in attempt 2" in logs
+    assert f"[launcher] the code {digest[:12]}: 5 files in " in logs
+    assert "left out, as they may hold secrets: id_rsa;" in run.output
+
+
+def test_a_folder_without_the_script_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "other.py").touch()
+    with DdpRun(tmp_path, manifest(["python", "train.py"]), ["--workdir", "source"]) as run:
+        assert run.wait() == 2
+    assert "the command runs train.py, which is not among the packed files of source" in run.output
+    assert not (tmp_path / "ddp-runs").exists()
+
+
+def test_code_that_only_a_cluster_has_is_refused(tmp_path: Path) -> None:
+    code = {"configMapName": "ddp-code-1", "digest": "0" * 64}
+    with DdpRun(tmp_path, manifest(["python", "train.py"], code=code)) as run:
+        assert run.wait() == 2
+    assert "spec.code.configMapName: ddp-code-1: is not in the file; name the folder with --workdir" in run.output
