@@ -10,25 +10,12 @@ from ddp_operator.client.errors import ApiError, ClientError
 from ddp_operator.code.packed import Code
 from ddp_operator.manifests.template import ResolvedTemplate
 
+# A shell's, for the job's Python may need more of its pod than this one has.
 _RECEIVE: Final = """
-import os, sys
-path, left = sys.argv[1], int(sys.argv[2])
-if os.path.exists(path):
-    sys.exit(print("kept"))
-os.makedirs(os.path.dirname(path), exist_ok=True)
-print("send", flush=True)
-with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
-    while left:
-        data = os.read(0, min(left, 1 << 20))
-        if not data:
-            sys.exit("the connection was cut")
-        file.write(data)
-        left -= len(data)
-    file.flush()
-    os.fsync(file.fileno())
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
-print("stored")
+if [ -e "$1" ]; then echo kept; exit; fi
+umask 022
+mkdir -p "${1%/*}" && echo send && head -c "$2" > "$1.$$.tmp" &&
+    [ "$(wc -c < "$1.$$.tmp")" -eq "$2" ] && mv "$1.$$.tmp" "$1" && echo stored
 """
 _POD_SECONDS: Final = 600
 """The pod ends by itself after so long, also where this process was killed."""
@@ -53,7 +40,7 @@ def put_on_claim(api: Api, code: Code, template: ResolvedTemplate) -> str:
     name = api.request("POST", pods, None, build_pod(code, template))["metadata"]["name"]
     try:
         _wait_for(api, f"{pods}/{name}", code)
-        return _send(api, name, code, template.command.interpreter)
+        return _send(api, name, code)
     finally:
         with suppress(ClientError):
             api.request("DELETE", f"{pods}/{name}", {"gracePeriodSeconds": "0"})
@@ -65,7 +52,7 @@ def build_pod(code: Code, template: ResolvedTemplate) -> Object:
     container: dict[str, Any] = {
         "name": "code",
         "image": trainer["image"],
-        "command": [template.command.interpreter, "-c", f"import time; time.sleep({_POD_SECONDS})"],
+        "command": ["sleep", str(_POD_SECONDS)],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         | (trainer.get("securityContext") or {}),
@@ -117,14 +104,14 @@ def _wait_for(api: Api, path: str, code: Code) -> None:
     )
 
 
-def _send(api: Api, pod: str, code: Code, interpreter: str) -> str:
-    """Send the archive to a program in the pod. Raises: ClientError."""
+def _send(api: Api, pod: str, code: Code) -> str:
+    """Send the archive to a shell in the pod. Raises: ClientError."""
     from kubernetes import client
     from kubernetes.stream import stream
     from websocket import WebSocketException
 
     path = f"{constants.CODE_MOUNT_PATH}/{code.spec['path']}"
-    command = [interpreter, "-c", _RECEIVE, path, str(len(code.archive.data))]
+    command = ["sh", "-c", _RECEIVE, "sh", path, str(len(code.archive.data))]
     # stream() replaces a method of its client while it runs, so it gets a client of its own.
     core = client.CoreV1Api(client.ApiClient(api.client.configuration))
     options = {"stdin": True, "stdout": True, "stderr": True, "tty": False, "binary": True, "_preload_content": False}

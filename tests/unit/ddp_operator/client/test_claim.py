@@ -26,7 +26,6 @@ def test_the_pod_has_the_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None
     pod = build_pod(code, resolve_template(job))["spec"]
     [sender] = pod["containers"]
     assert sender["image"] == "example.com/torch:1"
-    assert sender["command"][:2] == ["/opt/python3", "-c"]
     assert sender["securityContext"]["runAsUser"] == 7
     assert sender["securityContext"]["allowPrivilegeEscalation"] is False
     assert "limits" not in sender["resources"]
