@@ -215,6 +215,7 @@ def _explain_failure(name: str, status: Status, option: str) -> Why:
     what = f"{name} has failed{tries}"
     words = describe_end(condition, failure) if condition else ""
     what += f" ({reason}): {sentence(words)}" if words else f" ({reason})." if reason else "."
+    what += f" Its code was {status.code.revision}." if status.code else ""
     remedy = REMEDIES.get(reason, "")
     if failure is None:
         return Why(name, "Failed", reason, what, _fill(remedy or _LOOK_AT_LOGS, name, option))

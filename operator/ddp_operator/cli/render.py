@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import sys
 
 from ddp_operator.cli.io import CommandError, ExitCode
+from ddp_operator.cli.workdir import add_workdir_arguments, check_workdir, read_workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the YAML with the DDPTrainingJob; - reads standard input")
     parser.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
     parser.add_argument("--check", action="store_true", help="print errors only")
+    add_workdir_arguments(parser)
     parser.epilog = "Owner references have a UID of zeros, since only an API server assigns one."
 
 
@@ -21,7 +24,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.extra:
         raise CommandError("unexpected arguments after --; they are for `ddp run`")
-    children = check_manifest(read_file(arguments.file)).children
+    code = read_workdir(arguments)
+    manifest = check_manifest(read_file(arguments.file), code.spec if code else None)
+    if code is not None:
+        check_workdir(code, manifest.job, in_cluster=True)
+        print(code.describe(), file=sys.stderr)
+    children = manifest.children
     if arguments.check:
         return ExitCode.OK
     if arguments.output == "json":

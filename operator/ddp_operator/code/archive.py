@@ -20,7 +20,6 @@ CONFIG_MAP_LIMIT: Final = MEBIBYTE
 """Bytes that Kubernetes takes in a ConfigMap."""
 _MOST: Final = 4096 * MEBIBYTE
 _PIECE: Final = MEBIBYTE
-_GIT_SECONDS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,8 @@ def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_L
     selection, sizes, digest = Selection(folder, include), list[tuple[str, int]](), hashlib.sha256()
     compressed: list[Future[bytes]] = []
     with ThreadPoolExecutor(2 + (os.cpu_count() or 1)) as pool:
-        commit = pool.submit(_ask_git, folder, "rev-parse", "HEAD")
-        changes = pool.submit(_ask_git, folder, "status", "--porcelain", "--", ".")
+        commit = pool.submit(ask_git, folder, "rev-parse", "HEAD")
+        changes = pool.submit(ask_git, folder, "status", "--porcelain", "--", ".")
         for piece in _collect(_write_tar(folder, selection, sizes)):
             digest.update(piece)
             compressed.append(pool.submit(_compress, piece))
@@ -161,11 +160,12 @@ def _read_link(root: str, path: str, place: str) -> str:
     return os.path.relpath(resolved, os.path.realpath(folder)) if os.path.isabs(target) else target
 
 
-def _ask_git(folder: Path, *words: str) -> str:
+def ask_git(folder: Path, *words: str, seconds: float = 20.0) -> str:
+    """Return what git says of a folder; empty where it says nothing, is not there, or takes too long."""
     line = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
         return subprocess.run(
-            line, capture_output=True, text=True, errors="replace", timeout=_GIT_SECONDS, check=True
+            line, capture_output=True, text=True, errors="replace", timeout=seconds, check=True
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""

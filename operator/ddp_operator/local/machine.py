@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ddp_operator import __version__
+from ddp_operator.code.archive import ask_git
 
 _GIT_SECONDS: Final = 2.0
 _TELLING: Final = re.compile(r"(CUDA|GLOO|KMP|MKL|NCCL|OMP|PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_")
@@ -28,6 +29,12 @@ def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Map
         "commit": describe_commit(folder),
         "versions": ", ".join(versions),
     }
+    code = resource["spec"].get("code")
+    if code:
+        commit = (
+            f"commit {code['commit']}{' with changes' if code.get('dirty') else ''}, " if code.get("commit") else ""
+        )
+        facts["code"] = f"{commit}digest {code['digest']}"
     containers = resource["spec"]["template"]["spec"]["containers"]
     given = {entry["name"]: str(entry.get("value", "")) for entry in containers[0].get("env") or ()}
     told = {name: value for name, value in sorted({**environ, **given}.items()) if _TELLING.match(name)}
@@ -37,21 +44,11 @@ def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Map
 
 def describe_commit(folder: Path) -> str:
     """Return the commit of a folder and whether files differ from it; empty where there is none, or no git."""
-    commit = _git(folder, "log", "-1", "--format=%h %s")
+    commit = ask_git(folder, "log", "-1", "--format=%h %s", seconds=_GIT_SECONDS)
     if not commit:
         return ""
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    changed = ask_git(folder, "status", "--porcelain", "--untracked-files=no", seconds=_GIT_SECONDS)
     return commit + (" (with uncommitted changes)" if changed else "")
-
-
-def _git(folder: Path, *words: str) -> str:
-    try:
-        command = ["git", "-C", str(folder), "--no-optional-locks", *words]
-        return subprocess.check_output(
-            command, stderr=subprocess.DEVNULL, text=True, errors="replace", timeout=_GIT_SECONDS
-        ).strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def _versions(*packages: str) -> list[str]:

@@ -398,3 +398,11 @@ class TestNamespace:
     def test_in_the_namespace_of_the_context_there_is_none(self) -> None:
         waits = condition("Scheduled", "False", "Unschedulable", "waits")
         assert " -n " not in explain_why(job(waits), (), NOW).todo
+
+
+def test_a_failed_job_tells_which_code_it_was() -> None:
+    code = {"digest": "1" * 64, "revision": "abc123-dirty 111111111111"}
+    assert (
+        "Its code was abc123-dirty 111111111111. The cause was UserError"
+        in why(FAILED, phase="Failed", lastFailure=FAILURE, code=code).what
+    )

@@ -185,3 +185,18 @@ def test_pods_of_a_former_attempt_are_waited_for_too_when_a_job_is_suspended() -
     found = decision.status.condition(c.SUSPENDED)
     assert found is not None
     assert found.message == "2 pods are saving and stopping"
+
+
+@pytest.mark.parametrize(
+    ("commit", "dirty", "revision"),
+    [("a" * 40, False, "a" * 12), ("a" * 40, True, f"{'a' * 12}-dirty {'1' * 12}"), (None, None, "1" * 12)],
+)
+def test_the_code_is_told_by_its_commit_or_where_that_is_not_all_by_its_digest(
+    commit: str | None, dirty: bool | None, revision: str
+) -> None:
+    written = {"configMapName": "ddp-code-1", "digest": "1" * 64}
+    written |= {} if commit is None else {"commit": commit, "dirty": dirty}
+    code = run(*RUNNING, code=written).status.code
+    assert code is not None
+    assert (code.digest, code.commit, code.dirty, code.revision) == ("1" * 64, commit, dirty, revision)
+    assert run(*RUNNING).status.code is None
