@@ -18,7 +18,7 @@ from ddp_operator.code.files import CannotPack, Selection
 MEBIBYTE: Final = 1 << 20
 CONFIG_MAP_LIMIT: Final = MEBIBYTE
 """Bytes that Kubernetes takes in a ConfigMap."""
-_MOST: Final = 4096 * MEBIBYTE
+_MOST: Final = 1024 * MEBIBYTE
 _PIECE: Final = MEBIBYTE
 
 
@@ -52,11 +52,11 @@ def pack(folder: Path, include: Sequence[str] = (), *, limit: int = CONFIG_MAP_L
         raise CannotPack(f"{folder}: there is no such folder")
     selection, sizes, digest = Selection(folder, include), list[tuple[str, int]](), hashlib.sha256()
     compressed: list[Future[bytes]] = []
-    with ThreadPoolExecutor(2 + (os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(2 + (os.cpu_count() or 1)) as pool, ThreadPoolExecutor(1) as in_order:
         commit = pool.submit(ask_git, folder, "rev-parse", "HEAD")
         changes = pool.submit(ask_git, folder, "status", "--porcelain", "--", ".")
-        for piece in _collect(_write_tar(folder, selection, sizes)):
-            digest.update(piece)
+        for piece in _write_tar(folder, selection, sizes):
+            in_order.submit(digest.update, piece)
             compressed.append(pool.submit(_compress, piece))
     if not sizes:
         raise CannotPack(f"{folder}: there is nothing to pack: no files, or .gitignore and .ddpignore leave all out")
@@ -75,58 +75,59 @@ def format_size(size: int) -> str:
     return f"{size / MEBIBYTE:.1f} MiB"
 
 
-def _compress(piece: bytes) -> bytes:
+def _compress(piece: memoryview) -> bytes:
     return zlib.compress(piece, 1, wbits=31)  # a member of a gzip file
 
 
-def _collect(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Join small parts into pieces that are worth a task."""
-    pending, size = list[bytes](), 0
-    for part in parts:
-        pending.append(part)
-        size += len(part)
-        if size >= _PIECE:
-            yield b"".join(pending)
-            pending, size = [], 0
-    yield b"".join(pending)
-
-
-def _write_tar(folder: Path, selection: Selection, sizes: list[tuple[str, int]]) -> Iterator[bytes]:
+def _write_tar(folder: Path, selection: Selection, sizes: list[tuple[str, int]]) -> Iterator[memoryview]:
+    """Yield the tar in pieces that are each worth a task. Files are read to where they stay, between zeros."""
     root, total = os.path.realpath(folder), 0
+    piece, used = bytearray(_PIECE), 0
     for path, place in selection.walk():
+        descriptor, size = -1, 0
         try:
-            descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
-        except OSError as error:
-            if not os.path.islink(place):
-                raise CannotPack(f"{path}: {error.strerror}; make it readable, or name it in .ddpignore") from None
-            link = tarfile.TarInfo(path)
-            link.type, link.linkname, link.mode = tarfile.SYMTYPE, _read_link(root, path, place), 0o777
-            yield link.tobuf(tarfile.PAX_FORMAT)
-            sizes.append((path, 0))
-            continue
-        try:
-            status = os.fstat(descriptor)
-            size = status.st_size
-            total += size
+            try:
+                descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW)
+                status = os.fstat(descriptor)
+            except OSError as error:
+                if not os.path.islink(place):
+                    raise CannotPack(f"{path}: {error.strerror}; make it readable, or name it in .ddpignore") from None
+                link = tarfile.TarInfo(path)
+                link.type, link.linkname, link.mode = tarfile.SYMTYPE, _read_link(root, path, place), 0o777
+                header = link.tobuf(tarfile.PAX_FORMAT)
+            else:
+                size = status.st_size
+                header = _build_header(path, size, executable=bool(status.st_mode & 0o100))
             sizes.append((path, size))
+            total += size
             if total > _MOST:
                 largest = Archive(b"", "", tuple(sizes), ()).list_largest()
                 raise CannotPack(
                     f"the folder has more than {format_size(_MOST)}; name data in .ddpignore, and mount a volume with "
                     f"it. Largest so far: {largest}"
                 )
-            yield _build_header(path, size, executable=bool(status.st_mode & 0o100))
-            left = size
-            while left:
-                data = os.read(descriptor, min(left, _PIECE))
-                if not data:
-                    raise CannotPack(f"{path}: became shorter while it was read; try again")
-                yield data
-                left -= len(data)
-            yield bytes(-size % 512)
+            begin = used + len(header)
+            end = begin + size + -size % tarfile.BLOCKSIZE
+            if end > len(piece):
+                yield memoryview(piece)[:used]
+                begin, end = begin - used, end - used
+                piece, used = bytearray(max(_PIECE, end)), 0
+            piece[used:begin] = header
+            used = end
+            _read(descriptor, memoryview(piece)[begin : begin + size], path)
         finally:
-            os.close(descriptor)
-    yield bytes(1024)
+            if descriptor >= 0:
+                os.close(descriptor)
+    yield memoryview(piece)[:used]
+    yield memoryview(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _read(descriptor: int, place: memoryview, path: str) -> None:
+    while place:
+        count = os.readv(descriptor, [place])
+        if not count:
+            raise CannotPack(f"{path}: became shorter while it was read; try again")
+        place = place[count:]
 
 
 _MODES: Final = {False: b"0000644\0", True: b"0000755\0"}

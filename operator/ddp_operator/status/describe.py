@@ -63,8 +63,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         status = replace(status, last_failure=in_place)
     if status.first_run_time is None and any(pod.has_run for pod in observation.pods):
         status = replace(status, first_run_time=truncate(now))
-    if job.spec.code is not None:
-        status = replace(status, code=_describe_code(job.spec.code))
+    if job.spec.code is not None or status.code is not None:
+        status = replace(status, code=_describe_code(job.spec.code) if job.spec.code else None)
     if observation.stragglers is not None:
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
