@@ -218,8 +218,8 @@ RULES: tuple[Rule, ...] = (
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "0 kills the pods at once"),
     Rule(
         "spec.code",
-        "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
-        "must have one of configMapName, claimName and image; `ddp submit --workdir` writes it",
+        "has(self.configMapName) != has(self.claimName)",
+        "must have either configMapName or claimName; `ddp submit --workdir` writes it",
     ),
     Rule(
         "spec.code",

@@ -211,12 +211,9 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
 
 def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield the name, source and mount path of each volume of spec.code."""
-    if code.config_map_name:
-        archive: dict[str, Any] = {"configMap": {"name": code.config_map_name}}
-    elif code.claim_name:
-        archive = {"persistentVolumeClaim": {"claimName": code.claim_name, "readOnly": True}}
-    else:
-        archive = {"image": {"reference": code.image}}
+    archive: dict[str, Any] = {"configMap": {"name": code.config_map_name}}
+    if code.claim_name:  # read-only by its mount: the job may write to the same claim elsewhere
+        archive = {"persistentVolumeClaim": {"claimName": code.claim_name}}
     yield constants.CODE_VOLUME, archive, constants.CODE_MOUNT_PATH
     yield constants.CODE_FOLDER_VOLUME, {"emptyDir": {}}, code.folder
     if code.pip:

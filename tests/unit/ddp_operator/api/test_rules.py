@@ -65,7 +65,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
     "spec.code": (
         {"digest": "0" * 64},
-        CODE | {"image": "example.com/code"},
         CODE | {"claimName": "code", "path": "a"},
     ),
     "spec.code.path": ("code.tar.gz", "/code.tar.gz", "../code.tar.gz"),
@@ -105,7 +104,6 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.code": (
         CODE | {"mountPath": "/src", "pip": "a/requirements..txt", "commit": "1", "dirty": True},
         {"claimName": "code", "path": "a/b.tar.gz", "digest": "0" * 64},
-        {"image": "example.com/code", "digest": "f" * 64},
     ),
     "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
     "spec.scheduling": (
