@@ -28,7 +28,7 @@ _WANTED = frozenset({
     constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
     constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE,
     constants.METRIC_HEARTBEAT_AGE, constants.METRIC_SAVING,
-    constants.METRIC_STALLED, constants.METRIC_STALLED_RANK,
+    constants.METRIC_STALLED, constants.METRIC_STALLED_RANK, constants.METRIC_TRACKING,
 })  # fmt: skip
 _PREFLIGHT = (constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE)
 _CHECKS = ("dns", "tcp", "allreduce")
@@ -50,6 +50,7 @@ _RATE_WINDOW = 10.0
 _MAX_READINGS = 64
 _MAX_STALLED = 8  # ranks of one pod
 _MAX_WORDS = 200
+_MAX_LINKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,8 @@ class Page:
     last_failure: str = ""
     """The failure behind the pod's last restart in the same pods, as a termination message."""
     stalled: tuple[StalledRank, ...] = ()
+    links: tuple[str, ...] = ()
+    """Pages of the run in trackers of experiments."""
 
     @property
     def meeting(self) -> bool:
@@ -211,6 +214,7 @@ def parse_page(text: str) -> Page:
     preflight: dict[tuple[str, str], float] = {}
     by_rank: dict[int, dict[str, float]] = {}
     stalled: list[StalledRank] = []
+    links: list[str] = []
     for name, labels, value in _samples(text):
         if name == constants.METRIC_LAUNCHER_PHASE:
             if value == 1 and labels.get("phase") in constants.LAUNCHER_PHASES:
@@ -222,6 +226,10 @@ def parse_page(text: str) -> Page:
             if math.isfinite(rank) and state in constants.STALLED_STATES and len(stalled) < _MAX_STALLED:
                 order = constants.STALLED_STATES.index(state)
                 stalled.append(StalledRank(order, int(rank), quote(labels.get("what", ""), _MAX_WORDS)))
+        elif name == constants.METRIC_TRACKING:
+            url = quote(labels.get("url", ""), _MAX_WORDS)
+            if url.startswith(("http://", "https://")) and len(links) < _MAX_LINKS:
+                links.append(url)
         elif name in _PREFLIGHT:
             preflight[name, labels.get("check", "")] = value
         else:
@@ -236,7 +244,9 @@ def parse_page(text: str) -> Page:
     failure = _LAST_FAILURE.search(text)
     figures = _build_preflight(preflight) if preflight else None
     last = failure[1] if failure else ""
-    return Page(values, phase, restarts, figures, ranks, last_failure=last, stalled=tuple(sorted(stalled)))
+    return Page(
+        values, phase, restarts, figures, ranks, last_failure=last, stalled=tuple(sorted(stalled)), links=tuple(links)
+    )
 
 
 def build_progress(

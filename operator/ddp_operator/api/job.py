@@ -56,6 +56,15 @@ class DDPTrainingJob:
         return self.spec.spares or 0
 
     @property
+    def tracking_run(self) -> str:
+        """The identity of the job's run in trackers; empty where it is not tracked.
+
+        The name tells people which one it is, the UID tells it from another resource of the same name.
+        """
+        tracking = self.spec.tracking
+        return "" if tracking is None else tracking.run_id or f"{self.name}-{self.uid[:8]}"
+
+    @property
     def counts_in_place(self) -> bool:
         """Whether a restart in the same pods counts towards recovery.maxRestarts: it has no budget of its own."""
         return self.spec.recovery.in_place_restarts is None

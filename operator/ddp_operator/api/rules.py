@@ -56,6 +56,7 @@ ONCE_RUN = (
     "successPolicy",
     "template",
     "code",
+    "tracking",
 )
 """Fixed once a pod has run; until then an edit replaces the attempt's Job."""
 _DEADLINES = ("activeDeadlineSeconds", "pendingDeadlineSeconds")
@@ -244,6 +245,21 @@ RULES: tuple[Rule, ...] = (
             f"must be a path in the {where}, without '..'; change it",
         )
         for name, where in (("path", "claim"), ("pip", "folder"))
+    ),
+    Rule(
+        "spec.tracking",
+        "has(self.tensorboard) || has(self.mlflow) || has(self.wandb)",
+        "names no tracker; add tensorboard, mlflow or wandb, or remove it",
+    ),
+    Rule(
+        "spec.tracking.runId",
+        "self.matches('^[A-Za-z0-9_-]{1,64}$')",
+        "must be at most 64 letters, digits, '-' and '_'; leave it out to use the job's name and UID",
+    ),
+    Rule(
+        "spec.tracking.tensorboard.path",
+        "self.startsWith('/')",
+        "must be an absolute path on a volume, such as /ckpt/tensorboard; add the leading slash",
     ),
     Rule(
         "spec.shm.sizeLimit",

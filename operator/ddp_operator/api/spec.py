@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from ddp_operator.api.tracking import Tracking
 from ddp_operator.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
 
@@ -357,6 +358,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
     preflight: Preflight = field(default_factory=Preflight)
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)
+    tracking: Tracking | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)
     network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)
     active_deadline_seconds: Annotated[

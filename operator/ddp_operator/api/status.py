@@ -102,6 +102,15 @@ class CheckpointStatus(_Fields, frozen=True, kw_only=True):
     time: Annotated[Time | None, Meta(description="When the operator first saw it.")] = None
 
 
+class TrackingStatus(_Fields, frozen=True, kw_only=True):
+    """The job's run in the trackers of spec.tracking."""
+
+    run_id: Annotated[str, Meta(description="Identity of the run: DDP_TRACKING_RUN of the ranks, WANDB_RUN_ID.")]
+    links: Annotated[
+        tuple[str, ...], Meta(description="Pages of the run that the pods have named: in MLflow, in W&B.")
+    ] = ()
+
+
 class LastRestart(_Fields, frozen=True, kw_only=True):
     """What the latest restart of all workers has cost."""
 
@@ -235,6 +244,7 @@ class Status(_Fields, frozen=True, kw_only=True):
     checkpoint: CheckpointStatus | None = None
     preflight: PreflightStatus | None = None
     code: CodeStatus | None = None
+    tracking: TrackingStatus | None = None
     start_step: Annotated[
         int | None, Meta(description="Step at which the job began: 0, or that of a checkpoint which it found.")
     ] = None

@@ -4,6 +4,7 @@
     launcher.py run <torchrun flags> --no-python -- <program> …
     launcher.py worker …            (internal: a rank in an interpreter of its own)
     launcher.py forkserver …        (internal: what imports PyTorch for the agent and the ranks)
+    launcher.py tracking …          (internal: what finds the job's run in MLflow)
 
 The operator mounts it, called launcher.py, into any image that has Python >= 3.9 and torch >= 2.2. The modules beside
 it are the package ``ddp_launcher``. Processes of a pod, each of which dies with the one before it:
@@ -40,12 +41,15 @@ def main() -> int:
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     subcommand, words = sys.argv[1:2], sys.argv[2:]
-    if subcommand not in (["run"], ["worker"], ["forkserver"]):
+    if subcommand not in (["run"], ["worker"], ["forkserver"], ["tracking"]):
         sys.stderr.write(__doc__ or "")
         return 81
     package = type(sys)(PACKAGE)
     package.__path__ = [folder]
     sys.modules[PACKAGE] = package
+    if subcommand == ["tracking"]:
+        found: int = importlib.import_module(f"{PACKAGE}.tracking").tracking_main(words)
+        return found
     if subcommand == ["forkserver"]:
         words = importlib.import_module(f"{PACKAGE}.fork_server").serve(words)  # returns in a rank
     if subcommand != ["run"]:  # of which each rank compiles no more than it needs

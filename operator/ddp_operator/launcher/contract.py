@@ -11,6 +11,7 @@ ENV_LAUNCHER_CONFIG: Final = "DDP_LAUNCHER_CONFIG"  # JSON: see config.py
 ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
 ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
 ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
+ENV_TRACKING_RUN: Final = "DDP_TRACKING_RUN"  # identity of the run in trackers of experiments: spec.tracking
 ENV_MASTER_ADDR: Final = "MASTER_ADDR"
 ENV_MASTER_PORT: Final = "MASTER_PORT"
 ENV_OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
@@ -56,6 +57,7 @@ METRIC_STALLED_RANK: Final = "ddp_launcher_stalled_rank"
 METRIC_PREFLIGHT_PASSED: Final = "ddp_launcher_preflight_passed"
 METRIC_PREFLIGHT_SECONDS: Final = "ddp_launcher_preflight_seconds"
 METRIC_ALL_REDUCE_RATE: Final = "ddp_launcher_all_reduce_bytes_per_second"
+METRIC_TRACKING: Final = "ddp_launcher_tracking_info"
 # Series of a rank that the launcher reads, or writes for a script by its log.
 METRIC_GLOBAL_STEP: Final = "ddp_step"
 METRIC_STEPS: Final = "ddp_steps_total"

@@ -16,6 +16,7 @@ from .processes import adopt_orphans
 from .supervisor import Supervisor
 from .termination import build_report, finish
 from .tracebacks import describe
+from .tracking import start_tracking
 
 
 def run_main(words: Sequence[str], signals: list[int]) -> int:
@@ -57,6 +58,7 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
     # Without it restarted workers read stale addresses from the agent's store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ[ENV_RUNTIME_DIR] = runtime
+    start_tracking(runtime)
     own = [sys.executable, "-u", *(line.flags if line else []), BOOTSTRAP, "worker"]
     kind, what = ("program", command) if line is None else (line.kind, [line.target, *line.args])
     obstacle = "" if adopt_orphans() else "this system has no child subreapers"

@@ -30,6 +30,7 @@ from .restarts import Restarts
 from .stall import read_board
 from .stall_monitor import StallMonitor
 from .termination import build_message, build_report, conclude, fit_termination_message, report_worker
+from .tracking import build_tracking_rows
 from .trainer_status import TrainerStatus
 
 _OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
@@ -301,7 +302,7 @@ class Supervisor:
         rows += [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
         rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted the workers in this pod.")
         rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}"]
-        rows += build_preflight_rows(self._preflight)
+        rows += build_preflight_rows(self._preflight) + build_tracking_rows(self.pod.runtime)
         return "\n".join([*rows, *self._stalls.build_rows()])
 
     # -- ending

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, NoReturn, Sequence
 
-from .contract import ENV_AGENT_PID, ENV_RUNTIME_DIR, PAGES, TRAINER_STATUS_FILE
+from .contract import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, TRAINER_STATUS_FILE
 from .files import read_json, write_json
 from .processes import STACK_SIGNAL, die_with
 from .tracebacks import hide_own_frames, record_exception
@@ -122,6 +122,8 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     }
     write_json(os.path.join(runtime, "workers", f"{local_rank}.json"), about)
     _name_trainer_status(runtime, local_rank)
+    if ENV_TRACKING_RUN in os.environ:
+        importlib.import_module(f"{__package__}.tracking").set_rank_variables()
     if kind == "program":
         try:
             os.execvp(target, [target, *args])  # noqa: S606

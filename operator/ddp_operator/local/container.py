@@ -229,6 +229,7 @@ class ClaimLock:
     def __init__(self, claims: Path, claim: str) -> None:
         """Take the lock. Raises: ClaimInUse, OSError."""
         claims.mkdir(parents=True, exist_ok=True)
+        self._folder = claims / claim
         # Beside the claim's folder, which belongs to the training script. No claim's name begins with a dot.
         self._descriptor = os.open(claims / f".{claim}.lock", os.O_RDWR | os.O_CREAT, 0o666)
         self.release = weakref.finalize(self, os.close, self._descriptor)
@@ -240,6 +241,16 @@ class ClaimLock:
             raise ClaimInUse(holder or "another `ddp run`") from None
         except OSError:
             pass  # a file system without locks
+
+    def tracking_run(self, job: str) -> str:
+        """Return the identity under which trackers know what a job has saved here, a new one where it has nothing.
+
+        Raises: OSError.
+        """
+        note = self._folder.with_name(f".{self._folder.name}.{job}.run")
+        if not note.exists() or not self._folder.is_dir() or not any(self._folder.iterdir()):
+            note.write_text(f"{job}-{os.urandom(4).hex()}", encoding="utf-8")
+        return note.read_text(encoding="utf-8")
 
     def sign(self, holder: str) -> None:
         """Write who holds it, for the message to others."""

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,7 @@ class Run:
         self._started = time.monotonic()
         try:
             self._claim = _hold_claim(plan)
+            self._plan = plan = _go_on_tracking(plan, self._claim)
             self._folder = RunFolder.create(plan.runs_dir, plan.folder_name, utc_now())
             self._folder.write_manifest(plan.text, plan.children, plan.resource, plan.command)
         except OSError as error:
@@ -434,6 +435,15 @@ class Run:
         )
         self._stopped.set()
         self._wake.set()
+
+
+def _go_on_tracking(plan: RunPlan, claim: ClaimLock | None) -> RunPlan:
+    """Return the plan as one run in trackers with those whose checkpoints it resumes from. Raises: OSError."""
+    spec = plan.resource["spec"]
+    if claim is None or not spec.get("tracking") or spec["tracking"].get("runId"):
+        return plan
+    tracking = {**spec["tracking"], "runId": claim.tracking_run(plan.resource["metadata"]["name"])}
+    return replace(plan, resource={**plan.resource, "spec": {**spec, "tracking": tracking}})
 
 
 def _hold_claim(plan: RunPlan) -> ClaimLock | None:

@@ -16,6 +16,7 @@ from ddp_operator.launcher.pod import CodeConfig, LauncherConfig, PreflightConfi
 from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
+from ddp_operator.manifests.tracking import tracking_environment, tracking_secrets
 
 _DEFAULT_GRACE_SECONDS = 30
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -83,7 +84,7 @@ def _build_trainer(
     trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]
     config = build_launcher_config(job, template, nodes=nodes, elastic=plan.elastic)
     ours = _environment(job, template, config, attempt=attempt, pod=pod) | torchrun.build_env(plan)
-    defaults = _default_environment(trainer, template.nproc)
+    defaults = _default_environment(trainer, template.nproc) | tracking_environment(job)
     user = list(trainer.get("env") or [])
     taken = {item["name"] for item in user}
     # The user's variables come last but for ours: `$(MASTER_ADDR)` in them then works.
@@ -92,6 +93,9 @@ def _build_trainer(
         *({"name": name, "value": value} for name, value in defaults.items() if name not in taken),
         *user,
     ]
+    secrets = tracking_secrets(job)
+    if secrets:
+        trainer["envFrom"] = [*secrets, *(trainer.get("envFrom") or [])]  # of two sources the later wins
     trainer["ports"] = [
         *(trainer.get("ports") or []),
         {"name": "rendezvous", "containerPort": spec.rendezvous.port},
@@ -154,6 +158,8 @@ def _environment(
     }
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
+    if spec.tracking:
+        env[constants.ENV_TRACKING_RUN] = job.tracking_run
     return env
 
 

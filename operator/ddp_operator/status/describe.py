@@ -19,6 +19,7 @@ from ddp_operator.api.status import (
     Progress,
     Restarts,
     Status,
+    TrackingStatus,
 )
 from ddp_operator.kubeobjects import EPOCH, parse_time, truncate
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
@@ -65,6 +66,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         status = replace(status, first_run_time=truncate(now))
     if job.spec.code is not None or status.code is not None:
         status = replace(status, code=_describe_code(job.spec.code) if job.spec.code else None)
+    if job.spec.tracking is not None and status.tracking is None:
+        status = replace(status, tracking=TrackingStatus(run_id=job.tracking_run))
     if observation.stragglers is not None:
         status = replace(status, stragglers=observation.stragglers)
     if job.spec.suspend:
@@ -201,12 +204,16 @@ def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime, *
     wall = (now - created).total_seconds() if created else 0.0
     starts = [step for step in (status.start_step, page.began_at) if step is not None]
     start_step = min(starts, default=None)
+    tracking = status.tracking
+    if tracking is not None and page.links:
+        tracking = replace(tracking, links=page.links)
     return replace(
         take_values(status, page.values, now, page.rates),
         last_restart=_finish_restart(status.last_restart, page, now) if recovers else status.last_restart,
         start_step=start_step,
         goodput=compute_goodput(page.values, wall, start_step or 0) or status.goodput,
         preflight=page.preflight or status.preflight,
+        tracking=tracking,
         restarts=_count_in_place(status.restarts, page.in_place_restarts),
     )
 

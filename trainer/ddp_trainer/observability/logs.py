@@ -26,6 +26,7 @@ from ddp_trainer.errors import warn
 from ddp_trainer.files import writable, write_atomically
 
 FILE = "metrics.jsonl"
+_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"  # the folder of spec.tracking.tensorboard
 # How long a run waits at its end for logs that have not taken everything. A pod that must go has no more.
 _PATIENCE_SECONDS = 10.0
 
@@ -108,18 +109,16 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow, where ``MLFLOW_*`` say."""
+    """A run of MLflow, where ``MLFLOW_*`` say; figures that it has already are not sent again."""
 
     def __init__(self, settings: Mapping[str, Any], run: str | None) -> None:
         self._mlflow = importlib.import_module("mlflow")
         name = os.environ.get("MLFLOW_RUN_NAME") or os.environ.get(contract.ENV_JOB_NAME)
         active = self._mlflow.start_run(run_id=os.environ.get("MLFLOW_RUN_ID") or run, run_name=name)
         self.run: str = active.info.run_id
-        self._last: dict[str, int] = {}
-        if run:
-            history = self._mlflow.MlflowClient().get_metric_history
-            self._last = {key: max(one.step for one in history(self.run, key)) for key in active.data.metrics}
-        else:
+        history = self._mlflow.MlflowClient().get_metric_history
+        self._last = {key: max(one.step for one in history(self.run, key)) for key in active.data.metrics}
+        if not active.data.params:  # which MLflow does not let change
             self._mlflow.log_params({key: str(value)[:500] for key, value in _flat(settings)})
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -198,8 +197,9 @@ class Logs:
             return
         if folder is not None:
             self._add(FILE, "json", partial(JsonLines, folder / FILE, step))
-            if importlib.util.find_spec("tensorboard"):
-                self._add("TensorBoard", "torch.utils.tensorboard", partial(TensorBoard, folder, step))
+        events = Path(os.environ[_TENSORBOARD]) if os.environ.get(_TENSORBOARD) else folder
+        if events is not None and importlib.util.find_spec("tensorboard"):
+            self._add("TensorBoard", "torch.utils.tensorboard", partial(TensorBoard, events, step))
         for name, (prefix, module, service) in _SERVICES.items():
             variables = sorted(variable for variable in os.environ if variable.startswith(prefix))
             if variables and importlib.util.find_spec(module):

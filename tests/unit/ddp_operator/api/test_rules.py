@@ -51,6 +51,9 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.metrics.port": (80, 70000, 29400),
     "spec.metrics.logPatterns": (["(?P<step>.)"] * 9, ["x" * 513]),
     "spec.metrics.epochs": (0, -1),
+    "spec.tracking": ({}, {"runName": "x"}),
+    "spec.tracking.runId": ("", "a b", "a" * 65, "a/b"),
+    "spec.tracking.tensorboard.path": ("tb", ""),
     "spec.rendezvous.joinTimeoutSeconds": (9, 0, YEAR + 1),
     "spec.recovery.inPlaceRestarts": (-1, 10_001),
     "spec.recovery.maxRestarts": (-1, 10_001),
@@ -223,6 +226,7 @@ FIXED = {
     "spec.successPolicy": "RankZero",
     "spec.checkpoint.path": "/elsewhere",
     "spec.code": CODE,
+    "spec.tracking": {"wandb": {}},
     "spec.template.spec.containers": [trainer(image="other")],
 }
 MUTABLE = {

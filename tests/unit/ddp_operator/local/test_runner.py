@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -51,6 +52,16 @@ class TestClaim:
         ClaimLock(tmp_path, "other").release()
         first.release()
         ClaimLock(tmp_path, "weights").release()
+
+    def test_trackers_know_what_a_job_has_saved_in_it_as_one_run(self, tmp_path: Path) -> None:
+        claim = ClaimLock(tmp_path, "weights")
+        empty = claim.tracking_run("digits")
+        first = claim.tracking_run("digits")  # the run before it has saved nothing
+        (tmp_path / "weights").mkdir()
+        (tmp_path / "weights" / "last.pt").touch()
+        assert claim.tracking_run("digits") == first != empty
+        assert claim.tracking_run("other") not in (first, empty)
+        assert re.fullmatch(r"digits-[0-9a-f]{8}", first)
 
     def test_second_run_is_refused_with_what_uses_it_and_the_remedy(self, capsys: pytest.CaptureFixture[str]) -> None:
         lock = ClaimLock(Path("ddp-runs/claims"), "weights")

@@ -34,7 +34,7 @@ TIMES = {"time", "train/samples_per_second", "epoch/seconds", "epoch/cumulative_
 
 @pytest.fixture(autouse=True)
 def _no_services(monkeypatch: pytest.MonkeyPatch) -> None:
-    for prefix in ("WANDB_", "MLFLOW_"):
+    for prefix in ("WANDB_", "MLFLOW_", "TENSORBOARD_"):
         for name in [name for name in logs.os.environ if name.startswith(prefix)]:
             monkeypatch.delenv(name)
 
@@ -165,12 +165,17 @@ def test_other_ranks_log_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "logs").exists()
 
 
-def test_tensorboards_own_reader_sees_no_step_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_tensorboards_own_reader_sees_no_step_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    if named:  # by spec.tracking
+        monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path))
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
     for step in (0, 4):
-        some = Logs(config(log_dir=str(tmp_path)), WORLD, step)
+        some = Logs(config(log_dir=None if named else str(tmp_path)), WORLD, step)
         for number in range(step + 1, step + 9):
             some.write(number, {"loss": number / 2})
         some.close()
@@ -178,11 +183,15 @@ def test_tensorboards_own_reader_sees_no_step_twice(tmp_path: Path) -> None:
     assert [(one.step, one.value) for one in events.Scalars("loss")] == [(step, step / 2) for step in range(1, 13)]
 
 
-def test_mlflows_run_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_mlflows_run_goes_on_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "runs"))
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    given = mlflow.MlflowClient().create_run("0").info.run_id if named else ""
     for step in (0, 4):
+        if named:  # as the launcher does, before each start of rank 0
+            monkeypatch.setenv("MLFLOW_RUN_ID", given)
         some = Logs(config(checkpoint={"dir": str(tmp_path)}), WORLD, step)
         for number in range(step + 1, step + 9):
             some.write(number, {"train/loss": number / 2})

@@ -1,0 +1,143 @@
+"""What a pod does so that all attempts of a job are one run in the trackers of experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddp_operator.launcher import tracking
+from ddp_operator.launcher.files import write_json
+from ddp_operator.launcher.tracking import (
+    build_tracking_rows,
+    find_run,
+    mlflow_url,
+    set_rank_variables,
+    start_tracking,
+    wandb_url,
+)
+from ddp_operator.progress import parse_page
+
+RUN = "digits-1a2b3c4d"
+SERVER = "http://user:secret@mlflow.team:5000/base/"
+
+
+@pytest.fixture(autouse=True)
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    given = {"DDP_TRACKING_RUN": RUN, "DDP_RUNTIME_DIR": str(tmp_path), "WANDB_RUN_ID": RUN, "RANK": "0"}
+    monkeypatch.setattr(tracking.os, "environ", given)
+    return given
+
+
+class Client:
+    """MLflow's, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.experiments: dict[str, str] = {}
+        self.runs: list[tuple[str, dict[str, str], str]] = []
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
+
+    def create_experiment(self, name: str) -> str:
+        self.experiments[name] = str(len(self.experiments) + 1)
+        return self.experiments[name]
+
+    def search_runs(self, experiments: list[str], filter: str, max_results: int) -> list[Any]:
+        wanted = filter.removeprefix("tags.`ddp.run` = '").removesuffix("'")
+        found = [
+            n for n, (where, tags, _) in enumerate(self.runs) if where in experiments and tags["ddp.run"] == wanted
+        ]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=f"run-{number}")) for number in found][:max_results]
+
+    def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> Any:
+        self.runs.append((experiment, tags, run_name))
+        return self.search_runs([experiment], f"tags.`ddp.run` = '{tags['ddp.run']}'", 1)[0]
+
+
+def test_a_later_attempt_finds_the_run_that_the_first_one_has_made() -> None:
+    client = Client()
+    given = {"DDP_TRACKING_RUN": RUN, "MLFLOW_EXPERIMENT_NAME": "digits", "MLFLOW_RUN_NAME": "mine"}
+    first = find_run(client, given)
+    assert find_run(client, given) == first == {"run": "run-0", "experiment": "1"}
+    assert find_run(client, given | {"DDP_TRACKING_RUN": "other"})["run"] == "run-1"
+    assert client.runs[0] == ("1", {"ddp.run": RUN}, "mine")
+    assert find_run(client, {"DDP_TRACKING_RUN": RUN}) == {"run": "run-2", "experiment": "0"}  # MLflow's default
+
+
+def test_mlflows_own_store_gives_the_run_again(env: dict[str, str], tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    env["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    client = mlflow.MlflowClient((tmp_path / "runs").as_uri())
+    given = {"DDP_TRACKING_RUN": RUN, "MLFLOW_EXPERIMENT_NAME": "digits", "MLFLOW_RUN_NAME": "mine"}
+    first = find_run(client, given)
+    assert find_run(client, given) == first
+    assert client.get_run(first["run"]).info.run_name == "mine"
+
+
+def test_rank_0_has_the_jobs_runs_and_another_rank_one_of_its_own_in_the_group(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    env["MLFLOW_TRACKING_URI"] = "http://mlflow"
+    write_json(str(tmp_path / "mlflow-run.json"), {"run": "f00", "experiment": "1"})
+    set_rank_variables()
+    assert (env["MLFLOW_RUN_ID"], env["WANDB_RUN_ID"]) == ("f00", RUN)
+    del env["MLFLOW_RUN_ID"]
+    env["RANK"] = "3"
+    set_rank_variables()
+    assert env["WANDB_RUN_ID"] == f"{RUN}-3"
+    assert "MLFLOW_RUN_ID" not in env
+
+
+def test_what_the_user_has_set_stays(env: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env |= {"MLFLOW_TRACKING_URI": "http://mlflow", "MLFLOW_RUN_ID": "mine", "WANDB_RUN_ID": "mine", "RANK": "1"}
+    before = dict(env)
+    set_rank_variables()
+    start_tracking(str(tmp_path))  # asks nobody
+    assert env == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_away_costs_a_line_and_not_the_run(
+    env: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env["MLFLOW_TRACKING_URI"] = "http://mlflow"
+    write_json(str(tmp_path / "mlflow-run.json"), {"problem": "MlflowException: connection\nrefused"})
+    set_rank_variables()
+    assert "MLFLOW_RUN_ID" not in env
+    assert capsys.readouterr().err == (
+        "[launcher] MLflow: no run to go on with (MlflowException: connection refused); what the script starts there "
+        "is another run\n"
+    )
+
+
+def test_a_pod_without_mlflow_says_so_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "die_with", lambda pid: None)
+    monkeypatch.setitem(tracking.sys.modules, "mlflow", None)
+    assert tracking.tracking_main(["1", str(tmp_path / "mlflow-run.json")]) == 0
+    assert '{"problem": "ModuleNotFoundError: ' in (tmp_path / "mlflow-run.json").read_text()
+
+
+def test_the_page_of_pod_0_names_the_runs_and_no_password(env: dict[str, str], tmp_path: Path) -> None:
+    env |= {"MLFLOW_TRACKING_URI": SERVER, "WANDB_ENTITY": "team", "WANDB_PROJECT": "a b"}
+    write_json(str(tmp_path / "mlflow-run.json"), {"run": "f00", "experiment": "7"})
+    mlflow, wandb = "http://mlflow.team:5000/base/#/experiments/7/runs/f00", f"https://wandb.ai/team/a%20b/runs/{RUN}"
+    assert parse_page("\n".join(build_tracking_rows(str(tmp_path)))).links == (mlflow, wandb)
+    env["JOB_COMPLETION_INDEX"] = "1"
+    assert build_tracking_rows(str(tmp_path)) == []
+
+
+def test_only_a_page_that_is_known_is_named() -> None:
+    assert mlflow_url({"MLFLOW_TRACKING_URI": "sqlite:///runs.db"}, {"run": "f00", "experiment": "7"}) is None
+    assert mlflow_url({"MLFLOW_TRACKING_URI": SERVER}, {}) is None
+    known = {"WANDB_PROJECT": "p", "WANDB_RUN_ID": RUN, "WANDB_ENTITY": "e"}
+    assert wandb_url({**known, "WANDB_BASE_URL": "https://wandb.team/"}) == f"https://wandb.team/e/p/runs/{RUN}"
+    assert wandb_url({**known, "WANDB_MODE": "offline"}) is None
+    assert wandb_url({**known, "WANDB_ENTITY": ""}) is None
+
+
+def test_only_links_of_the_web_are_believed() -> None:
+    page = parse_page('ddp_launcher_tracking_info{tracker="x",url="javascript:alert(1)"} 1\n')
+    assert page.links == ()

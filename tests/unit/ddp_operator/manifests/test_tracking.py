@@ -1,0 +1,59 @@
+"""The trackers' own variables, from spec.tracking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp_operator.manifests.children import build_children
+from tests.support.builders import UID, job, template, trainer
+
+TRACKING = {
+    "tensorboard": {"path": "/ckpt/tb"},
+    "mlflow": {"trackingUri": "http://mlflow", "experiment": "digits", "secretRef": {"name": "keys"}},
+    "wandb": {"project": "p", "entity": "e", "baseUrl": "https://wandb.team", "secretRef": {"name": "keys"}},
+}
+PREFIXES = ("DDP_TRACKING", "TENSORBOARD_", "MLFLOW_", "WANDB_")
+
+
+def container(attempt: int = 1, **spec: Any) -> dict[str, Any]:
+    children = build_children(job("digits", **spec), attempt=attempt, nodes=2)
+    made: dict[str, Any] = next(c for c in children if c["kind"] == "Job")["spec"]["template"]["spec"]["containers"][0]
+    return made
+
+
+def variables(made: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["value"] for one in made["env"] if one["name"].startswith(PREFIXES)}
+
+
+def test_every_attempt_is_given_the_same_run_under_the_names_that_trackers_read() -> None:
+    run = f"digits-{UID[:8]}"
+    assert variables(container(tracking=TRACKING)) == {
+        "DDP_TRACKING_RUN": run,
+        "TENSORBOARD_LOGGING_DIR": f"/ckpt/tb/{run}",
+        "MLFLOW_TRACKING_URI": "http://mlflow", "MLFLOW_EXPERIMENT_NAME": "digits", "MLFLOW_RUN_NAME": "digits",
+        "WANDB_RUN_ID": run, "WANDB_RESUME": "allow", "WANDB_NAME": "digits", "WANDB_RUN_GROUP": "digits",
+        "WANDB_PROJECT": "p", "WANDB_ENTITY": "e", "WANDB_BASE_URL": "https://wandb.team",
+    }  # fmt: skip
+    assert variables(container(3, tracking=TRACKING)) == variables(container(tracking=TRACKING))
+
+
+def test_only_what_is_asked_for_is_set() -> None:
+    assert variables(container()) == {}
+    assert "envFrom" not in container(tracking={"wandb": {}})
+    assert set(variables(container(tracking={"wandb": {}}))) == {
+        "DDP_TRACKING_RUN", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_NAME", "WANDB_RUN_GROUP",
+    }  # fmt: skip
+
+
+def test_name_and_identity_can_be_chosen() -> None:
+    found = variables(container(tracking={**TRACKING, "runName": "third try", "runId": "third"}))
+    assert found["WANDB_NAME"] == found["MLFLOW_RUN_NAME"] == "third try"
+    assert found["WANDB_RUN_ID"] == found["DDP_TRACKING_RUN"] == "third"
+    assert found["TENSORBOARD_LOGGING_DIR"] == "/ckpt/tb/third"
+
+
+def test_the_users_own_variables_win_and_a_secret_is_named_once_before_his_own() -> None:
+    own = trainer(env=[{"name": "WANDB_NAME", "value": "mine"}], envFrom=[{"configMapRef": {"name": "settings"}}])
+    made = container(tracking=TRACKING, template=template(own))
+    assert [one for one in made["env"] if one["name"] == "WANDB_NAME"] == [{"name": "WANDB_NAME", "value": "mine"}]
+    assert made["envFrom"] == [{"secretRef": {"name": "keys"}}, {"configMapRef": {"name": "settings"}}]
