@@ -285,6 +285,7 @@ def build_progress(
         samples_per_second=samples,
         steps_per_second=step_rate,
         throughput=f"{samples} samples/s" if samples else f"{step_rate} steps/s" if step_rate else None,
+        learning_rate=_number(values.get(constants.METRIC_LEARNING_RATE)),
         val_accuracy=_number(values.get(constants.METRIC_VAL_ACCURACY)) or before.val_accuracy,
         val_loss=_number(values.get(constants.METRIC_VAL_LOSS)) or before.val_loss,
         last_step_time=_time(last),

@@ -60,11 +60,8 @@ class FakeBackend:
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
         return self.rows
 
-    def report(self, name: str) -> str:
+    def report(self, name: str, prometheus: str | None = None) -> str:
         return "<h1>x</h1>"
 
     def why(self, name: str) -> Why:
         return explain_why(self.find(name)[1], (), utc_now())
-
-    def argument(self, name: str) -> str:
-        return name

@@ -78,6 +78,7 @@ class Progress(_Fields, frozen=True, kw_only=True):
     throughput: Annotated[
         str | None, Meta(description="The rate with its unit: samples/s, or steps/s where samples are not counted.")
     ] = None
+    learning_rate: str | None = None
     val_accuracy: str | None = None
     val_loss: str | None = None
     last_step_time: Time | None = None
@@ -100,6 +101,20 @@ class CheckpointStatus(_Fields, frozen=True, kw_only=True):
 
     step: int
     time: Annotated[Time | None, Meta(description="When the operator first saw it.")] = None
+
+
+class History(_Fields, frozen=True, kw_only=True):
+    """The job's figures over time as lines of a CSV file, for `ddp report`: dozens, whatever the job's length."""
+
+    columns: Annotated[
+        str, Meta(description="Names of the columns, as in the metrics.csv of `ddp run`; time is Unix's.")
+    ]
+    rows: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="At most 60; when there are more, every second one goes. A figure that is not known is empty."
+        ),
+    ]
 
 
 class TrackingStatus(_Fields, frozen=True, kw_only=True):
@@ -245,6 +260,7 @@ class Status(_Fields, frozen=True, kw_only=True):
     preflight: PreflightStatus | None = None
     code: CodeStatus | None = None
     tracking: TrackingStatus | None = None
+    history: History | None = None
     start_step: Annotated[
         int | None, Meta(description="Step at which the job began: 0, or that of a checkpoint which it found.")
     ] = None

@@ -22,10 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the paragraph, or its parts as JSON."""
-    why = open_client(arguments, local=is_local(arguments)).get(arguments.name).why()
+    job = open_client(arguments, local=is_local(arguments)).get(arguments.name)
+    why, links = job.why(), job.links
     if arguments.output == "json":
         parts = {"name": why.name, "phase": why.phase, "reason": why.reason, "what": why.what, "todo": why.todo}
-        print(json.dumps(parts, indent=2))
+        print(json.dumps({**parts, "links": links}, indent=2))
     else:
-        print(why)
+        print("\n".join([str(why), *links]))
     return ExitCode.OK

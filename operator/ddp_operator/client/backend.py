@@ -36,11 +36,11 @@ class Backend(Protocol):
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
         """Return figures over time, each row with those that were known."""
 
-    def report(self, name: str) -> str:
-        """Return the HTML of the report."""
-
     def why(self, name: str) -> Why:
         """Return what the job waits for or why it failed, and what to do."""
+
+    def report(self, name: str, prometheus: str | None = None) -> str:
+        """Return the HTML page of `ddp report`; ``prometheus``: the URL of one that has the job's series."""
 
     def argument(self, name: str) -> str:
         """Return what a `ddp` command is given to find the job."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.api.status import Progress
+from ddp_operator.api.status import History
 from ddp_operator.client.api import MERGE_PATCH, Api, Object, call_job, get_job, list_events, list_jobs, list_pods
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
 from ddp_operator.client.follow import follow_jobs
@@ -56,36 +56,35 @@ class ClusterBackend:
         return PodLogs(self.api, name, node, attempt, tail)
 
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
-        """Return the latest figures as one row, by the names of a run's metrics.csv. Raises: ClientError."""
-        status = get_job(self.api, name).get("status") or {}
-        progress = msgspec.convert(status.get("progress") or {}, Progress)
-        when = progress.last_step_time
-        found = {
-            "time": when.timestamp() if when else None,
-            "attempt": status.get("attempt"),
-            "epoch": progress.epoch,
-            "step": progress.step,
-            "loss": progress.loss,
-            "samples_per_second": progress.samples_per_second,
-            "steps_per_second": progress.steps_per_second,
-            "validation_accuracy": progress.val_accuracy,
-            "validation_loss": progress.val_loss,
-        }
-        return [{column: float(value) for column, value in found.items() if value is not None}] if progress.step else []
+        """Return the figures in the status, up to 60 rows, with the columns of a metrics.csv. Raises: ClientError."""
+        from ddp_operator.report.cluster import read_history
 
-    def report(self, name: str) -> str:
-        """Raises: ClientError."""
-        raise ClientError("a report is of a run on this machine")
+        status = get_job(self.api, name).get("status") or {}
+        return read_history(msgspec.convert(status.get("history"), History | None))
 
     def why(self, name: str) -> Why:
         """Return the explanation of the resource and of the Events about it. Raises: ClientError."""
         job = get_job(self.api, name)
+        return explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option)
+
+    def report(self, name: str, prometheus: str | None = None) -> str:
+        """Return the page by the job's status and Events, and a Prometheus. Raises: ClientError."""
+        from ddp_operator.report.cluster import read_job
+        from ddp_operator.report.page import build_page
+
+        job, now = get_job(self.api, name), utc_now()
         try:
-            events = list_events(self.api, name, job["metadata"]["uid"])
-        except ApiError:  # without permission to read Events the conditions still say most
-            events = []
-        return explain_why(job, events, utc_now(), option=self.api.option)
+            return build_page(read_job(job, _find_events(self.api, job), now, prometheus), now)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
 
     def argument(self, name: str) -> str:
         """Return the name, with the namespace where it is not that of the context."""
         return f"{name}{self.api.option}"
+
+
+def _find_events(api: Api, job: Object) -> list[Object]:
+    try:
+        return list_events(api, job["metadata"]["name"], job["metadata"]["uid"])
+    except ApiError:  # without permission to read Events the conditions still say most
+        return []

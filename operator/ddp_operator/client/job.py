@@ -102,16 +102,20 @@ class Job:
         return status
 
     def metrics(self) -> Table:
-        """Return the figures over time: of a run on this machine a row a second, of a job in a cluster the latest.
+        """Return the figures over time: of a run on this machine a row a second, of a job in a cluster up to 60.
 
         Columns are those of metrics.csv (time, step, loss, samples_per_second, …), and ``metrics["loss"]`` is one. A
         pandas DataFrame where pandas is installed. Raises: NotFound, ClientError.
         """
         return make_table(self.backend.metrics(self.name))
 
-    def report(self) -> Report:
-        """Return the HTML report, which a notebook shows inline. Raises: NotFound, ClientError."""
-        return Report(self.backend.report(self.name))
+    def report(self, prometheus: str | None = None) -> Report:
+        """Return the HTML report, which a notebook shows inline.
+
+        ``prometheus``: the URL of one that has the series of a job in a cluster, whose status has 60 points of them.
+        Raises: NotFound, ClientError.
+        """
+        return Report(self.backend.report(self.name, prometheus))
 
     def logs(self, *, follow: bool = False, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
         """Yield the lines of the log, each with the rank that wrote it, or those of one ``rank`` alone.
@@ -141,6 +145,12 @@ class Job:
     def why(self) -> Why:
         """Return what the job waits for or why it failed, and what to do. Raises: ClientError."""
         return self.backend.why(self.name)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Pages of the job's run in MLflow and W&B, as far as its pods have named them. Raises: ClientError."""
+        tracking = self.status.tracking
+        return tracking.links if tracking is not None else ()
 
     def scale(self, nodes: int) -> None:
         """Change the number of pods. Raises: Conflict, where the job has ended; ClientError."""

@@ -105,15 +105,6 @@ class LocalBackend:
         file = self.folder(name).metrics
         return read_rows(file) if file.exists() else []
 
-    def report(self, name: str) -> str:
-        """Return the report on the run's folder. Raises: ClientError."""
-        from ddp_operator.report import build_report
-
-        try:
-            return build_report(self.folder(name).path)
-        except ValueError as error:
-            raise ClientError(str(error)) from None
-
     def why(self, name: str) -> Why:
         """Return the explanation: the summary of an ended run, which has the remedies for this machine."""
         folder = self.folder(name)
@@ -121,6 +112,15 @@ class LocalBackend:
         summary = folder.summary
         words = summary.read_text(encoding="utf-8").rstrip() if summary.exists() else f"{folder.path}: {why.what}"
         return replace(why, what=words, todo="")
+
+    def report(self, name: str, prometheus: str | None = None) -> str:
+        """Return the page by the run's folder, which has every figure. Raises: ClientError."""
+        from ddp_operator.report import build_report
+
+        try:
+            return build_report(self.folder(name).path)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
 
     def argument(self, name: str) -> str:
         """Return the path of the run's folder."""

@@ -18,6 +18,7 @@ from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.status.decide import decide, is_finished, report_unreadable
+from ddp_operator.status.history import extend_history
 from ddp_operator.status.transitions import Blamed, Transition, find_transitions, is_minor_change, transition_events
 
 MINOR_INTERVAL = 30.0
@@ -115,7 +116,7 @@ class Reconciler:
         since = seconds_since(memory.status_written, now)
         if since < MINOR_INTERVAL and is_minor_change(old, new):
             return MINOR_INTERVAL - since
-        memory.status_written = now
+        memory.status_written, new = now, extend_history(new, now)
         version = resource["metadata"]["resourceVersion"]
         await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
         transitions = find_transitions(old, new, now)

@@ -95,6 +95,7 @@ def build_page(run: Run, now: datetime) -> str:
         failure if survived else "",
         list_ranks(run.ranks),
         list_traces(run.traces),
+        list_links(run.status.tracking.links if run.status.tracking else ()),
         list_events(run.events, run.start),
         list_facts({"command": run.command, **run.facts}),
         f"<footer>Written by ddp {escape(__version__)}</footer>",
@@ -209,6 +210,12 @@ def list_traces(traces: Sequence[Path]) -> str:
     rows = [f'<tr><td><a href="{escape(path.as_uri())}">{escape(str(path))}</a></td></tr>' for path in traces]
     how = "<p>Of some steps, to open in ui.perfetto.dev or chrome://tracing</p>"
     return _box("Traces", how + _table((), rows, "wide")) if rows else ""
+
+
+def list_links(links: Sequence[str]) -> str:
+    """Return the pages of the run in trackers of experiments."""
+    rows = [f'<tr><td><a href="{escape(link)}">{escape(link)}</a></td></tr>' for link in links]
+    return _box("Trackers", _table((), rows, "wide")) if rows else ""
 
 
 def list_events(events: Sequence[Event], start: float) -> str:

@@ -36,7 +36,6 @@ _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
 _LATE = 15.0  # seconds until the operator has read of a restart in the same pods
 _TRACES = "traces"  # in a pod's runtime folder: for each local rank the path of its trace
-_LATE = 15.0  # seconds until the operator has read of a restart in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +134,45 @@ def read_run(path: Path) -> Run:
     except (yaml.YAMLError, msgspec.ValidationError, AttributeError) as error:
         raise ValueError(f"{folder.status}: cannot be read ({str(error).splitlines()[0]})") from None
     rows = [row for row in read_rows(folder.metrics) if "time" in row] if folder.metrics.exists() else []
-    rows.sort(key=lambda row: row["time"])
     events = parse_events(folder.events.read_text(encoding="utf-8") if folder.events.exists() else "")
-    times = [time.timestamp() for time in (status.start_time, status.completion_time) if time]
-    times += [row["time"] for row in rows] + [event.time for event in events]
-    start = min(times, default=0.0)
     pages = {page.stem: page.read_text(encoding="utf-8", errors="replace") for page in folder.pages.glob("*.prom")}
-    return Run(
+    return make_run(
+        resource,
+        status,
+        rows,
+        events,
         name=path.resolve().name,
         command=folder.command_line,
         facts=folder.facts,
+        under_way=under_way,
+        traces=find_traces(path),
+        ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
+    )
+
+
+def make_run(
+    resource: Mapping[str, Any],
+    status: Status,
+    rows: Sequence[Row],
+    events: Sequence[Event],
+    *,
+    name: str,
+    under_way: bool,
+    command: str = "",
+    facts: Mapping[str, str] | None = None,
+    traces: Sequence[Path] = (),
+    ranks: Sequence[RankTime] = (),
+) -> Run:
+    """Return the run that these rows and events, in any order, are about."""
+    rows = sorted(rows, key=lambda row: row["time"])
+    events = sorted(events, key=lambda event: event.time)
+    times = [time.timestamp() for time in (status.start_time, status.completion_time) if time]
+    times += [row["time"] for row in rows] + [event.time for event in events]
+    start = min(times, default=0.0)
+    return Run(
+        name=name,
+        command=command,
+        facts=facts or {},
         under_way=under_way,
         resource=resource,
         status=status,
@@ -153,8 +181,8 @@ def read_run(path: Path) -> Run:
         rows=rows,
         marks=find_marks(rows, events, start),
         events=events,
-        traces=find_traces(path),
-        ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
+        traces=traces,
+        ranks=ranks,
     )
 
 
@@ -170,7 +198,7 @@ def split(rows: Sequence[Row]) -> list[list[Row]]:
     parts: list[list[Row]] = []
     for row in rows:
         before = parts[-1][-1] if parts else None
-        new = before is not None and row.get("attempt", 1) > before.get("attempt", 1)
+        new = before is not None and any(row.get(name, 0) > before.get(name, 0) for name in ("attempt", "restarts"))
         if before is None or new or row.get("steps", 0.0) < before.get("steps", 0.0):
             parts.append([])
         parts[-1].append(row)
@@ -239,6 +267,11 @@ def parse_ranks(pages: Iterable[str]) -> list[RankTime]:
         for name, rank, value in _SERIES.findall(page):
             with suppress(ValueError):
                 ranks.setdefault(int(rank), {})[name] = float(value)
+    return measure_ranks(ranks)
+
+
+def measure_ranks(ranks: Mapping[int, Mapping[str, float]]) -> list[RankTime]:
+    """Return the ranks by their counters, in order; without those that have made no step."""
     times = []
     for rank, values in sorted(ranks.items()):
         steps = values.get(_STEP_COUNT, 0.0)

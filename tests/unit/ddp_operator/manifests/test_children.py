@@ -312,7 +312,7 @@ class TestPod:
         limits = {"limits": {"cpu": "1"}}
         patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
         made = template(trainer(resources=limits))
-        env = env_of(checkpoint={"path": "/c"}, metrics=patterns, successPolicy="RankZero", template=made)
+        env = env_of(checkpoint={"path": "/c"}, metrics=patterns, tracking={"wandb": {}}, template=made)
         assert wanted <= set(env)
         assert all(isinstance(value, str) for value in env.values())
 
