@@ -111,6 +111,7 @@ PACKAGES_VOLUME: Final = "ddp-packages"  # what spec.code.pip installs
 PACKAGES_MOUNT_PATH: Final = "/opt/ddp-packages"
 VOLUMES: Final = (LAUNCHER_VOLUME, SHM_VOLUME, CHECKPOINT_VOLUME, CODE_VOLUME, CODE_FOLDER_VOLUME, PACKAGES_VOLUME)
 """What the operator's own volumes are called."""
+INPUTS_VOLUME: Final = "ddp-inputs"  # the beginning of their names; the init container's
 
 # Series of the trainer that the operator reads, beside those of the launcher's contract.
 METRIC_SAMPLES: Final = "ddp_samples_total"

@@ -7,7 +7,7 @@ strings are cut, and numbers that no API server would store are dropped.
 import math
 import re
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -109,7 +109,20 @@ _MAX_STEP = 2**53
 # The kubelet cuts at 4,096 bytes; whoever hands over much more is not one.
 _MAX_MESSAGE = 65536
 _MAX_INT = 2**31 - 1
+_MAX_INPUTS = 16
 _MAX_TIME = 4e9  # the year 2096
+
+
+class InputReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the launcher says of one of spec.inputs."""
+
+    name: str
+    phase: Literal["Pending", "Fetching", "Fetched", "Failed"]
+    bytes: int = 0
+    total_bytes: int | None = None
+    etag: str = ""
+    reason: str = ""
+    message: str = ""
 
 
 class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -131,6 +144,8 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     world_size: int | None = None
     group_size: int | None = None
     progress: dict[str, float] = {}
+    inputs: tuple[InputReport, ...] = ()
+    """Of a pod that fetches them."""
     last_failure: str = ""
     """Of a pod that has succeeded: the failure after which its workers were last restarted in it, as on its page."""
 
@@ -194,8 +209,17 @@ def parse_termination(
         repeated=found.repeated,
         permanent=permanent,
         last_failure=found.last_failure,
+        inputs=_sane_inputs(found.inputs),
         progress={k: v for k, v in found.progress.items() if math.isfinite(v)},
     )
+
+
+def parse_inputs(text: str) -> tuple[InputReport, ...]:
+    """Return what a pod's page says of the inputs that it fetches; garbage is nothing."""
+    try:
+        return _sane_inputs(msgspec.json.decode(text, type=tuple[InputReport, ...]))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ()
 
 
 def _decode(text: str) -> _Message | None:
@@ -214,6 +238,22 @@ def _describe(exit_code: int, reason: str, text: str) -> str:
     if exit_code > 128:
         return f"the pod was killed by signal {exit_code - 128}"
     return f"the container ended with exit code {exit_code}" + (f" ({reason})" if reason else "")
+
+
+def _sane_inputs(inputs: tuple[InputReport, ...]) -> tuple[InputReport, ...]:
+    def size(value: int) -> int:
+        return min(max(0, value), _MAX_STEP)
+
+    return tuple(
+        msgspec.structs.replace(
+            one,
+            bytes=size(one.bytes),
+            total_bytes=None if one.total_bytes is None else size(one.total_bytes),
+            etag=quote(one.etag, _MAX_LINE),
+            message=quote(one.message, _MAX_LINE),
+        )
+        for one in inputs[:_MAX_INPUTS]
+    )
 
 
 def _sane_int(value: int | None) -> int | None:

@@ -14,13 +14,13 @@ def service_name(name: str) -> str:
 
 
 def job_name(name: str, attempt: int) -> str:
-    """Return the Job's name for an attempt (1, 2, …)."""
-    return f"{name}-{attempt}"
+    """Return the Job's name for an attempt (1, 2, …; 0: that which fetches the inputs before there is one)."""
+    return f"{name}-{attempt or 'inputs'}"
 
 
 def is_job_name(job: str, name: str) -> bool:
     """Tell whether ``job`` could be the Job of an attempt of the resource ``name``."""
-    return re.fullmatch(rf"{re.escape(name)}-[1-9][0-9]*", job) is not None
+    return re.fullmatch(rf"{re.escape(name)}-(?:[1-9][0-9]*|inputs)", job) is not None
 
 
 def launcher_config_map_name(digest: str) -> str:

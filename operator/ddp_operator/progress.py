@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress
-from ddp_operator.failures import quote
+from ddp_operator.failures import InputReport, parse_inputs, quote
 from ddp_operator.kubeobjects import truncate
 
 _WANTED = frozenset({
@@ -35,6 +35,7 @@ _CHECKS = ("dns", "tcp", "allreduce")
 # One pass over the page; a line that is no sample costs nothing but its length.
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)[^\n]*", re.MULTILINE)
 _LAST_FAILURE = re.compile(rf"^{re.escape(constants.COMMENT_LAST_FAILURE)}(\{{[^\n]{{,8192}}\}})$", re.MULTILINE)
+_INPUTS = re.compile(rf"^{re.escape(constants.COMMENT_INPUTS)}(\[[^\n]{{,32768}}\])$", re.MULTILINE)
 _BY_RANK = {
     constants.METRIC_GLOBAL_STEP: "step",
     constants.METRIC_STEPS: "steps",
@@ -185,6 +186,8 @@ class Page:
     stalled: tuple[StalledRank, ...] = ()
     links: tuple[str, ...] = ()
     """Pages of the run in trackers of experiments."""
+    inputs: tuple[InputReport, ...] = ()
+    """Of a pod that fetches them."""
 
     @property
     def meeting(self) -> bool:
@@ -245,7 +248,15 @@ def parse_page(text: str) -> Page:
     figures = _build_preflight(preflight) if preflight else None
     last = failure[1] if failure else ""
     return Page(
-        values, phase, restarts, figures, ranks, last_failure=last, stalled=tuple(sorted(stalled)), links=tuple(links)
+        values,
+        phase,
+        restarts,
+        figures,
+        ranks,
+        last_failure=last,
+        stalled=tuple(sorted(stalled)),
+        links=tuple(links),
+        inputs=parse_inputs(found[1]) if (found := _INPUTS.search(text)) else (),
     )
 
 

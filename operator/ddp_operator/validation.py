@@ -25,7 +25,8 @@ def check_manifest(text: str, code: Mapping[str, Any] | None = None) -> Manifest
     """
     manifest = parse_manifest(text, code)
     job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
-    children = build_children(job, attempt=1, nodes=job.spec.nodes)
+    fetch = build_children(job, attempt=0, nodes=0)[-1:] if job.spec.inputs else []
+    children = [*fetch, *build_children(job, attempt=1, nodes=job.spec.nodes)]
     errors = list(_check_schemas(children))
     if errors:
         raise InvalidManifest(errors)

@@ -34,6 +34,17 @@ REMEDIES: Final = {
     # Suspended
     "SuspendedBySpec": "Let it go on with: ddp resume {name}.",
     "Stopping": "Its pods save a checkpoint and end within their grace time; no action needed.",
+    # InputsReady, and Failed
+    "NotFetched": "Let it go on with: ddp resume {name}.",
+    "FetchingInputs": "Training starts when they are there; no action needed.",
+    "Unreachable": "It is tried again for some minutes; what was tried: ddp logs {name}.",
+    "NotFound": "Then submit the job anew.",
+    "AccessDenied": "Then submit the job anew.",
+    "ChecksumMismatch": "Then submit the job anew.",
+    "NoSpace": "Then submit the job anew: what was fetched is not fetched again.",
+    "NotWritable": "Then submit the job anew.",
+    "Unsupported": "Then submit the job anew.",
+    "FetchFailed": "What was fetched is not fetched again; what was tried: ddp logs {name}.",
     # Scheduled
     "Unschedulable": "Free or add nodes that have what the pods ask for, ask for less in resources, nodeSelector or "
     "tolerations, or run on fewer nodes: ddp scale {name} N.",
@@ -178,6 +189,7 @@ def _describe_obstacle(
         "Accepted": f"{name} is not accepted ({condition.reason})",
         "Suspended": f"{name} is suspended{lasting}" if condition.reason != "Stopping" else f"{name} is stopping",
         "Restarting": f"{name} is restarting{lasting} ({condition.reason})",
+        "InputsReady": f"{name} waits{lasting} for its inputs, before it asks for GPUs ({condition.reason})",
         "Scheduled": f"{name} has waited{lasting} for its pods to be placed and started ({condition.reason})",
         "Rendezvoused": f"{name} has waited{lasting} for its ranks to meet ({condition.reason})",
         "Progressing": f"{name} runs but makes no step{lasting} ({condition.reason})",

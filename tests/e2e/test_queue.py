@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from tests.support.file_server import FileServer, pattern, serve_file
+
 from .conftest import Cluster, adapt, new_namespace
 from .test_cluster import DIGITS
+from .test_inputs import here
 from .test_recovery import TRAIN as TRAINING
 from .test_recovery import Training
 
@@ -441,3 +444,20 @@ def test_a_lost_pod_is_back_as_soon_as_without_a_queue(cluster: Cluster, queue: 
     print(
         f"medians: {queued:.1f} s in a queue, {free:.1f} s without one, ratio {queued / free:.2f} (target: at most 1.3)"
     )
+
+
+def test_inputs_are_fetched_before_quota_is_held_for_the_pods_that_train(queue: Queue) -> None:
+    """Here Kueue queues every Job, so the one that fetches too, and its pods are gone when the others want the room."""
+    seen: list[dict[str, Any]] = []
+
+    def look(start: int, count: int) -> bytes:
+        if count > 1 and not seen:
+            seen.append(queue.workload("fed"))
+        return pattern(start, count)
+
+    with serve_file(FileServer(look, 5_000_000), host=here(queue.cluster)) as server:
+        cache = {"path": f"/var/tmp/{queue.name}"}
+        queue.submit("fed", 3, inputs=[{"url": f"{server.url}/data.bin", "mountPath": "/data", "nodeCache": cache}])
+        queue.succeeds("fed")
+    assert seen == [{}]
+    assert queue.workload("fed")

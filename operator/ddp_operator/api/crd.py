@@ -209,6 +209,10 @@ def _bound_lists(spec: dict[str, Any]) -> None:
     """Give lists under CEL a length: the API server estimates a rule's cost from it and refuses unbounded ones."""
     spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
     code = [("code", name) for name, one in spec["properties"]["code"]["properties"].items() if one["type"] == "string"]
+    inputs = spec["properties"]["inputs"]
+    inputs["maxItems"] = 16  # what is reported of each fits into a termination message
+    for name in ("url", "mountPath", "claimName", "checksum", "name"):
+        inputs["items"]["properties"][name]["maxLength"] = 2048
     for path in (("shm", "sizeLimit"), ("checkpoint", "path"), ("checkpoint", "claimName"), *code):
         node = spec
         for name in path:

@@ -73,7 +73,7 @@ class DDPTrainingJob:
     def spec_digest(self) -> str:
         """A digest of the fields of the spec by which a Job is replaced where they change before a pod has run."""
         fields = msgspec.to_builtins(self.spec)
-        kept = {name: fields[name] for name in ONCE_RUN if name in fields}
+        kept = {name: fields[name] for name in (*ONCE_RUN, "inputs") if name in fields}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

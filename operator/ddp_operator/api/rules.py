@@ -44,7 +44,7 @@ def _given(path: str, default: str | int) -> str:
 _BACKEND = _given("rendezvous.backend", Rendezvous().backend)
 _PORTS = _given("rendezvous.port", Rendezvous().port), _given("metrics.port", Metrics().port)
 
-ONCE_STARTED = ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy")
+ONCE_STARTED = ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
 """Fixed from attempt 1 on: objects that serve all attempts are built from them."""
 ONCE_RUN = (
     "procPerNode",

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from ddp_operator.api.inputs import Input
 from ddp_operator.api.tracking import Tracking
 from ddp_operator.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
@@ -357,6 +358,10 @@ class Spec(_Fields, frozen=True, kw_only=True):
     idle: Annotated[Idle | None, Meta(description="Unset: GPUs may be held as long as the job is active.")] = None
     preflight: Preflight = field(default_factory=Preflight)
     checkpoint: Checkpoint | None = None
+    inputs: Annotated[
+        tuple[Input, ...] | None,
+        Meta(description="Data and models that are fetched before the job asks for GPUs, at most 16: docs/inputs.md."),
+    ] = None
     metrics: Metrics = field(default_factory=Metrics)
     tracking: Tracking | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)

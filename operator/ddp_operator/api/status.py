@@ -226,6 +226,24 @@ class Usage(_Fields, frozen=True, kw_only=True, omit_defaults=False):
     ] = ()
 
 
+class InputStatus(_Fields, frozen=True, kw_only=True):
+    """One of spec.inputs on its way to where pods find it."""
+
+    name: str
+    phase: Literal["Pending", "Fetching", "Fetched", "Failed"]
+    bytes: Annotated[int, Meta(description="Those that are there.")] = 0
+    total_bytes: Annotated[int | None, Meta(description="Unset: the source does not tell, or is not asked yet.")] = None
+    place: Annotated[
+        str, Meta(description="Its folder: claim: and the claim's name, or node: and a path, then that below it.")
+    ] = ""
+    etag: Annotated[str, Meta(description="What its source calls this version of the file.")] = ""
+    checksum: Annotated[str, Meta(description="That of the spec, which it has.")] = ""
+    reason: Annotated[
+        str, Meta(description="Why it has failed, or is tried again, as of the condition InputsReady.")
+    ] = ""
+    message: str = ""
+
+
 class Status(_Fields, frozen=True, kw_only=True):
     """The observed job; ``attempt``, ``restarts`` and ``lastFailure`` are what the operator has decided."""
 
@@ -255,6 +273,7 @@ class Status(_Fields, frozen=True, kw_only=True):
     selector: Annotated[str, Meta(description="Label selector of the pods, for the scale subresource.")] = ""
     nodes: Nodes = field(default_factory=Nodes)
     restarts: Restarts = field(default_factory=Restarts)
+    inputs: tuple[InputStatus, ...] = ()
     progress: Progress | None = None
     checkpoint: CheckpointStatus | None = None
     preflight: PreflightStatus | None = None

@@ -113,6 +113,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     others = [*manifest.others, *([code.build_config_map(manifest.job.namespace)] if code else [])]
     adapt.check_code(manifest.resource, others)
     resource = adapt.adapt_resource(manifest.resource, changes, port, manifest.written["spec"].get("recovery"))
+    resource = adapt.use_own_credentials(resource, others)
     errors = check_rules(resource, None)  # --nodes and --procs may violate one
     if errors:
         raise InvalidManifest(errors)

@@ -13,6 +13,8 @@ from ddp_operator.client.api import Api, Object, job_path, list_jobs
 from ddp_operator.client.errors import ClientError
 from ddp_operator.display import View
 from ddp_operator.kubeobjects import utc_now
+from ddp_operator.status.conditions import FETCHING_INPUTS
+from ddp_operator.status.inputs import describe_progress
 from ddp_operator.why import explain_why
 
 Jobs = dict[tuple[str, str], Object]
@@ -30,6 +32,8 @@ def view_of(job: dict[str, Any]) -> View:
         return View("Unknown")
     phase = status.phase or "Pending"
     reason = status.reason if status.phase else explain_why(job, (), utc_now()).reason
+    if reason == FETCHING_INPUTS:
+        reason = describe_progress(status.inputs)
     nodes = (status.nodes.ready + status.nodes.succeeded, status.nodes.desired or job["spec"].get("nodes", 1))
     return View(phase, status.attempt, reason, status.progress, nodes, restarts=status.restarts.all)
 

@@ -2,6 +2,7 @@
 
     launcher.py run <torchrun flags> -- <what follows `python` on its command line>
     launcher.py run <torchrun flags> --no-python -- <program> …
+    launcher.py fetch               (a pod without GPUs: fetches the job's inputs before there are others)
     launcher.py worker …            (internal: a rank in an interpreter of its own)
     launcher.py forkserver …        (internal: what imports PyTorch for the agent and the ranks)
     launcher.py tracking …          (internal: what finds the job's run in MLflow)
@@ -21,7 +22,7 @@ import signal
 import sys
 
 _SIGNALS: list[int] = []  # that have come and are not handled yet
-if __name__ == "__main__" and sys.argv[1:2] == ["run"]:
+if __name__ == "__main__" and sys.argv[1:2] in (["run"], ["fetch"]):
     # The kernel drops what a container's first process has no handler for: a pod that is deleted in its first moments
     # would go on for its whole grace time. So this comes before all that takes a while.
     for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -41,7 +42,7 @@ def main() -> int:
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     subcommand, words = sys.argv[1:2], sys.argv[2:]
-    if subcommand not in (["run"], ["worker"], ["forkserver"], ["tracking"]):
+    if subcommand not in (["run"], ["fetch"], ["worker"], ["forkserver"], ["tracking"]):
         sys.stderr.write(__doc__ or "")
         return 81
     package = type(sys)(PACKAGE)
@@ -50,6 +51,9 @@ def main() -> int:
     if subcommand == ["tracking"]:
         found: int = importlib.import_module(f"{PACKAGE}.tracking").tracking_main(words)
         return found
+    if subcommand == ["fetch"]:
+        fetched: int = importlib.import_module(f"{PACKAGE}.fetch").fetch_main(_SIGNALS)
+        return fetched
     if subcommand == ["forkserver"]:
         words = importlib.import_module(f"{PACKAGE}.fork_server").serve(words)  # returns in a rank
     if subcommand != ["run"]:  # of which each rank compiles no more than it needs

@@ -9,6 +9,7 @@ from typing import Final
 ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
 ENV_LAUNCHER_CONFIG: Final = "DDP_LAUNCHER_CONFIG"  # JSON: see config.py
 ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
+ENV_INPUTS: Final = "DDP_INPUTS"  # of the pod that fetches the inputs, as JSON: see fetch.py
 ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
 ENV_TERMINATION_LOG: Final = "DDP_TERMINATION_LOG"
 ENV_TRACKING_RUN: Final = "DDP_TRACKING_RUN"  # identity of the run in trackers of experiments: spec.tracking
@@ -69,6 +70,9 @@ METRIC_HEARTBEATS: Final = "ddp_heartbeats_total"
 METRIC_SAVING: Final = "ddp_saving"
 COMMENT_LAST_FAILURE: Final = "# ddp_launcher_last_failure "
 """What a line of a pod's page begins with that holds, as JSON, the failure behind its last restart in the same pods."""
+COMMENT_INPUTS: Final = "# ddp_launcher_inputs "
+"""The same of a pod that fetches inputs, with how far each of them is."""
+INPUTS_FOLDER: Final = "ddp-inputs"  # of a claim or a node cache: in it a folder for each input
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
 STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")

@@ -49,6 +49,8 @@ REFUSED: Final = {
     "spec.volumes[].image": "no image is pulled; use a hostPath",
 }
 # Fields of the job itself that are ignored, and their values that ask for nothing; all others are honoured.
+NODE_CACHE: Final = "node-cache"
+"""The claim in which inputs are kept whose place is a cache of the node: this machine is the only one."""
 _JOB_FIELDS: Final = {"scheduling": {"gang": "None", "placement": "Any"}, "networkPolicy": {}}
 
 
@@ -149,8 +151,21 @@ def adapt_resource(
         spec["recovery"]["maxRestarts"] = changes.max_restarts
     if spec.get("idle"):
         spec["idle"] = {**spec["idle"], "action": "Report"}  # nothing here would resume a suspended run
+    for one in spec.get("inputs") or ():
+        if one.pop("nodeCache", None):
+            one["claimName"] = NODE_CACHE
     # Several runs may share this machine and its ports.
     spec["rendezvous"] = {**spec.get("rendezvous", {}), "port": rendezvous_port}
+    return adapted
+
+
+def use_own_credentials(resource: Object, others: Sequence[Object]) -> dict[str, Any]:
+    """Return the resource without references to Secrets that are not in the file: the user's own variables serve."""
+    adapted: dict[str, Any] = copy.deepcopy(dict(resource))
+    secrets = {one["metadata"]["name"] for one in others if one.get("kind") == "Secret"}
+    for part in adapted["spec"].get("inputs") or ():
+        if (part.get("secretRef") or {}).get("name") not in secrets:
+            part.pop("secretRef", None)
     return adapted
 
 

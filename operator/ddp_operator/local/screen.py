@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from ddp_operator.api.status import Status
 from ddp_operator.progress import Page
 from ddp_operator.status import conditions
+from ddp_operator.status.inputs import describe_progress
 
 _EVERY_SECONDS: Final = 0.2
 _BAR_SECONDS: Final = 5.0  # after which the state of a progress bar that redraws itself is a line
@@ -100,7 +101,15 @@ or describe its log lines in metrics.logPatterns of a YAML"""
 
 def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -> str:
     """Return in one line what the job waits for, if anything. ``spoken``: the script has printed something."""
-    for kind, bad in (("Accepted", "False"), ("Restarting", "True"), ("Scheduled", "False"), ("Rendezvoused", "False")):
+    if page.inputs and status.condition(conditions.INPUTS_READY) and not status.is_true(conditions.INPUTS_READY):
+        return describe_progress(page.inputs)  # of now; the status is written seldom
+    for kind, bad in (
+        ("Accepted", "False"),
+        ("InputsReady", "False"),
+        ("Restarting", "True"),
+        ("Scheduled", "False"),
+        ("Rendezvoused", "False"),
+    ):
         found = status.condition(kind)
         if found is not None and found.status == bad and found.message:
             if found.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:

@@ -21,7 +21,8 @@ import msgspec
 
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob, kueue_metadata, owner_reference
-from ddp_operator.manifests.pod import build_pod_template
+from ddp_operator.manifests.inputs import build_fetch_job_spec
+from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
@@ -78,13 +79,16 @@ def without_comments(source: str) -> str:
 
 
 def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
-    """Return every object of one attempt in the order in which to create them.
+    """Return every object of one attempt in the order in which to create them; of attempt 0 those that fetch inputs.
 
     Raises: InvalidManifest where the pod template is not acceptable.
     """
     template = resolve_template(job)
     launcher = load_launcher()
-    children = [build_service(job), build_launcher_users(job), build_launcher_config_map(job, launcher)]
+    shared = [build_launcher_users(job), build_launcher_config_map(job, launcher)]
+    if attempt == 0:
+        return [*shared, build_fetch_job(job, template, launcher)]
+    children = [build_service(job), *shared]
     if job.spec.network_policy.enabled:
         children.append(build_network_policy(job))
     group = build_pod_group(job, attempt=attempt, nodes=nodes)
@@ -184,6 +188,17 @@ def build_job(
             **({"successPolicy": {"rules": [{"succeededIndexes": "0"}]}} if rank_zero else {}),
             "template": build_pod_template(job, template, launcher.digest, attempt=attempt, nodes=nodes),
         },
+    }
+
+
+def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
+    """Return the Job that fetches the inputs. No queue is told of it: it asks for nothing that is scarce."""
+    ours = {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(job, names.job_name(job.name, 0), attempt=0) | {"annotations": ours},
+        "spec": build_fetch_job_spec(job, build_fetch_template(job, template, launcher.digest)),
     }
 
 

@@ -14,6 +14,7 @@ from ddp_operator.api.spec import Code
 from ddp_operator.kubeobjects import cpu_limit
 from ddp_operator.launcher.pod import CodeConfig, LauncherConfig, PreflightConfig, WatchdogConfig, encode_config
 from ddp_operator.manifests import torchrun
+from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.manifests.tracking import tracking_environment, tracking_secrets
@@ -29,21 +30,12 @@ def build_pod_template(
 ) -> dict[str, Any]:
     """Return ``Job.spec.template`` for one attempt."""
     pod: dict[str, Any] = copy.deepcopy(dict(template.pod))
-    metadata = copy.deepcopy(dict(job.spec.template.metadata or {}))
-    metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
-    # A proxy in front of every port breaks rendezvous, and a proxy that never exits keeps the Job running.
-    topology = {k: v for k, v in job.annotations.items() if k.startswith(constants.KUEUE_POD_SET_PREFIX)}
-    metadata["annotations"] = {"sidecar.istio.io/inject": "false", **topology, **(metadata.get("annotations") or {})}
-
-    pod["restartPolicy"] = "Never"
+    metadata = _build_metadata(job, attempt)
     pod["subdomain"] = names.service_name(job.name)
     if pod.get("hostNetwork"):
         # Else such a pod asks the node's resolver, which knows no Service, for the master.
         pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
-    pod.setdefault("enableServiceLinks", False)
-    pod.setdefault("automountServiceAccountToken", False)
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
-    _secure_pod(pod, job.spec.security_profile)
     add_scheduling(metadata, pod, job, attempt=attempt)
 
     if job.spec.recovery.avoid_failed_nodes and job.status.failed_nodes:
@@ -51,10 +43,60 @@ def build_pod_template(
 
     trainer = pod["containers"][template.trainer_index]
     _build_trainer(trainer, job, template, attempt=attempt, nodes=nodes, pod=pod)
+    _add_volumes(pod, trainer, job, launcher_digest)
+    if any(one.node_cache for one in job.spec.inputs or ()):
+        check = build_cache_check(template.trainer, job.spec.inputs or (), template.command.interpreter)
+        check["volumeMounts"].append(_launcher_mount())
+        pod["initContainers"] = [check, *(pod.get("initContainers") or [])]
+    _finish_pod(pod, job)
+    return {"metadata": metadata, "spec": pod}
+
+
+def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str) -> dict[str, Any]:
+    """Return ``Job.spec.template`` of the Job that fetches the inputs."""
+    pod = build_fetch_pod(job, template.pod, template.trainer["name"], template.command.interpreter)
+    [container] = pod["containers"]
+    ours = {
+        constants.ENV_METRICS_PORT: str(job.spec.metrics.port),
+        constants.ENV_TERMINATION_LOG: _termination(container),
+    }
+    container["env"] += [{"name": name, "value": value} for name, value in ours.items()]
+    container["volumeMounts"].append(_launcher_mount())
+    pod["volumes"].append(_launcher_volume(launcher_digest))
+    _finish_pod(pod, job)
+    return {"metadata": _build_metadata(job, 0), "spec": pod}
+
+
+def _build_metadata(job: DDPTrainingJob, attempt: int) -> dict[str, Any]:
+    metadata = copy.deepcopy(dict(job.spec.template.metadata or {}))
+    metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
+    topology = {k: v for k, v in job.annotations.items() if attempt and k.startswith(constants.KUEUE_POD_SET_PREFIX)}
+    # A proxy in front of every port breaks rendezvous, and a proxy that never exits keeps the Job running.
+    metadata["annotations"] = {"sidecar.istio.io/inject": "false", **topology, **(metadata.get("annotations") or {})}
+    return metadata
+
+
+def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
+    """Set what all pods of a job have, whatever they do."""
+    pod["restartPolicy"] = "Never"
+    pod.setdefault("enableServiceLinks", False)
+    pod.setdefault("automountServiceAccountToken", False)
+    _secure_pod(pod, job.spec.security_profile)
     for container in [*pod["containers"], *(pod.get("initContainers") or [])]:
         _secure_container(container, job.spec.security_profile)
-    _add_volumes(pod, trainer, job, launcher_digest)
-    return {"metadata": metadata, "spec": pod}
+
+
+def _termination(container: Mapping[str, Any]) -> str:
+    return container.get("terminationMessagePath") or "/dev/termination-log"
+
+
+def _launcher_mount() -> dict[str, Any]:
+    return {"name": constants.LAUNCHER_VOLUME, "mountPath": constants.LAUNCHER_MOUNT_PATH, "readOnly": True}
+
+
+def _launcher_volume(digest: str) -> dict[str, Any]:
+    config_map = {"name": names.launcher_config_map_name(digest), "defaultMode": 0o444}
+    return {"name": constants.LAUNCHER_VOLUME, "configMap": config_map}
 
 
 def _build_trainer(
@@ -152,7 +194,7 @@ def _environment(
         constants.ENV_ATTEMPT: str(attempt),
         constants.ENV_METRICS_PORT: str(spec.metrics.port),
         constants.ENV_GRACE_SECONDS: str(_workers_grace(job, pod)),
-        constants.ENV_TERMINATION_LOG: template.trainer.get("terminationMessagePath") or "/dev/termination-log",
+        constants.ENV_TERMINATION_LOG: _termination(template.trainer),
         # Kubernetes reads $(NAME) and $$ in a variable's value.
         constants.ENV_LAUNCHER_CONFIG: encode_config(config).replace("$", "$$"),
     }
@@ -190,9 +232,8 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
     mounts = list(trainer.get("volumeMounts") or [])
     mounted = {mount["mountPath"].rstrip("/") for mount in mounts}
 
-    config_map = {"name": names.launcher_config_map_name(launcher_digest), "defaultMode": 0o444}
-    volumes.append({"name": constants.LAUNCHER_VOLUME, "configMap": config_map})
-    mounts.append({"name": constants.LAUNCHER_VOLUME, "mountPath": constants.LAUNCHER_MOUNT_PATH, "readOnly": True})
+    volumes.append(_launcher_volume(launcher_digest))
+    mounts.append(_launcher_mount())
     if "/dev/shm" not in mounted:
         limit = job.spec.shm.size_limit
         volumes.append(
@@ -211,6 +252,8 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
             read_only = {"readOnly": True} if name == constants.CODE_VOLUME else {}
             mounts.append({"name": name, "mountPath": path, **read_only})
         trainer.setdefault("workingDir", job.spec.code.folder)
+    volumes += list_volumes(job.spec.inputs or ())
+    mounts += list_mounts(job.spec.inputs or ())
     pod["volumes"] = volumes
     trainer["volumeMounts"] = mounts
 

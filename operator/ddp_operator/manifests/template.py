@@ -16,6 +16,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Peer, Spec
 from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
 from ddp_operator.launcher.log_patterns import compile_log_pattern
+from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nested_launcher, split_user_command
 from ddp_operator.names import is_reserved_variable
 
@@ -57,6 +58,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += _check_pod(pod, spec)
     errors += _check_trainer(trainer, path, spec)
     errors += check_containers(pod, _POD)
+    errors += check_inputs(spec, trainer)
     nproc = _resolve_nproc(trainer, path, spec)
     if isinstance(nproc, FieldError):
         errors.append(nproc)

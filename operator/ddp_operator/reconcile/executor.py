@@ -75,7 +75,8 @@ class Executor:
         And by the API server's, where it is not told by the Job itself (``_is_tried_at_once``).
         """
         spec, memory.built = (job.uid, job.generation), None
-        if is_finished(job.status) or (job.status.attempt > 0 and memory.checked == spec):
+        begun = job.status.attempt > 0 or observation.job(0) is not None
+        if is_finished(job.status) or (begun and memory.checked == spec):
             return None
         try:
             children = build_children(job, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
@@ -224,11 +225,12 @@ class Executor:
 def _is_tried_at_once(job: DDPTrainingJob, children: Sequence[Manifest]) -> bool:
     """Tell whether the API server is asked by the first Job itself, ahead of what its pods need when they start.
 
-    By a dry run instead where there shall be no Job yet, where it has said no before (a namesake's Service would cost a
-    Job with each question), and where something has to be there before the first pod: a policy, a gang.
+    By a dry run instead where there shall be no Job yet, also as inputs come first, where it has said no before (a
+    namesake's Service would cost a Job with each question), and where something has to be there before the first pod: a
+    policy, a gang.
     """
     simple = {child["kind"] for child in children} == {"Job", "Service", "ConfigMap"}
-    return simple and not job.spec.suspend and not job.status.conditions
+    return simple and not job.spec.suspend and not job.spec.inputs and not job.status.conditions
 
 
 def _job(observation: Observation, name: str) -> JobView:

@@ -13,6 +13,7 @@ from ddp_operator.status.observation import Observation, Pods
 
 ACCEPTED: Final = "Accepted"
 SUSPENDED: Final = "Suspended"
+INPUTS_READY: Final = "InputsReady"
 SCHEDULED: Final = "Scheduled"
 RENDEZVOUSED: Final = "Rendezvoused"
 PROGRESSING: Final = "Progressing"
@@ -23,7 +24,8 @@ NODES_HEALTHY: Final = "NodesHealthy"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
 _ENDS: Final = (DISTRIBUTED, SUCCEEDED, FAILED)
-TYPES: Final = (ACCEPTED, SUSPENDED, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING, IDLE, NODES_HEALTHY, *_ENDS)
+_WAYS: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
+TYPES: Final = (*_WAYS, IDLE, NODES_HEALTHY, *_ENDS)
 
 # Accepted
 VALID: Final = "Valid"
@@ -37,6 +39,23 @@ SERVER_ERROR: Final = "ServerError"
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 STOPPING: Final = "Stopping"
 NOT_SUSPENDED: Final = "NotSuspended"
+# InputsReady: also the reasons of Scheduled, of the pod that fetches. The failures are the launcher's words.
+FETCHED: Final = "Fetched"
+NOT_FETCHED: Final = "NotFetched"
+FETCHING_INPUTS: Final = "FetchingInputs"
+UNREACHABLE: Final = "Unreachable"
+FETCH_FAILED: Final = "FetchFailed"
+FETCH_FAILURES: Final = (
+    UNREACHABLE,
+    FETCH_FAILED,
+    "NotFound",
+    "AccessDenied",
+    "ChecksumMismatch",
+    "NoSpace",
+    "NotWritable",
+    "Unsupported",
+)
+"""Of Failed too."""
 # Scheduled
 ALL_PODS_SCHEDULED: Final = "AllPodsScheduled"
 CHANGE_PENDING: Final = "ChangePending"  # all pods are, and so are these
@@ -131,6 +150,7 @@ _ORDER: Final = (
     (ACCEPTED, "False"),
     (ACCEPTED, "Unknown"),
     (SUSPENDED, "True"),
+    (INPUTS_READY, "False"),
     (RESTARTING, "True"),
     (SCHEDULED, "False"),
     (RENDEZVOUSED, "False"),

@@ -113,6 +113,8 @@ def converge(state: State, progress_interval: float) -> Decision:
 
 def scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:
     """Return how often pod 0's page is read, in seconds: often until the first step, at most two minutes long."""
+    if status.attempt == 0:  # that of the pod that fetches the inputs
+        return progress_interval
     joined = status.condition(c.RENDEZVOUSED)
     if joined is None or joined.status == "False":
         return min(SOON, progress_interval)

@@ -34,6 +34,7 @@ from ddp_operator.status.converge import (
 from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.describe import without_eta
 from ddp_operator.status.diagnosis import Diagnosis, blame_image, diagnose, is_guess
+from ddp_operator.status.inputs import fetch_inputs
 from ddp_operator.status.node_health import nodes_to_leave
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.replacement import is_replaced, is_replacing
@@ -81,7 +82,7 @@ def _decide(state: State, progress_interval: float) -> Decision:
     if refusal is not None and status.attempt == 0:
         return _reject(state, refusal)
     if status.attempt == 0:
-        return converge(attempts.start(state), progress_interval)
+        return fetch_inputs(state, progress_interval) or converge(attempts.start(state), progress_interval)
     attempt_job, pods = state.attempt_job, state.pods
     if _is_enough(state):
         return attempts.succeed(state)

@@ -97,7 +97,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     )
     facts = [
         _accepted(refusal, status.attempt, observation),
-        _suspended(job, status, alive + former_alive),
+        describe_suspension(job, status, alive + former_alive),
         describe_scheduling(job, observation, status.attempt, nodes, now),
         rendezvous,
         _without_a_node(status, cut_off, progressing),
@@ -241,7 +241,8 @@ def _accepted(refusal: Refusal | None, attempt: int, observation: Observation) -
     return Fact(c.ACCEPTED, state, refusal.reason, f"{what}: {refusal.message}")
 
 
-def _suspended(job: DDPTrainingJob, status: Status, alive: int) -> Fact:
+def describe_suspension(job: DDPTrainingJob, status: Status, alive: int) -> Fact:
+    """Return Suspended of a job with so many pods ``alive``."""
     if not job.spec.suspend:
         return Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED)
     if alive:

@@ -214,7 +214,9 @@ def _silent_objects(job: DDPTrainingJob, children: Children) -> list[tuple[str, 
         return [(attempt_job.uid, began)] if began is not None and waits_in_queue(job, attempt_job) else []
     pods = children.pods_of(attempt).newest
     found = []
-    missing = len(pods) < min(job.status.attempt_nodes, attempt_job.nodes) and not children.former_alive(attempt)
+    missing = len(pods) < min(
+        job.status.attempt_nodes or attempt_job.nodes, attempt_job.nodes
+    ) and not children.former_alive(attempt)
     if began is not None and missing:
         found.append((attempt_job.uid, began))
     elif gated := [pod.created for pod in pods.values() if scheduling_gates(pod.raw)]:

@@ -26,6 +26,8 @@ NO_FAILURE: Final = "None"
 RESTART_CATEGORIES: Final = (NO_FAILURE, *CATEGORIES)
 STAGES: Final = ("rendezvous", "first_step")
 
+_WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -145,7 +147,7 @@ def _states(status: Status) -> list[tuple[str, str, str, int, str]]:
 
 
 _TOLD: Final = (
-    *(c.SUSPENDED, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY),
+    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY),
     *(c.DISTRIBUTED, c.SUCCEEDED, c.FAILED),
 )
 
@@ -194,7 +196,7 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
                 yield Event("Warning", now.reason, now.message)
         elif now.status == "True":
             yield Event("Warning" if kind in (c.FAILED, c.IDLE) else "Normal", kind, now.message or now.reason)
-        elif kind == c.SCHEDULED and now.reason in c.BLOCKING and now.reason != c.QUOTA_PENDING:
+        elif kind in (c.INPUTS_READY, c.SCHEDULED) and now.reason in _WARNINGS:
             yield Event("Warning", now.reason, now.message)
         elif kind == c.SUSPENDED and then is not None and then.status == "True":
             yield Event("Normal", "Resumed", "spec.suspend is false")

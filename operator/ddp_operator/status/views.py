@@ -135,8 +135,8 @@ class PodView:
 
     @property
     def has_run(self) -> bool:
-        """True once a kubelet has taken it: its end takes something from its peers."""
-        return self.started is not None and self.phase != "Pending"
+        """True once a kubelet has taken it: its end takes something from its peers. One that fetches has none."""
+        return self.attempt > 0 and self.started is not None and self.phase != "Pending"
 
     @property
     def fails_job(self) -> bool:

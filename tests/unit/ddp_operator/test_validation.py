@@ -24,6 +24,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 
 CONTAINER = "spec.template.spec.containers[0]"
 GPUS = {"limits": {"nvidia.com/gpu": "4"}}
+INPUT = {"url": "https://host/file", "mountPath": "/data", "claimName": "data"}
 SIDECAR = {"name": "logs", "image": "x"}
 
 
@@ -47,6 +48,10 @@ def job(**spec: Any) -> Any:
 
 def pod(*containers: Any, **members: Any) -> Any:
     return resource(template=template(*containers, **members))
+
+
+def inputs(**changes: Any) -> Any:
+    return job(inputs=[{name: value for name, value in (INPUT | changes).items() if value is not None}])
 
 
 def named(name: Any) -> Any:
@@ -121,6 +126,16 @@ ROWS = [
     Row("container on the rendezvous port", "operator", pod(trainer(ports=[{"containerPort": 29400}])), f"{CONTAINER}.ports[0].containerPort: Invalid value: 29400: is taken by spec.rendezvous.port, which the operator declares itself; remove it or change one"),
     Row("restartPolicy of another kind", "operator", pod(restartPolicy="OnFailure"), 'spec.template.spec.restartPolicy: Invalid value: "OnFailure": must be Never: restarts are spec.recovery\'s; remove it'),
     Row("unknown field beside the pod's spec", "crd", job(template=template() | {"specc": {}}), 'unknown field "spec.template.specc"; did you mean spec?'),
+    Row("input without a place", "operator", inputs(claimName=None), "spec.inputs[0]: needs either claimName or nodeCache, where it is kept; set one of the two"),
+    Row("input with two places", "operator", inputs(nodeCache={"path": "/cache"}), "spec.inputs[0]: needs either claimName or nodeCache, where it is kept; set one of the two"),
+    Row("input that is no URL", "operator", inputs(url="/data/file"), 'spec.inputs[0].url: Invalid value: "/data/file": must be a URL, such as https://host/file or s3://bucket/prefix'),
+    Row("input with a password", "operator", inputs(url="https://me:secret@host/file"), "spec.inputs[0].url: must not hold a password; put HTTP_AUTHORIZATION into a Secret: secretRef"),
+    Row("input at a relative path", "operator", inputs(mountPath="data"), 'spec.inputs[0].mountPath: Invalid value: "data": must be an absolute path other than /, such as /data'),
+    Row("input at a path that is taken", "operator", inputs(mountPath="/opt/ddp-operator/"), 'spec.inputs[0].mountPath: Invalid value: "/opt/ddp-operator/": is that of the operator; choose another'),
+    Row("input with a wrong checksum", "operator", inputs(checksum="md5:1"), 'spec.inputs[0].checksum: Invalid value: "md5:1": must be sha256: and 64 hexadecimal digits in lower case, as sha256sum prints them'),
+    Row("two inputs of a name", "operator", job(inputs=[INPUT, INPUT | {"mountPath": "/more"}]), 'spec.inputs[1].name: Invalid value: "file": is another input\'s; give each a name of its own'),
+    Row("two inputs at a path", "operator", job(inputs=[INPUT, INPUT | {"name": "more"}]), 'spec.inputs[1].mountPath: Invalid value: "/data": is that of spec.inputs[0].mountPath; choose another'),
+    Row("cache at a relative path", "operator", inputs(claimName=None, nodeCache={"path": "cache"}), 'spec.inputs[0].nodeCache.path: Invalid value: "cache": must be an absolute path of the nodes, such as /var/cache/ddp'),
     Row("label that is a number", "operator", job(template=template(metadata={"labels": {"v": 1}})), "spec.template.metadata.labels: must map strings to strings; quote numbers and booleans"),
     Row("unknown field of the container", "api server", pod(trainer(imagePullPolcy="Always")), f'unknown field "{CONTAINER}.imagePullPolcy"; remove it or correct its name'),
     Row("unknown field of the pod", "api server", pod(nodeSelektor={}), 'unknown field "spec.template.spec.nodeSelektor"; remove it or correct its name'),

@@ -227,6 +227,7 @@ FIXED = {
     "spec.checkpoint.path": "/elsewhere",
     "spec.code": CODE,
     "spec.tracking": {"wandb": {}},
+    "spec.inputs": [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}],
     "spec.template.spec.containers": [trainer(image="other")],
 }
 MUTABLE = {

@@ -27,7 +27,7 @@ ROWS = re.findall(
 
 @pytest.mark.parametrize(("prefix", "name", "support", "note"), [row for row in ROWS if row[0] != "metadata."])
 def test_the_documentation_says_what_becomes_of_a_field(prefix: str, name: str, support: str, note: str) -> None:
-    if (prefix, name) in (("spec.", "scheduling"), ("spec.", "networkPolicy"), ("spec.", "code")):
+    if (prefix, name) in (("spec.", "scheduling"), ("spec.", "networkPolicy"), ("spec.", "code"), ("spec.", "inputs")):
         return  # of the job
     assert find_refusal(prefix, name) == {"honoured": None, "warned about": "", "refused": note}[support]
 

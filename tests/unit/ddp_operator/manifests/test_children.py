@@ -308,7 +308,7 @@ class TestPod:
         of_local_pods = {constants.ENV_LOCAL_POD, constants.ENV_PORT_FILE, constants.ENV_LIFELINE_FD}
         of_workers = {constants.ENV_RUNTIME_DIR, constants.ENV_AGENT_PID}
         ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
-        wanted = ours - of_local_pods - of_workers - {constants.ENV_COMPLETION_INDEX}
+        wanted = ours - of_local_pods - of_workers - {constants.ENV_COMPLETION_INDEX, constants.ENV_INPUTS}
         limits = {"limits": {"cpu": "1"}}
         patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
         made = template(trainer(resources=limits))

@@ -1,0 +1,149 @@
+"""Inputs on real kubelets: a big file that is cut comes whole, and what is wrong is told before any pod trains."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_operator.constants import LABEL_ATTEMPT
+from tests.support.file_server import FileServer, pattern, serve_file
+
+from .conftest import Cluster
+from .test_cluster import script_job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SIZE = 200_000_000
+SHOW = """
+import hashlib, time
+digest = hashlib.sha256()
+with open("/data/data.bin", "rb") as file:
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+print("sum", digest.hexdigest())
+try:
+    open("/data/other", "w")
+except OSError as error:
+    print("read-only:", error.strerror)
+"""
+
+
+@pytest.fixture
+def claim(cluster: Cluster) -> Iterator[str]:
+    """A claim that all nodes share, empty at first."""
+    if not os.environ.get("DDP_E2E_CHECKPOINTS"):
+        pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
+    source = yaml.safe_load(os.environ["DDP_E2E_CHECKPOINTS"])
+    if "hostPath" in source:
+        source = {
+            "hostPath": {"path": f"{source['hostPath']['path']}/{cluster.namespace}", "type": "DirectoryOrCreate"}
+        }
+    mode = {"accessModes": ["ReadWriteMany"]}
+    spec = {"capacity": {"storage": "1Gi"}, **mode, "claimRef": {"namespace": cluster.namespace, "name": "data"}}
+    cluster.core.create_persistent_volume({"metadata": {"name": cluster.namespace}, "spec": spec | source})
+    asked = {"storageClassName": "", **mode, "resources": {"requests": {"storage": "1Gi"}}}
+    cluster.core.create_namespaced_persistent_volume_claim(
+        cluster.namespace, {"metadata": {"name": "data"}, "spec": asked | {"volumeName": cluster.namespace}}
+    )
+    try:
+        yield "data"
+    finally:
+        cluster.core.delete_persistent_volume(cluster.namespace)
+
+
+def here(cluster: Cluster) -> str:
+    """Return the address by which the cluster's nodes know this machine."""
+    [node, *_] = cluster.core.list_node().items
+    [address] = [one.address for one in node.status.addresses if one.type == "InternalIP"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
+
+
+def job_of(name: str, server: FileServer, claim: str, **changes: Any) -> dict[str, Any]:
+    one = {"url": f"{server.url}/set/data.bin", "mountPath": "/data", "claimName": claim, **changes}
+    found = script_job(name, SHOW, nodes=2, inputs=[one], processGroupPolicy="Ignore")
+    found["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "100m"}}
+    return found
+
+
+def attempts(cluster: Cluster, name: str) -> set[str]:
+    """Return the attempts of which there are pods; 0 is that of the pod that fetches."""
+    return {pod.metadata.labels[LABEL_ATTEMPT] for pod in cluster.pods(name)}
+
+
+def test_a_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: Cluster, claim: str) -> None:
+    sha = hashlib.sha256()
+    for start in range(0, SIZE, 10_000_000):
+        sha.update(pattern(start, 10_000_000))
+    seen: list[set[str]] = []
+
+    def look(start: int, count: int) -> bytes:
+        if start // 50_000_000 != (start + count) // 50_000_000:
+            seen.append(attempts(cluster, "big"))
+        return pattern(start, count)
+
+    server = FileServer(look, SIZE, cuts=[90_000_000])
+    with serve_file(server, host=here(cluster)):
+        assert cluster.apply(job_of("big", server, claim, checksum=f"sha256:{sha.hexdigest()}")).returncode == 0
+        status = cluster.phase("big", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+    assert seen
+    assert all(one == {"0"} for one in seen)
+    assert server.starts == [0, 90_000_000]
+    assert server.sent == SIZE + 1
+    [one] = status["inputs"]
+    assert (one["phase"], one["bytes"], one["etag"]) == ("Fetched", SIZE, '"v1"')
+    for pod in cluster.pods("big"):
+        log = cluster.kubectl("logs", pod.metadata.name).stdout
+        assert f"sum {sha.hexdigest()}" in log
+        assert "read-only: Read-only file system" in log
+    assert attempts(cluster, "big") == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "served", "changes", "reason"),
+    [
+        ("not-found", {"statuses": [404]}, {}, "NotFound"),
+        ("forbidden", {"statuses": [403]}, {}, "AccessDenied"),
+        ("other-file", {"size": 5_000_000}, {"checksum": "sha256:" + "0" * 64}, "ChecksumMismatch"),
+        ("full-disk", {"size": 10**16}, {}, "NoSpace"),
+        ("not-ours", {}, {}, "NotWritable"),
+    ],
+)
+def test_what_is_wrong_ends_the_job_before_any_pod_that_trains(
+    cluster: Cluster, claim: str, name: str, served: dict[str, Any], changes: dict[str, Any], reason: str
+) -> None:
+    server = FileServer(pattern, **({"size": SIZE} | served))
+    with serve_file(server, host=here(cluster)):
+        job = job_of(name, server, claim, **changes)
+        if reason == "NotWritable":
+            job["spec"]["template"]["spec"]["securityContext"] = {"runAsUser": 65532, "runAsGroup": 65532}
+        assert cluster.apply(job).returncode == 0
+        status = cluster.phase(name, "Succeeded", "Failed")
+    assert (status["phase"], status["reason"], status.get("attempt", 0)) == ("Failed", reason, 0), status
+    [ready] = [one for one in status["conditions"] if one["type"] == "InputsReady"]
+    assert (ready["status"], ready["reason"]) == ("False", reason)
+    assert f"({reason})" in cluster.why(name)
+    assert attempts(cluster, name) == {"0"}
+
+
+def test_a_node_cache_is_filled_before_its_pods(cluster: Cluster) -> None:
+    """The folder of the cache is each node's own; here nodes may share a disk, and then one fetches for the others."""
+    folder = f"/var/tmp/{cluster.namespace}"
+    server = FileServer(pattern, 5_000_000)
+    with serve_file(server, host=here(cluster)):
+        job = job_of("cached", server, "", nodeCache={"path": folder})
+        del job["spec"]["inputs"][0]["claimName"]
+        assert cluster.apply(job).returncode == 0
+        status = cluster.phase("cached", "Succeeded", "Failed")
+    assert status["phase"] == "Succeeded", status
+    assert status["inputs"][0]["place"].startswith(f"node:{folder}/ddp-inputs/data.bin-")
+    log = cluster.kubectl("logs", cluster.pods("cached")[0].metadata.name, "-c", "ddp-inputs").stdout
+    assert "5.0 MB in /opt/ddp-inputs/" in log

@@ -1,0 +1,89 @@
+"""`ddp run` fetches inputs before its pods, says how far it is and what is wrong, and goes on after Ctrl-C."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.ddp_run import DdpRun, manifest
+from tests.support.file_server import FileServer, pattern, serve_file
+
+pytestmark = pytest.mark.process
+
+SIZE = 5_000_000
+SHOW = "import hashlib, sys; print('sum', hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
+SHA = hashlib.sha256(pattern(0, SIZE)).hexdigest()
+
+
+def text(server: FileServer, **changes: Any) -> str:
+    one = {"url": f"{server.url}/set/data.bin", "mountPath": "/data", "claimName": "datasets", **changes}
+    return manifest([sys.executable, "-c", SHOW, "/data/data.bin"], nodes=1, inputs=[one])
+
+
+def status(run: DdpRun) -> dict[str, Any]:
+    [folder] = (run.folder / "ddp-runs").glob("toy-*")
+    found: dict[str, Any] = yaml.safe_load((folder / "status.yaml").read_text())["status"]
+    return found
+
+
+def test_a_file_that_was_cut_is_there_when_the_script_starts_and_for_the_next_run(tmp_path: Path) -> None:
+    with serve_file(FileServer(pattern, SIZE, cuts=[2_000_000])) as server:
+        with DdpRun(tmp_path, text(server, checksum=f"sha256:{SHA}")) as run:
+            assert run.wait() == 0, run.output
+        assert f"sum {SHA}" in run.output
+        assert server.starts == [0, 2_000_000]
+        assert server.sent == SIZE + 1
+        with DdpRun(tmp_path, text(server, checksum=f"sha256:{SHA}"), options=["--name", "again"]) as run:
+            assert run.wait() == 0, run.output
+        assert server.sent == SIZE + 1
+    [one] = status(run)["inputs"]
+    assert (one["phase"], one["bytes"], one["etag"]) == ("Fetched", SIZE, '"v1"')
+
+
+@pytest.mark.parametrize(
+    ("answer", "changes", "reason", "words"),
+    [
+        (404, {}, "NotFound", "HTTP 404"),
+        (0, {"checksum": "sha256:" + "0" * 64}, "ChecksumMismatch", f"has sha256:{SHA}"),
+    ],
+)
+def test_what_is_wrong_ends_the_run_before_any_pod(
+    tmp_path: Path, answer: int, changes: dict[str, Any], reason: str, words: str
+) -> None:
+    with (
+        serve_file(FileServer(pattern, SIZE, statuses=[answer])) as server,
+        DdpRun(tmp_path, text(server, **changes)) as run,
+    ):
+        assert run.wait() == 1, run.output
+    found = status(run)
+    assert (found["phase"], found["reason"], found.get("attempt", 0)) == ("Failed", reason, 0)
+    assert words in run.output
+    assert not list((run.folder / "ddp-runs").glob("toy-*/logs/attempt-1*"))
+
+
+def test_the_next_run_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    half, go = threading.Event(), threading.Event()
+
+    def wait(start: int, count: int) -> bytes:
+        if start >= SIZE // 2 and not go.is_set():
+            half.set()
+            go.wait(120)
+        return pattern(start, count)
+
+    with serve_file(FileServer(wait, SIZE)) as server:
+        with DdpRun(tmp_path, text(server)) as run:
+            assert half.wait(120), run.output
+            run.process.send_signal(signal.SIGINT)
+            assert run.wait() == 130, run.output
+        go.set()
+        with DdpRun(tmp_path, text(server), options=["--name", "again"]) as run:
+            assert run.wait() == 0, run.output
+        assert f"sum {SHA}" in run.output
+        assert 0 < server.starts[1] <= SIZE // 2 + 65536

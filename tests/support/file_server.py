@@ -1,0 +1,117 @@
+"""A web server on the loopback for files that are fetched: it counts what it sends, and fails as a test says."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+_PIECE = 1 << 16
+_BLOCK = 1 << 12
+
+
+@dataclass
+class FileServer:
+    """Serves one content at every path. ``requests``: path and Range of each, ``sent``: bytes of all bodies."""
+
+    content: Callable[[int, int], bytes]
+    """Returns so many bytes from a place on."""
+    size: int
+    etag: str = '"v1"'
+    ranges: bool = True
+    statuses: list[int] = field(default_factory=list)
+    """Answers to the next requests instead of the file; 0: the file."""
+    cuts: list[int] = field(default_factory=list)
+    """After how many bytes of the next bodies the connection is cut."""
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    redirect: str = ""
+    sent: int = 0
+    url: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where in the file the bodies began, but for the first byte that is asked for to see its size."""
+        found = [range_ for _, range_ in self.requests if range_ != "bytes=0-0"]
+        return [int(re.findall(r"\d+", range_)[0]) if range_ else 0 for range_ in found]
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        asked = handler.headers.get("Range") or ""
+        with self.lock:
+            self.requests.append((handler.path, asked))
+            self.headers.append(dict(handler.headers))
+            status = self.statuses.pop(0) if self.statuses else 0
+            size, etag = self.size, self.etag
+        if self.redirect or status:
+            handler.send_response(302 if self.redirect else status)
+            if self.redirect:
+                handler.send_header("Location", self.redirect)
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
+        start, end = 0, size
+        same = handler.headers.get("If-Range") in (None, etag)
+        if match and self.ranges and same:
+            start, end = int(match[1]), min(size, int(match[2] or size - 1) + 1)
+            handler.send_response(206 if start < size else 416)
+            handler.send_header(
+                "Content-Range", f"bytes {start}-{end - 1}/{size}" if start < size else f"bytes */{size}"
+            )
+        else:
+            handler.send_response(200)
+        if etag:
+            handler.send_header("ETag", etag)
+        handler.send_header("Content-Length", str(max(0, end - start)))
+        handler.end_headers()
+        with self.lock:
+            cut = self.cuts.pop(0) if self.cuts and asked != "bytes=0-0" else None
+        until = end if cut is None else min(end, start + cut)
+        while start < until:
+            piece = self.content(start, min(_PIECE, until - start))
+            handler.wfile.write(piece)
+            start += len(piece)
+            with self.lock:
+                self.sent += len(piece)
+        handler.close_connection = True
+
+
+@contextmanager
+def serve_file(server: FileServer, host: str = "127.0.0.1", port: int = 0) -> Iterator[FileServer]:
+    """Serve until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    listener = ThreadingHTTPServer((host, port), Handler)
+    listener.daemon_threads = True
+    thread = threading.Thread(target=listener.serve_forever, args=(0.02,))
+    thread.start()
+    server.url = f"http://{host}:{listener.server_address[1]}"
+    try:
+        yield server
+    finally:
+        listener.shutdown()
+        thread.join()
+        listener.server_close()
+
+
+def serve_bytes(data: bytes, **changes: object) -> FileServer:
+    """Return a server of these bytes."""
+    return FileServer(lambda start, count: data[start : start + count], len(data), **changes)  # type: ignore[arg-type]
+
+
+def pattern(start: int, count: int) -> bytes:
+    """Return bytes of an endless file, each block of which tells its place."""
+    first = start // _BLOCK
+    blocks = (str(number).encode().zfill(_BLOCK) for number in range(first, (start + count) // _BLOCK + 1))
+    return b"".join(blocks)[start - first * _BLOCK :][:count]

@@ -1,0 +1,139 @@
+"""The pod that fetches is one of the job, but for GPUs, peers and place; training pods mount what it brings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from ddp_operator import constants
+from ddp_operator.local.container import build_environment
+from ddp_operator.manifests.children import build_children
+from tests.support.builders import Json, job, template, trainer
+
+CLAIM = {"url": "s3://bucket/set", "mountPath": "/data", "claimName": "data"}
+CACHED = {"url": "hf://team/model", "mountPath": "/model", "nodeCache": {"path": "/var/cache/ddp"}}
+GPU_POD = template(
+    trainer(
+        resources={"limits": {"nvidia.com/gpu": "8"}},
+        args=["--lr", "1"],
+        env=[{"name": "HTTPS_PROXY", "value": "http://proxy"}],
+        volumeMounts=[{"name": "certificates", "mountPath": "/etc/ssl"}],
+        securityContext={"runAsUser": 7},
+        ports=[{"containerPort": 80}],
+    ),
+    metadata={"labels": {"team": "a"}},
+    volumes=[{"name": "certificates", "configMap": {"name": "ca"}}],
+    initContainers=[{"name": "first", "image": "x"}],
+    imagePullSecrets=[{"name": "registry"}],
+    serviceAccountName="reader",
+    tolerations=[{"key": "gpu", "operator": "Exists"}],
+    nodeSelector={"gpu": "h100", "kubernetes.io/arch": "amd64", "topology.kubernetes.io/zone": "b"},
+    affinity={"nodeAffinity": {}},
+    runtimeClassName="nvidia",
+    securityContext={"fsGroup": 7},
+)
+
+
+def fetch_job(*inputs: Json, **spec: Any) -> Json:
+    [*_, made] = build_children(job(**({"template": GPU_POD} | spec), inputs=list(inputs)), attempt=0, nodes=0)
+    kubernetes_validate.validate(made, "1.31", strict=True)
+    return made
+
+
+def training_pod(*inputs: Json, **spec: Any) -> Json:
+    [*_, made] = build_children(job(**spec, inputs=list(inputs)), attempt=1, nodes=1)
+    kubernetes_validate.validate(made, "1.31", strict=True)
+    found: Json = made["spec"]["template"]["spec"]
+    return found
+
+
+class TestFetchPod:
+    def test_is_one_of_the_job_without_its_gpus_peers_and_place(self) -> None:
+        template = fetch_job(CLAIM)["spec"]["template"]
+        pod = template["spec"]
+        [container] = pod["containers"]
+        assert template["metadata"]["labels"]["team"] == "a"
+        assert (pod["serviceAccountName"], pod["imagePullSecrets"]) == ("reader", [{"name": "registry"}])
+        assert pod["tolerations"] == [{"key": "gpu", "operator": "Exists"}]
+        assert pod["securityContext"]["fsGroup"] == 7
+        assert container["securityContext"]["runAsUser"] == 7
+        assert pod["nodeSelector"] == {"kubernetes.io/arch": "amd64", "topology.kubernetes.io/zone": "b"}
+        assert {"affinity", "runtimeClassName", "initContainers", "subdomain"}.isdisjoint(pod)
+        assert {"args", "ports"}.isdisjoint(container)
+        assert "limits" not in container["resources"]
+        assert container["command"] == ["python", "/opt/ddp-operator/launcher.py", "fetch"]
+        assert {"name": "HTTPS_PROXY", "value": "http://proxy"} in container["env"]
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/etc/ssl", constants.LAUNCHER_MOUNT_PATH} < mounts
+
+    def test_ends_with_what_is_final_and_is_replaced_where_it_was_only_stopped(self) -> None:
+        spec = fetch_job(CLAIM)["spec"]
+        assert (spec["completions"], spec["backoffLimit"]) == (1, 3)
+        rules = spec["podFailurePolicy"]["rules"]
+        codes = {code: rule["action"] for rule in rules[1:] for code in rule["onExitCodes"]["values"]}
+        assert codes == {85: "Ignore", 81: "FailJob"}
+
+    def test_knows_each_secret_by_variables_of_its_own(self) -> None:
+        with_secret = CLAIM | {"secretRef": {"name": "keys"}}
+        spec = fetch_job(CACHED, with_secret)["spec"]["template"]["spec"]
+        [container] = spec["containers"]
+        secret = {"kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"TOKEN": "t"}}
+        pod = {"metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": spec}
+        env = build_environment(pod, container, lambda kind, name: secret if kind == "Secret" else None)
+        told = json.loads(env[constants.ENV_INPUTS])
+        assert [one["secret"] for one in told] == ["", "DDP_INPUTS_1_"]
+        assert env["DDP_INPUTS_1_TOKEN"] == "t"
+
+    def test_a_dollar_in_a_url_stays_one(self) -> None:
+        [container] = fetch_job(CLAIM | {"url": "https://host/$(HOME)/$$x"})["spec"]["template"]["spec"]["containers"]
+        env = build_environment({"metadata": {}}, container, lambda kind, name: None)
+        assert json.loads(env[constants.ENV_INPUTS])[0]["url"] == "https://host/$(HOME)/$$x"
+
+    def test_of_a_node_cache_there_is_one_on_each_node_that_may_train(self) -> None:
+        made = fetch_job(CACHED, nodes=3, spares=1)["spec"]
+        pod = made["template"]["spec"]
+        assert made["completions"] == made["parallelism"] == 4
+        assert pod["nodeSelector"]["gpu"] == "h100"
+        [apart] = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert apart["labelSelector"]["matchLabels"].items() <= made["template"]["metadata"]["labels"].items()
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+
+
+class TestTrainingPod:
+    def test_mounts_each_folder_read_only_from_one_volume_a_claim(self) -> None:
+        pod = training_pod(CLAIM, CLAIM | {"url": "s3://bucket/other", "mountPath": "/other"})
+        volumes = [v for v in pod["volumes"] if v["name"].startswith(constants.INPUTS_VOLUME)]
+        assert [v["persistentVolumeClaim"] for v in volumes] == [{"claimName": "data"}]
+        mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
+        assert (mounts["/data"]["readOnly"], mounts["/other"]["readOnly"]) == (True, True)
+        assert mounts["/data"]["subPath"].startswith("ddp-inputs/set-")
+        assert mounts["/data"]["subPath"] != mounts["/other"]["subPath"]
+        assert "initContainers" not in pod
+
+    def test_has_the_folder_to_which_the_other_pod_has_fetched(self) -> None:
+        for one in (CLAIM, CACHED):
+            [container] = fetch_job(one)["spec"]["template"]["spec"]["containers"]
+            told = json.loads(next(v["value"] for v in container["env"] if v["name"] == constants.ENV_INPUTS))[0]
+            mounts = training_pod(one)["containers"][0]["volumeMounts"]
+            [mount] = [m for m in mounts if m["mountPath"] == one["mountPath"]]
+            assert mount["subPath"] == f"{constants.INPUTS_FOLDER}/{told['key']}/data"
+            [whole] = [m for m in container["volumeMounts"] if m["mountPath"] == told["root"]]
+            assert whole["name"] == mount["name"]
+
+    def test_looks_first_whether_the_cache_of_its_node_has_it(self) -> None:
+        pod = training_pod(CLAIM, CACHED, template=GPU_POD)
+        check, first = pod["initContainers"]
+        assert first["name"] == "first"
+        [told] = json.loads(next(v["value"] for v in check["env"] if v["name"] == constants.ENV_INPUTS))
+        assert told["url"] == CACHED["url"]
+        assert "limits" not in check["resources"]
+        assert check["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+@pytest.mark.parametrize(("changes", "same"), [({"name": "set"}, True), ({"checksum": "sha256:" + "0" * 64}, False)])
+def test_what_is_wanted_alike_is_kept_once(changes: Json, same: bool) -> None:
+    first, second = (job(inputs=[CLAIM | more]).spec.inputs or () for more in ({}, changes))
+    assert (first[0].place == second[0].place) == same

@@ -1,0 +1,234 @@
+"""Inputs come before there is any pod with GPUs, and what goes wrong with them is told by one condition."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ddp_operator.cluster import Object, Refused
+from ddp_operator.constants import COMMENT_INPUTS
+from ddp_operator.kubeobjects import utc_now
+from ddp_operator.why import explain_why
+from tests.support.builders import Json, template, trainer
+from tests.support.fake_cluster import ReconcilerHarness
+
+ONE = {"url": "https://example.com/set/data.bin?token=secret", "mountPath": "/data", "claimName": "data"}
+TWO = {"name": "model", "url": "hf://team/model", "mountPath": "/model", "claimName": "data"}
+
+
+def harness(*inputs: Json, **spec: Any) -> ReconcilerHarness:
+    return ReconcilerHarness(inputs=list(inputs or (ONE,)), **spec)
+
+
+def words(*reports: Json, **more: Any) -> str:
+    """Return a termination message."""
+    return json.dumps({"version": 1, "inputs": list(reports), **more})
+
+
+FETCHED = {"name": "data.bin", "phase": "Fetched", "bytes": 200_000_000, "totalBytes": 200_000_000, "etag": '"v1"'}
+
+
+async def fetch(h: ReconcilerHarness, *reports: Json) -> None:
+    """Let the pod that fetches succeed."""
+    await h.settle()
+    h.run_pods()
+    h.cluster.end(h.pods()[0], 0, words(*(reports or (FETCHED,)), category=""))
+    await h.settle()
+
+
+class TestBeforeThePods:
+    async def test_training_begins_when_they_are_there(self) -> None:
+        h = await harness().settle()
+        assert h.jobs() == ["train-inputs"]
+        assert h.status.attempt == 0
+        await fetch(h)
+        assert h.jobs() == ["train-1"]
+        assert h.state("InputsReady") == ("True", "Fetched")
+        [one] = h.status.inputs
+        assert (one.phase, one.bytes, one.etag) == ("Fetched", 200_000_000, '"v1"')
+        assert one.place.startswith("claim:data/ddp-inputs/data.bin-")
+
+    async def test_the_api_server_is_asked_for_the_training_job_first_and_once(self) -> None:
+        h = await harness().settle()
+        asked = [call for call in h.cluster.calls if call.startswith("dry-run")]
+        assert asked[0] == "dry-run Job"
+        h.run_pods()
+        await h.settle()
+        assert [call for call in h.cluster.calls if call.startswith("dry-run")] == asked
+
+    async def test_a_job_that_is_refused_fetches_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        h = harness()
+
+        async def refuse(manifest: Object, *, dry_run: bool = False) -> Object:
+            raise Refused("quota", reason="Forbidden")
+
+        monkeypatch.setattr(h.cluster, "create", refuse)
+        await h.settle()
+        assert (h.status.phase, h.jobs()) == ("Rejected", [])
+
+    async def test_the_pod_asks_for_no_gpu_and_is_told_to_no_queue(self) -> None:
+        gpus = trainer(resources={"limits": {"nvidia.com/gpu": "8"}})
+        item = harness(template=template(gpus)).item | {}
+        item["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
+        h = await ReconcilerHarness(item).settle()
+        [job] = h.cluster.store.list("Job")
+        assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
+        assert "nvidia.com/gpu" not in json.dumps(job["spec"])
+
+    async def test_a_restarted_operator_goes_on(self) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        calls = len(h.cluster.calls)
+        h.restart_operator()
+        await h.settle()
+        assert "create Job" not in h.cluster.calls[calls:]
+        h.restart_operator()
+        await fetch(h)
+        assert h.jobs() == ["train-1"]
+
+    async def test_later_attempts_fetch_nothing(self) -> None:
+        h = harness(recovery={"maxRestarts": 1, "inPlaceRestarts": 0})
+        await fetch(h)
+        h.run_pods()
+        await h.settle()
+        h.cluster.end(h.pods()[0], 1)
+        await h.settle()
+        h.clock.advance(60)
+        await h.settle()
+        assert h.status.attempt == 2
+        assert h.jobs() == ["train-1", "train-2"]
+
+
+class TestProgress:
+    async def test_is_in_the_condition_and_the_explanation(self) -> None:
+        h = await harness(ONE, TWO).settle()
+        h.run_pods()
+        reports = [
+            {"name": "data.bin", "phase": "Fetching", "bytes": 120_000_000, "totalBytes": 200_000_000},
+            {"name": "model", "phase": "Pending", "totalBytes": 50_000_000},
+        ]
+        h.cluster.page = f"{COMMENT_INPUTS}{json.dumps(reports)}\n"
+        h.clock.advance(60)
+        await h.settle()
+        found = h.condition("InputsReady")
+        assert (found.status, found.reason) == ("False", "FetchingInputs")
+        assert found.message == "fetching inputs: 120 MB of 250 MB, 0/2 complete"
+        assert (h.status.phase, h.status.reason) == ("Pending", "FetchingInputs")
+        assert h.raw is not None
+        why = explain_why(h.raw, [], h.clock())
+        assert "before it asks for GPUs (FetchingInputs): fetching inputs: 120 MB of 250 MB" in str(why)
+
+    async def test_a_server_that_does_not_answer_is_told_while_it_is_asked_again(self) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        report = {"name": "data.bin", "phase": "Fetching", "bytes": 5, "reason": "Unreachable", "message": "no route"}
+        h.cluster.page = f"{COMMENT_INPUTS}{json.dumps([report])}\n"
+        h.clock.advance(60)
+        await h.settle()
+        assert h.state("InputsReady") == ("False", "Unreachable")
+        assert h.condition("InputsReady").message == "fetching inputs: 5 bytes; input data.bin: no route"
+        assert "Unreachable" in h.events
+
+    async def test_what_the_pod_waits_for_is_what_the_job_waits_for(self) -> None:
+        h = await harness().settle()
+        [pod] = h.pods()
+        waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+        status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": waiting}]}
+        h.cluster.store.change(pod, status=status, spec={**pod["spec"], "nodeName": "a"})
+        await h.settle()
+        assert h.state("InputsReady") == ("False", "ImagePull")
+        assert "no such image" in h.condition("InputsReady").message
+
+    async def test_garbage_on_the_page_is_nothing(self) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        h.cluster.page = f'{COMMENT_INPUTS}[{{"name": 5}}]\n'
+        h.clock.advance(60)
+        await h.settle()
+        assert h.state("InputsReady") == ("False", "FetchingInputs")
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        "reason", ["NotFound", "AccessDenied", "ChecksumMismatch", "NoSpace", "NotWritable", "Unsupported"]
+    )
+    async def test_one_that_stays_ends_the_job_before_any_other_pod(self, reason: str) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        report = {"name": "data.bin", "phase": "Failed", "reason": reason, "message": "it is so"}
+        message = words(report, category="UserError", message="input data.bin: it is so", hint="do this")
+        h.cluster.end(h.pods()[0], 81, message)
+        await h.settle()
+        assert (h.status.phase, h.status.reason, h.status.attempt) == ("Failed", reason, 0)
+        assert h.state("InputsReady") == ("False", reason)
+        assert h.state("Failed") == ("True", reason)
+        assert h.condition("Failed").message == "input data.bin: it is so; do this"
+        assert h.jobs() == ["train-inputs"]
+        assert h.raw is not None
+        assert "(" + reason + "): input data.bin: it is so" in str(explain_why(h.raw, [], utc_now()))
+
+    async def test_one_that_may_pass_gets_some_more_pods(self) -> None:
+        h = await harness().settle()
+        report = {"name": "data.bin", "phase": "Failed", "reason": "Unreachable", "message": "no route"}
+        message = words(report, category="Unknown", message="input data.bin: no route")
+        for _ in range(4):
+            assert h.status.phase == "Pending"
+            h.run_pods()
+            h.cluster.end(h.pods()[0], 82, message)
+            h.clock.advance(400)
+            h.cluster.settle()
+            await h.settle()
+        assert (h.status.phase, h.status.reason) == ("Failed", "Unreachable")
+        assert h.jobs() == ["train-inputs"]
+
+    async def test_a_pod_that_is_killed_is_replaced(self) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        h.cluster.end(h.pods()[0], 137)
+        h.clock.advance(30)
+        h.cluster.settle()
+        await fetch(h)
+        assert h.jobs() == ["train-1"]
+
+
+class TestChanges:
+    async def test_a_suspended_job_fetches_when_it_is_resumed(self) -> None:
+        h = await harness(suspend=True).settle()
+        assert (h.status.phase, h.jobs()) == ("Suspended", [])
+        h.edit(suspend=False)
+        await fetch(h)
+        assert h.jobs() == ["train-1"]
+
+    async def test_a_suspension_ends_the_fetch_and_a_resumption_begins_another(self) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        h.edit(suspend=True)
+        await h.settle()
+        assert (h.status.phase, h.jobs(), h.pods()) == ("Suspended", [], [])
+        h.edit(suspend=False)
+        await fetch(h)
+        assert h.jobs() == ["train-1"]
+
+    async def test_a_corrected_url_is_fetched_instead(self) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        h.edit(inputs=[TWO])
+        await h.settle()
+        assert [one.name for one in h.status.inputs] == ["model"]
+        assert "hf://team/model" in json.dumps(h.pods()[0]["spec"])
+        await fetch(h, {"name": "model", "phase": "Fetched", "bytes": 7})
+        assert h.jobs() == ["train-1"]
+
+    async def test_the_next_fetch_waits_for_the_end_of_the_former_pod(self) -> None:
+        h = await harness().settle()
+        h.run_pods()
+        h.cluster.still.obedient = False
+        [pod] = h.pods()
+        h.edit(inputs=[TWO])
+        await h.settle()
+        assert h.jobs() == []
+        h.cluster.end(pod, 85)
+        await h.settle()
+        assert h.jobs() == ["train-inputs"]

@@ -1,0 +1,95 @@
+"""Decisions about inputs that late news and lost nodes ask for, and how progress reads."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Condition, InputStatus, Status
+from ddp_operator.constants import ANNOTATION_SPEC
+from ddp_operator.status.decide import decide
+from ddp_operator.status.decision import DeleteJob, EnsureChildren, FailPod
+from ddp_operator.status.inputs import describe_progress
+from ddp_operator.status.observation import Observation
+from ddp_operator.status.views import NodeView
+from tests.support.builders import NOW, Json, child_job, child_pod, job, observe
+
+INPUTS = [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}]
+
+
+def made(status: Status | None = None, **spec: object) -> DDPTrainingJob:
+    return job(status=status, **{"nodes": 1, "inputs": INPUTS, **spec})
+
+
+def fetch_job(typed: DDPTrainingJob, **changes: object) -> Json:
+    found = child_job(0, nodes=1, **changes)
+    found["metadata"]["annotations"][ANNOTATION_SPEC] = typed.spec_digest
+    return found
+
+
+def fetched() -> Status:
+    """Return the status of a job whose inputs are there and that has no attempt yet."""
+    [one] = made().spec.inputs or ()
+    ready = Condition(type="InputsReady", status="True", reason="Fetched", last_transition_time=NOW)
+    status = InputStatus(name="file", phase="Fetched", bytes=5, place=one.place)
+    return Status(inputs=(status,), conditions=(ready,))
+
+
+@pytest.mark.parametrize("condition", ["Complete", "Failed"])
+def test_the_end_of_the_job_is_decided_again_where_that_of_its_pod_is_not_seen(condition: str) -> None:
+    typed = made()
+    ended = fetch_job(typed, conditions={condition: ""})
+    assert decide(typed, observe(typed, [ended], [child_pod(attempt=0)]), NOW).needs_fresh_read
+    done = child_pod(0, "Succeeded" if condition == "Complete" else "Failed", attempt=0, code=condition == "Failed")
+    assert not decide(typed, observe(typed, [ended], [done]), NOW).needs_fresh_read
+
+
+def test_what_was_fetched_is_written_before_training_begins() -> None:
+    typed = made()
+    ended = fetch_job(typed, conditions={"Complete": ""})
+    seen = observe(typed, [ended], [child_pod(0, "Succeeded", attempt=0)])
+    first = decide(typed, seen, NOW)
+    assert first.actions == ()
+    assert (first.status.attempt, first.status.is_true("InputsReady")) == (0, True)
+    second = decide(made(first.status), seen, NOW)
+    assert second.actions == (DeleteJob("train-inputs", "job-0"), EnsureChildren(1, 1))
+    assert second.status.first_run_time is None, "the template may still be corrected"
+
+
+def test_a_pod_that_fetches_may_still_run_when_the_former_is_gone() -> None:
+    typed = made(fetched())
+    seen = observe(typed, [], [child_pod(attempt=0, owner="job-0")])
+    assert not [one for one in decide(typed, seen, NOW).actions if isinstance(one, EnsureChildren)]
+
+
+def test_another_place_is_fetched_anew() -> None:
+    typed = made(fetched(), inputs=[INPUTS[0] | {"claimName": "other"}])
+    assert decide(typed, Observation(), NOW).actions == (EnsureChildren(0, 0),)
+
+
+def test_a_pod_on_a_lost_node_is_given_up() -> None:
+    typed = made()
+    pod = child_pod(attempt=0, deleting=True, at=NOW.replace(hour=1))
+    seen = observe(typed, [fetch_job(typed)], [pod], nodes={"node-a": NodeView(False, "gone")})
+    [action] = decide(typed, seen, NOW).actions
+    assert isinstance(action, FailPod)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([(0, None)], "fetching inputs: 0 bytes"),
+        ([(120_000_000, 200_000_000)], "fetching inputs: 120 MB of 200 MB"),
+        ([(1_500, 2_000_000_000_000)], "fetching inputs: 1.5 kB of 2000 GB"),
+        ([(5, 5), (1, None)], "fetching inputs: 6 bytes, 1/2 complete"),
+    ],
+)
+def test_progress_is_a_line(sizes: list[tuple[int, int | None]], words: str) -> None:
+    inputs = [
+        InputStatus(name="a", phase="Fetched" if here == total else "Fetching", bytes=here, total_bytes=total)
+        for here, total in sizes
+    ]
+    assert describe_progress(inputs) == words
+    told = replace(inputs[-1], message="no route")
+    assert describe_progress([*inputs[:-1], told]) == f"{words}; input a: no route"
