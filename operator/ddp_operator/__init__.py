@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.status import Progress, Status
     from ddp_operator.client.aio import AsyncClient, AsyncJob
     from ddp_operator.client.client import Client
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from ddp_operator.client.job import Job
 
 _HOMES: Final = {
-    "InvalidManifest": "api.errors",
     "Progress": "api.status",
     "Status": "api.status",
     "AsyncClient": "client.aio",
@@ -34,7 +32,6 @@ __all__ = [
     "Client",
     "ClientError",
     "Conflict",
-    "InvalidManifest",
     "Job",
     "NotFound",
     "Progress",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import yaml
 
 from ddp_operator.client.errors import NotFound
 from ddp_operator.client.logs import Line, LogPod
+from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.why import Why, explain_why
 
@@ -18,6 +21,8 @@ class FakeBackend:
         self.resource: dict[str, Any] | None = resource
         self.statuses = statuses
         self.log = lines
+        self.workdir: Workdir | None = None
+        self.gpus: int | None = 0
         self.rows: list[dict[str, float]] = []
 
     def find(self, name: str | None) -> tuple[str, dict[str, Any]]:
@@ -27,6 +32,20 @@ class FakeBackend:
 
     def list(self, *, everywhere: bool = False) -> dict[str, Any]:
         return {"items": [] if self.resource is None else [self.resource]}
+
+    def create(
+        self,
+        text: str,
+        workdir: Workdir | None,
+        *,
+        dry_run: bool = False,
+        note: Callable[[str], None] = lambda words: None,
+    ) -> tuple[FakeBackend, str, dict[str, Any]]:
+        self.workdir, self.resource = workdir, yaml.safe_load(text)
+        return self, *self.find(None)
+
+    def count_gpus(self) -> int | None:
+        return self.gpus
 
     def change(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
         _, found = self.find(name)
@@ -65,3 +84,6 @@ class FakeBackend:
 
     def why(self, name: str) -> Why:
         return explain_why(self.find(name)[1], (), utc_now())
+
+    def argument(self, name: str) -> str:
+        return name

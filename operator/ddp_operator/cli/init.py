@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
-
-IMAGE = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
-_LONGEST_NAME = 40
+from ddp_operator.client.program import IMAGE, job_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,13 +85,13 @@ class Script:
 
 def read_script(path: str, source: str) -> Script:
     """Return a script file with the options that it declares. Source that does not parse has none."""
-    return Script((path,), _job_name(PurePath(path).stem), find_options(source))
+    return Script((path,), job_name(PurePath(path).stem), find_options(source))
 
 
 def read_module(name: str) -> Script:
     """Return what ``python -m name`` runs."""
     parts = [part for part in name.split(".") if part != "__main__"]
-    return Script(("-m", name), _job_name(parts[-1] if parts else name))
+    return Script(("-m", name), job_name(parts[-1] if parts else name))
 
 
 def find_options(source: str) -> tuple[Option, ...]:
@@ -168,12 +166,6 @@ def _list_options(options: Sequence[Option]) -> list[str]:
 
 def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _job_name(stem: str) -> str:
-    """Return a name as Kubernetes takes it: of small letters, digits and dashes, beginning with a letter."""
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:_LONGEST_NAME].strip("-")
-    return name if name[:1].isalpha() else f"job-{name}".rstrip("-")
 
 
 def _needs_quotes(word: str) -> bool:

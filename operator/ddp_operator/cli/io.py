@@ -50,6 +50,11 @@ def read_file(name: str, what: str = "a job's YAML") -> str:
         raise CommandError(f"{name}: not UTF-8 text; give the path of {what}") from None
 
 
+def print_note(words: str) -> None:
+    """Print what is done beside the command's own result."""
+    print(words, file=sys.stderr)
+
+
 def integer(least: int, most: int | None = None, *, hint: str = "") -> Callable[[str], int]:
     """Return an argparse type for whole numbers from ``least`` to ``most``."""
 

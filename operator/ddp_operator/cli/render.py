@@ -2,10 +2,9 @@
 
 import argparse
 import json
-import sys
 
-from ddp_operator.cli.io import CommandError, ExitCode
-from ddp_operator.cli.workdir import add_workdir_arguments, check_workdir, read_workdir
+from ddp_operator.cli.io import CommandError, ExitCode, print_note, read_file
+from ddp_operator.cli.workdir import add_workdir_arguments, read_workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,17 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the objects. Raises: CommandError and InvalidManifest."""
-    from ddp_operator.cli.io import read_file
-    from ddp_operator.validation import check_manifest
+    from ddp_operator.client.workdir import check_job
 
     if arguments.extra:
         raise CommandError("unexpected arguments after --; they are for `ddp run`")
-    code = read_workdir(arguments)
-    manifest = check_manifest(read_file(arguments.file), code.spec if code else None)
-    if code is not None:
-        check_workdir(code, manifest.job, in_cluster=True)
-        print(code.describe(), file=sys.stderr)
-    children = manifest.children
+    text, workdir = read_file(arguments.file), read_workdir(arguments)
+    children = check_job(text, workdir, in_cluster=True, note=print_note)[0].children
     if arguments.check:
         return ExitCode.OK
     if arguments.output == "json":

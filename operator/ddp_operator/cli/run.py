@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.cli.init import add_script, find_script, write_manifest
-from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
-from ddp_operator.cli.workdir import add_workdir_arguments, check_workdir, place_script, read_workdir
+from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
+from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_workdir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +89,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.api.cel import check_rules
     from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.parse import parse_resource
+    from ddp_operator.client.workdir import check_job
     from ddp_operator.kubeobjects import count_pod_gpus
     from ddp_operator.local import adapt
     from ddp_operator.local.machine import find_gpus
@@ -96,13 +97,8 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template
     from ddp_operator.report import build_report
-    from ddp_operator.validation import check_manifest
 
-    code = read_workdir(arguments)
-    manifest = check_manifest(text, code.spec if code else None)
-    if code is not None:
-        check_workdir(code, manifest.job, in_cluster=False)
-        print(code.describe(), file=sys.stderr)
+    manifest, code = check_job(text, read_workdir(arguments), in_cluster=False, note=print_note)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
             f"PyTorch is not installed for {sys.executable}, which would run the pods; pip install torch there, or "

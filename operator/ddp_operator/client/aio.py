@@ -124,6 +124,7 @@ class AsyncJob(_Twin[Job]):
     logs = _iterator(Job.logs)
     lines = _iterator(Job.lines)
     why = _method(Job.why)
+    links = _Property[Job, tuple[str, ...]](lambda job: job.links)
     scale = _method(Job.scale)
     suspend = _method(Job.suspend)
     resume = _method(Job.resume)
@@ -145,6 +146,8 @@ class AsyncClient(_Twin[Client]):
         login = {"namespace": namespace, "context": context, "kubeconfig": kubeconfig}
         super().__init__(Client(backend=backend, runs_dir=runs_dir, **login))
 
+    train = _job(Client.train)
+    submit = _job(Client.submit)
     get = _job(Client.get)
 
     async def list(self) -> Sequence[AsyncJob]:

@@ -22,16 +22,23 @@ _IN_CLUSTER_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccou
 class Api:
     """One API server, and the namespace that is worked in."""
 
-    def __init__(self, client: Any, namespace: str, home: str = "") -> None:
+    def __init__(self, client: Any, namespace: str, home: str = "", *, chosen: bool = True) -> None:
         self.client = client
         self.namespace = namespace
         self._home = home
+        self._chosen = chosen  # by name, and not by the context
         self._host = client.configuration.host.rstrip("/")
 
     @property
     def option(self) -> str:
         """What a suggested command needs to find this namespace: nothing in that of the context."""
         return "" if self.namespace == self._home else f" -n {self.namespace}"
+
+    def within(self, namespace: str | None) -> "Api":
+        """Return the same for the namespace that a file names, unless one was chosen."""
+        if self._chosen or not namespace:
+            return self
+        return Api(self.client, namespace, self._home, chosen=False)
 
     def request(
         self,
@@ -155,7 +162,7 @@ def connect(*, namespace: str | None = None, context: str | None = None, kubecon
         cause = " ".join(str(error).split())[:200]
         raise ClientError(f"the kubeconfig cannot be used ({cause}); fix it, or use another --kubeconfig") from None
     home = own or "default"
-    return Api(client.ApiClient(configuration), namespace or home, home)
+    return Api(client.ApiClient(configuration), namespace or home, home, chosen=bool(namespace))
 
 
 def get_job(api: Api, name: str) -> Object:

@@ -1,9 +1,10 @@
 """What runs jobs, as `Client` and `Job` see it: a cluster, or this machine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ddp_operator.client.logs import Logs
+from ddp_operator.client.workdir import Workdir
 from ddp_operator.why import Why
 
 Object = dict[str, Any]
@@ -17,6 +18,22 @@ class Backend(Protocol):
 
     def list(self, *, everywhere: bool = False) -> Object:
         """Return the list object of the jobs; ``everywhere``: of all namespaces."""
+
+    def create(
+        self,
+        text: str,
+        workdir: Workdir | None,
+        *,
+        dry_run: bool = False,
+        note: Callable[[str], None] = lambda words: None,
+    ) -> tuple["Backend", str, Object]:
+        """Create the job of a YAML with the folder that it takes along.
+
+        Returns where it is found, its name and its resource. ``note`` is told of what else was made.
+        """
+
+    def count_gpus(self) -> int | None:
+        """Return how many GPUs there are for a job; None: nobody knows."""
 
     def change(self, name: str, spec: Mapping[str, Any]) -> Object:
         """Set these fields of the spec; return the resource."""

@@ -1,6 +1,6 @@
 """Jobs in a cluster, by the calls of one API server."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,6 +10,7 @@ from ddp_operator.client.api import MERGE_PATCH, Api, Object, call_job, get_job,
 from ddp_operator.client.errors import ApiError, ClientError, NotFound
 from ddp_operator.client.follow import follow_jobs
 from ddp_operator.client.logs import PodLogs
+from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.why import Why, explain_why
 
@@ -31,6 +32,23 @@ class ClusterBackend:
     def list(self, *, everywhere: bool = False) -> Object:
         """Return the list as the API server does. Raises: ClientError."""
         return list_jobs(self.api, None if everywhere else self.api.namespace)
+
+    def create(
+        self,
+        text: str,
+        workdir: Workdir | None,
+        *,
+        dry_run: bool = False,
+        note: Callable[[str], None] = lambda words: None,
+    ) -> tuple["ClusterBackend", str, Object]:
+        """Create a job in its file's namespace, unless another one was chosen. Raises: ClientError."""
+        from ddp_operator.client.create import create_job
+
+        api, created = create_job(self.api, text, workdir, dry_run=dry_run, note=note)
+        return ClusterBackend(api), created["metadata"]["name"], created
+
+    def count_gpus(self) -> None:
+        """Return None: the scheduler knows."""
 
     def change(self, name: str, spec: Mapping[str, Any]) -> Object:
         """Merge fields into the spec. Raises: ClientError."""

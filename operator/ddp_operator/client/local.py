@@ -3,8 +3,13 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +20,10 @@ from ddp_operator.client.backend import Object
 from ddp_operator.client.errors import ClientError, Conflict
 from ddp_operator.client.logs import RunLogs
 from ddp_operator.client.runs import list_runs, open_run, read_job
+from ddp_operator.client.workdir import Workdir
 from ddp_operator.kubeobjects import count_pod_gpus, utc_now
 from ddp_operator.local.adapt import Unsuitable, check_suitable
-from ddp_operator.local.folder import DELETED, RunFolder, read_rows, replace_file
+from ddp_operator.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder, read_rows, replace_file
 from ddp_operator.local.machine import find_gpus
 from ddp_operator.why import Why, explain_why
 
@@ -38,15 +44,38 @@ class LocalBackend:
     def find(self, name: str | None) -> tuple[str, Object]:
         """Return a run by its path, its name or its job's, or the newest. Raises: ClientError."""
         folder = self.folder(name)
-        own = folder.path.name if folder.path.parent == self.runs else str(folder.path)
+        inside = folder.path.parent.absolute() == self.runs.absolute()
+        own = folder.path.name if inside else str(folder.path)
         return own, read_job(folder)
 
     def list(self, *, everywhere: bool = False) -> Object:
         """Return the jobs of all runs, oldest first, each under the name of its run. Raises: ClientError."""
         return {"items": list_runs(self.runs)}
 
+    def create(
+        self,
+        text: str,
+        workdir: Workdir | None,
+        *,
+        dry_run: bool = False,
+        note: Callable[[str], None] = lambda words: None,
+    ) -> tuple["LocalBackend", str, Object]:
+        """Start a `ddp run` that outlives this process. Raises: ClientError."""
+        if dry_run:
+            raise ClientError("a dry run is for a cluster; `ddp render` checks a job without one")
+        words = ["run", "-", "--quiet", "--runs-dir", str(self.runs)]
+        if workdir is not None:
+            words += ["--workdir", str(workdir.folder), *(["--pip"] if workdir.pip else [])]
+            words += [f"--include={path}" for path in workdir.include]
+        name, _ = self.find(_start(words, text))
+        return self, name, read_job(self.folder(name))
+
+    def count_gpus(self) -> int:
+        """Return the number of this machine's GPUs."""
+        return len(find_gpus(os.environ))
+
     def change(self, name: str, spec: Mapping[str, Any]) -> Object:
-        """Let the run that goes on take fields of the spec over. Raises: Conflict, InvalidManifest, ClientError."""
+        """Let the run that goes on take fields of the spec over. Raises: Conflict, ClientError."""
         folder = self.folder(name)
         job = read_job(folder)
         over = Conflict(f"{name} has ended and cannot be changed; start it again, from its checkpoint if it has one")
@@ -55,7 +84,7 @@ class LocalBackend:
         wanted = {**job, "spec": {**job["spec"], **spec}}
         errors = check_rules(wanted, job)
         if errors:
-            raise InvalidManifest(errors)
+            raise ClientError(f"refused\n{InvalidManifest(errors)}")
         gpus = find_gpus(os.environ) if count_pod_gpus(wanted["spec"]["template"]["spec"]) else None
         try:
             check_suitable({**wanted, "spec": {**wanted["spec"], "suspend": False}}, gpus)
@@ -125,3 +154,31 @@ class LocalBackend:
     def argument(self, name: str) -> str:
         """Return the path of the run's folder."""
         return str(self.folder(name).path)
+
+
+def _start(words: Sequence[str], text: str) -> str:
+    """Start `ddp` in a session of its own; return the path of the folder in which it runs. Raises: ClientError."""
+    source, sink = os.pipe()
+    with tempfile.TemporaryFile() as complaint:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "ddp_operator.cli", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=complaint,
+            env={**os.environ, ENV_RUN_FOLDER: str(sink)},
+            pass_fds=(sink,),
+            start_new_session=True,
+        )
+        os.close(sink)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(text.encode())
+        with open(source, encoding="utf-8") as answer:
+            path = answer.read()
+        if not path:
+            process.wait()
+            complaint.seek(0)
+            said = complaint.read().decode(errors="replace").strip()
+            raise ClientError(said.removeprefix("ddp run: ") or f"`ddp run` ended with exit code {process.returncode}")
+    threading.Thread(target=process.wait, daemon=True).start()
+    return path

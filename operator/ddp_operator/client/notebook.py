@@ -2,6 +2,7 @@
 
 import sys
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,9 @@ class NotebookDisplay(Display):
     """One output of a cell, written anew with each state of a job."""
 
     def __init__(self, name: str) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
-
-        self._name, self._html = name, HTML
-        self._handle: Any = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call, unused-ignore]
+        ipython: Any = import_module("IPython.display")
+        self._name, self._html = name, ipython.HTML
+        self._handle = ipython.display(ipython.HTML(""), display_id=True)
 
     def update(self, view: View) -> None:
         """Write it anew."""

@@ -43,6 +43,8 @@ COLUMNS: Final = {
 }
 """Columns of metrics.csv and the metric that each holds; None: it comes from elsewhere, or is derived."""
 
+ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
+"""Names the file descriptor on which `ddp run` tells who started it where its folder is."""
 DELETED: Final = "deleted"
 """Beside the fields of the spec in changes.json: the run shall stop, and remove its folder."""
 _WRITER: Final = """\
@@ -123,6 +125,13 @@ class RunFolder:
         except OSError:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
+
+    def announce(self) -> None:
+        """Tell the folder's path to the process that started this one, where that asked for it."""
+        descriptor = os.environ.pop(ENV_RUN_FOLDER, None)
+        if descriptor is not None:
+            with suppress(OSError, ValueError), open(int(descriptor), "w", encoding="utf-8") as stream:
+                stream.write(str(self.path.absolute()))
 
     def _lock(self) -> None:
         descriptor = os.open(self.manifest, os.O_RDWR)

@@ -157,6 +157,7 @@ class Run:
             self._print_plan()
             reconciler = Reconciler(self._cluster, progress_interval=_PROGRESS_SECONDS)
             wait = await self._pass(reconciler)
+            self._folder.announce()
             # The pods are starting. Everything from here on, such as importing Rich, costs them nothing.
             self._showing = True
             await self._optional("the record of versions and commit", self._write_facts)
@@ -217,7 +218,8 @@ class Run:
         while True:
             wanted = self._folder.read_changes()
             resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
-            if wanted.get(DELETED) and not self._stopped.is_set():
+            deleted = wanted.pop(DELETED, False)
+            if deleted and not self._stopped.is_set():
                 self._on_signal(signal.SIGTERM)
             elif wanted and resource is not None:
                 self._cluster.store.change(resource, spec={**resource["spec"], **wanted})

@@ -133,7 +133,7 @@ def test_a_place_where_no_run_folder_can_be_is_refused(tmp_path: Path, capsys: p
 def test_an_error_of_our_own_is_no_failure_of_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ddp_operator.validation.check_manifest", lambda text: 1 // 0)
+    monkeypatch.setattr("ddp_operator.client.workdir.check_manifest", lambda text, code: 1 // 0)
     assert main(["render", write()]) == 70
     assert capsys.readouterr().err.endswith("ddp render: this is a bug in ddp; please report it\n")
 

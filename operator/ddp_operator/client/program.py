@@ -1,0 +1,49 @@
+"""A job's YAML for a script or a function: what a user of Python need not write."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ddp_operator import constants
+
+IMAGE: Final = "docker.io/pytorch/pytorch:2.9.0-cuda12.8-cudnn9-runtime"
+_LONGEST_NAME: Final = 40
+
+
+def job_name(stem: str) -> str:
+    """Return a name as Kubernetes takes it: of small letters, digits and dashes, beginning with a letter."""
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+    return name if name[:1].isalpha() else f"job-{name}".rstrip("-")
+
+
+def build_job(
+    name: str,
+    command: Sequence[str],
+    *,
+    nodes: int,
+    procs: int | str,
+    gpus: int,
+    image: str,
+    env: Mapping[str, str],
+    checkpoint_claim: str | None,
+    spec: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the resource. ``spec``: further fields, which win."""
+    container: dict[str, Any] = {
+        "name": "trainer",
+        "image": image,
+        "command": list(command),
+        "env": [{"name": key, "value": str(value)} for key, value in env.items()],
+    }
+    if gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    fields: dict[str, Any] = {"nodes": nodes, "procPerNode": procs}
+    if checkpoint_claim is not None:
+        fields["checkpoint"] = {"path": "/checkpoints", "claimName": checkpoint_claim}
+    fields["template"] = {"spec": {"containers": [container]}}
+    return {
+        "apiVersion": constants.API_VERSION,
+        "kind": constants.KIND,
+        "metadata": {"name": name},
+        "spec": {**fields, **spec},
+    }

@@ -1,0 +1,167 @@
+"""How a `Client` makes jobs: of functions, scripts and YAML, with the folder that travels."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator import Client, ClientError
+from ddp_operator.client import local
+from ddp_operator.client.functions import ENTRY
+from ddp_operator.client.local import LocalBackend
+from ddp_operator.client.program import IMAGE
+from ddp_operator.client.workdir import Workdir
+from ddp_operator.local.folder import ENV_RUN_FOLDER, RunFolder
+from ddp_operator.validation import check_manifest
+from tests.support.fake_backend import FakeBackend
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeBackend]:
+    """What a client submits to, in a folder with a script that is a module too."""
+    backend = FakeBackend({})
+    monkeypatch.setattr(Client, "backend", backend)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_training.py").write_text("def fit(lr, epochs=1): ...\n")
+    yield backend
+    sys.modules.pop("my_training", None)
+
+
+def container(backend: FakeBackend) -> dict[str, Any]:
+    assert backend.resource is not None
+    found: dict[str, Any] = backend.resource["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+def test_a_function_travels_with_its_modules_folder(backend: FakeBackend, tmp_path: Path) -> None:
+    from my_training import fit  # type: ignore[import-not-found]
+
+    job = Client().train(
+        fit,
+        nodes=4,
+        args={"lr": 0.1},
+        env={"A": "b"},
+        checkpoint_claim="weights",
+        pip=True,
+        spec={"recovery": {"maxRestarts": 5}},
+    )
+    assert (job.name, backend.workdir) == ("fit", Workdir(tmp_path, pip=True))
+    *command, call = container(backend)["command"]
+    assert command == ["python", "-c", ENTRY]
+    assert json.loads(call) == {"module": "my_training", "function": "fit", "path": ".", "args": {"lr": 0.1}}
+    made = check_manifest(json.dumps(job.resource)).job.spec
+    assert (made.nodes, made.proc_per_node, made.recovery.max_restarts) == (4, "auto", 5)
+    assert made.checkpoint is not None
+    assert made.checkpoint.claim_name == "weights"
+    assert (container(backend)["image"], container(backend)["env"]) == (IMAGE, [{"name": "A", "value": "b"}])
+
+
+def test_a_script_travels_with_the_current_folder_or_its_own(backend: FakeBackend, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    os.chdir("here")
+    job = Client().train("../my_training.py", args=["--lr", 0.1], image="example/torch", name="mine")
+    assert (job.name, backend.workdir) == ("mine", Workdir(tmp_path))
+    assert container(backend)["command"] == ["python", "my_training.py", "--lr", "0.1"]
+    os.chdir("..")
+    Path("my_training.py").rename("here/my_training.py")
+    assert Client().train(Path("here", "my_training.py")).name == "my-training"
+    assert container(backend)["command"] == ["python", "here/my_training.py"]
+
+
+@pytest.mark.parametrize(
+    ("found", "procs", "gpus"),
+    [(None, "auto", 1), (None, 4, 1), (8, "gpu", 4), (8, 3, 3), (1, "auto", 1), (8, "cpu", 0)],
+)
+def test_gpus_are_shared_among_the_pods(backend: FakeBackend, found: int | None, procs: Any, gpus: int) -> None:
+    backend.gpus = found
+    Client().train("my_training.py", nodes=2, procs=procs)
+    limits = container(backend).get("resources", {"limits": {}})["limits"]
+    assert limits == ({"nvidia.com/gpu": str(gpus)} if gpus else {})
+    Client().train("my_training.py", nodes=2, procs=procs, gpus=0)
+    assert "resources" not in container(backend)
+
+
+def test_what_cannot_be_trained_is_named_before_anything_is_made(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from my_training import fit
+
+    with pytest.raises(TypeError, match="given by name, in a dict"):
+        Client().train(fit, args=[0.1])
+    with pytest.raises(TypeError, match="missing a required argument: 'lr'"):
+        Client().train(fit)
+    with pytest.raises(TypeError, match="a list of words"):
+        Client().train("my_training.py", args={"lr": 1})
+    with pytest.raises(ClientError, match="there is no such script"):
+        Client().train("none.py")
+    with pytest.raises(ClientError, match="is not in --workdir"):
+        Client().train("my_training.py", workdir=tmp_path / "other")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for program in (fit, "my_training.py"):
+        with pytest.raises(ClientError, match="too much to take"):
+            Client().train(program, args={"lr": 1} if program is fit else [])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with pytest.raises(ClientError, match="__main__"):
+        Client().train("my_training.py", workdir=".")
+    assert backend.resource == {}
+
+
+def test_a_manifest_is_a_path_a_text_or_a_dict(backend: FakeBackend, tmp_path: Path) -> None:
+    given = {"metadata": {"name": "x"}, "spec": {}}
+    (tmp_path / "job.yaml").write_text(json.dumps(given))
+    for manifest in ("job.yaml", tmp_path / "job.yaml", json.dumps(given, indent=1), given):
+        assert Client().submit(manifest).resource == given
+        assert backend.workdir is None
+    Client().submit(given, workdir=".", include=["a"], code_claim="shared")
+    assert backend.workdir == Workdir(Path("."), ["a"], claim="shared")
+    with pytest.raises(ClientError, match=r"none\.yaml"):
+        Client().submit("none.yaml")
+
+
+FAKE_DDP = """#!{python}
+import json, os, sys
+if "--pip" in sys.argv:
+    sys.exit("ddp run: refused\\nspec.nodes: must be at least 1")
+with open("asked.json", "w") as file:
+    json.dump([sys.argv[1:], sys.stdin.read()], file)
+with open(int(os.environ["{variable}"]), "w") as answer:
+    answer.write(os.path.abspath("ddp-runs/x-1"))
+"""
+
+
+def test_a_run_on_this_machine_is_a_ddp_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ddp = tmp_path / "ddp"
+    ddp.write_text(FAKE_DDP.format(python=sys.executable, variable=ENV_RUN_FOLDER))
+    ddp.chmod(0o755)
+    monkeypatch.setattr(local.sys, "executable", str(ddp))
+    folder = tmp_path / "ddp-runs" / "x-1"
+    folder.mkdir(parents=True)
+    (folder / "status.yaml").write_text("metadata: {name: x}\nspec: {}\n")
+    backend = LocalBackend(Path("ddp-runs"))
+    _, name, made = backend.create("kind: x", Workdir(Path("src"), ["a.env"]))
+    assert (name, made["metadata"]) == ("x-1", {"name": "x"})
+    words, text = json.loads(Path("asked.json").read_text())
+    assert words[3:] == ["run", "-", "--quiet", "--runs-dir", "ddp-runs", "--workdir", "src", "--include=a.env"]
+    assert text == "kind: x"
+    with pytest.raises(ClientError, match=r"^refused\nspec\.nodes: must be at least 1$"):
+        backend.create("", Workdir(Path("src"), pip=True))
+    with pytest.raises(ClientError, match="dry run"):
+        backend.create("", None, dry_run=True)
+
+
+def test_a_run_tells_its_folder_once_to_who_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, sink = os.pipe()
+    monkeypatch.setenv(ENV_RUN_FOLDER, str(sink))
+    for _ in range(2):
+        RunFolder(tmp_path).announce()
+    with open(source) as told:
+        assert told.read() == str(tmp_path)
+    assert ENV_RUN_FOLDER not in os.environ
