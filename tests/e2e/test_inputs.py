@@ -44,17 +44,27 @@ def claim(cluster: Cluster) -> Iterator[str]:
         source = {
             "hostPath": {"path": f"{source['hostPath']['path']}/{cluster.namespace}", "type": "DirectoryOrCreate"}
         }
-    mode = {"accessModes": ["ReadWriteMany"]}
-    spec = {"capacity": {"storage": "1Gi"}, **mode, "claimRef": {"namespace": cluster.namespace, "name": "data"}}
-    cluster.core.create_persistent_volume({"metadata": {"name": cluster.namespace}, "spec": spec | source})
+    yield from _claim(cluster, "data", source)
+
+
+@pytest.fixture
+def foreign(cluster: Cluster) -> Iterator[str]:
+    """A claim into which nobody may write."""
+    yield from _claim(cluster, "foreign", {"hostPath": {"path": "/sys", "type": "Directory"}})
+
+
+def _claim(cluster: Cluster, name: str, source: dict[str, Any]) -> Iterator[str]:
+    mode, volume = {"accessModes": ["ReadWriteMany"]}, f"{cluster.namespace}-{name}"
+    spec = {"capacity": {"storage": "1Gi"}, **mode, "claimRef": {"namespace": cluster.namespace, "name": name}}
+    cluster.core.create_persistent_volume({"metadata": {"name": volume}, "spec": spec | source})
     asked = {"storageClassName": "", **mode, "resources": {"requests": {"storage": "1Gi"}}}
     cluster.core.create_namespaced_persistent_volume_claim(
-        cluster.namespace, {"metadata": {"name": "data"}, "spec": asked | {"volumeName": cluster.namespace}}
+        cluster.namespace, {"metadata": {"name": name}, "spec": asked | {"volumeName": volume}}
     )
     try:
-        yield "data"
+        yield name
     finally:
-        cluster.core.delete_persistent_volume(cluster.namespace)
+        cluster.core.delete_persistent_volume(volume)
 
 
 def here(cluster: Cluster) -> str:
@@ -114,17 +124,15 @@ def test_a_file_that_is_cut_is_whole_before_two_pods_read_it(cluster: Cluster, c
         ("forbidden", {"statuses": [403]}, {}, "AccessDenied"),
         ("other-file", {"size": 5_000_000}, {"checksum": "sha256:" + "0" * 64}, "ChecksumMismatch"),
         ("full-disk", {"size": 10**16}, {}, "NoSpace"),
-        ("not-ours", {}, {}, "NotWritable"),
+        ("not-ours", {}, {"claimName": "foreign"}, "NotWritable"),
     ],
 )
 def test_what_is_wrong_ends_the_job_before_any_pod_that_trains(
-    cluster: Cluster, claim: str, name: str, served: dict[str, Any], changes: dict[str, Any], reason: str
+    cluster: Cluster, claim: str, foreign: str, name: str, served: dict[str, Any], changes: dict[str, Any], reason: str
 ) -> None:
     server = FileServer(pattern, **({"size": SIZE} | served))
     with serve_file(server, host=here(cluster)):
         job = job_of(name, server, claim, **changes)
-        if reason == "NotWritable":
-            job["spec"]["template"]["spec"]["securityContext"] = {"runAsUser": 65532, "runAsGroup": 65532}
         assert cluster.apply(job).returncode == 0
         status = cluster.phase(name, "Succeeded", "Failed")
     assert (status["phase"], status["reason"], status.get("attempt", 0)) == ("Failed", reason, 0), status
