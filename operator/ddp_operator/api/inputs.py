@@ -6,17 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from ddp_operator.api.tracking import SecretReference
 from ddp_operator.constants import INPUTS_FOLDER
 
 
 class _Fields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
     """Common behaviour: as in ``spec``."""
-
-
-class SecretReference(_Fields, frozen=True, kw_only=True):
-    """A Secret of the job's namespace."""
-
-    name: Annotated[str, Meta(description="Name of the Secret.")]
 
 
 class NodeCache(_Fields, frozen=True, kw_only=True):
