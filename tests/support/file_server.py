@@ -74,10 +74,10 @@ class FileServer:
         until = end if cut is None else min(end, start + cut)
         while start < until:
             piece = self.content(start, min(_PIECE, until - start))
+            with self.lock:  # before the other end may have seen it
+                self.sent += len(piece)
             handler.wfile.write(piece)
             start += len(piece)
-            with self.lock:
-                self.sent += len(piece)
         handler.close_connection = True
 
 
