@@ -31,6 +31,7 @@ REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
 # Pages whose program needs ranks of its own, and the test that gives it them.
 RUN_BY = {
+    "python.md": "tests/unit/ddp_operator/client/test_client.py",
     "tutorial.md": "tests/integration/test_tutorial.py",
     "your-script.md": "tests/unit/ddp_operator/launcher/test_trainer_status.py",
     "trainer.md": "tests/integration/test_trainer_spawn.py",

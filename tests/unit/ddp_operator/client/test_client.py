@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from ddp_operator.client.program import IMAGE
 from ddp_operator.client.workdir import Workdir
 from ddp_operator.local.folder import ENV_RUN_FOLDER, RunFolder
 from ddp_operator.validation import check_manifest
+from tests.support import ROOT
 from tests.support.fake_backend import FakeBackend
 
 
@@ -165,3 +167,18 @@ def test_a_run_tells_its_folder_once_to_who_started_it(tmp_path: Path, monkeypat
     with open(source) as told:
         assert told.read() == str(tmp_path)
     assert ENV_RUN_FOLDER not in os.environ
+
+
+def test_the_examples_of_the_page_run_as_they_stand(
+    backend: FakeBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "training.py").write_text("def train(learning_rate): ...\n")
+    backend.statuses = ({"phase": "Succeeded", "progress": {"step": 7, "loss": "0.5"}},)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    for block in blocks:
+        exec(block, names)
+    assert capsys.readouterr().out == "7 0.5\n"
+    assert (len(blocks), names["job"].name) == (2, "train")
+    sys.modules.pop("training")
