@@ -95,7 +95,7 @@ nightly: install ## what is too long for every run: the tests marked so, fuzz, m
 	@$(MAKE) --keep-going pytest-nightly fuzz mutate torch-versions drills soak
 
 .PHONY: pytest-nightly
-pytest-nightly: install ## the tests marked nightly
+pytest-nightly: install s3 ## the tests marked nightly
 	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest -m nightly --numprocesses $(JOBS) --dist worksteal --durations=10 $(ARGS)
 
 .PHONY: mutate
@@ -188,6 +188,10 @@ drills: install ## break real jobs in every way we know, and see that nothing is
 .PHONY: soak
 soak: install ## very many jobs, and whether memory, files, threads or processes grow with them
 	@$(PY) -m tests.drills.soak $(ARGS)
+
+.PHONY: s3
+s3: install ## s3fs and moto for the tests of checkpoint.url (a folder of their own: they want an older dateutil)
+	@test -d build/s3 || $(PY) -m pip install --quiet --target build/s3 s3fs 'moto[s3]' flask flask-cors
 
 .PHONY: torch-versions
 torch-versions: install ## run the launcher's process tests on the oldest and newest torch and one between (ARGS=--strict)

@@ -41,9 +41,15 @@ class Snapshot:
 
 
 def claim_of(resource: Object) -> str | None:
-    """Return the claim to which a resource's checkpoints go."""
-    claim = ((resource.get("spec") or {}).get("checkpoint") or {}).get("claimName")
+    """Return the claim, or the URL, to which a resource's checkpoints go."""
+    checkpoint = (resource.get("spec") or {}).get("checkpoint") or {}
+    claim = checkpoint.get("claimName") or checkpoint.get("url")
     return claim if isinstance(claim, str) else None
+
+
+def name_claim(claim: str) -> str:
+    """Return what ``claim_of`` returns as it stands in a sentence."""
+    return claim if "://" in claim else f"claim {claim}"
 
 
 def owner_uids(item: Object) -> set[str]:
@@ -117,7 +123,7 @@ class Cluster(Protocol):
         """Return the same as it is now, from no cache: for a decision that rests on what a cache may have missed."""
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
-        """Return the resources of a namespace whose checkpoints go to this claim."""
+        """Return the resources of a namespace whose checkpoints go to this claim or URL."""
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child; return it as stored, its metadata at least.

@@ -62,9 +62,6 @@ TRAINER_CONTAINER: Final = "trainer"
 # Environment of the training container (set by the operator) that the launcher does not read.
 ENV_JOB_NAME: Final = "DDP_JOB_NAME"
 ENV_JOB_NAMESPACE: Final = "DDP_JOB_NAMESPACE"
-ENV_RUN_ID: Final = "DDP_RUN_ID"
-ENV_ATTEMPT: Final = "DDP_ATTEMPT"
-ENV_CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 
 # A user who sets one of these in the pod template is refused: torchrun or the operator owns them.
 RESERVED_ENV: Final = frozenset(
@@ -123,6 +120,5 @@ METRIC_VAL_ACCURACY: Final = "ddp_validation_accuracy"
 METRIC_VAL_LOSS: Final = "ddp_validation_loss"
 METRIC_LEARNING_RATE: Final = "ddp_learning_rate"
 METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
-METRIC_CHECKPOINT_STEP: Final = "ddp_checkpoint_step"
 METRIC_DATA_SECONDS: Final = "ddp_data_wait_seconds_total"
 METRIC_COMPUTE_SECONDS: Final = "ddp_compute_seconds_total"

@@ -22,7 +22,8 @@ _WANTED = frozenset({
     constants.METRIC_LOSS, constants.METRIC_EPOCH, constants.METRIC_EPOCHS, constants.METRIC_TOTAL_STEPS,
     constants.METRIC_PROGRESS, constants.METRIC_VAL_ACCURACY, constants.METRIC_VAL_LOSS,
     constants.METRIC_LEARNING_RATE, constants.METRIC_WORLD_SIZE, constants.METRIC_GLOBAL_RATE,
-    constants.METRIC_LAST_STEP, constants.METRIC_CHECKPOINT_STEP, constants.METRIC_GLOBAL_STEP,
+    constants.METRIC_LAST_STEP, constants.METRIC_CHECKPOINT_STEP, constants.METRIC_UPLOAD_STEP,
+    constants.METRIC_UPLOAD_BYTES, constants.METRIC_UPLOAD_TIME, constants.METRIC_GLOBAL_STEP,
     constants.METRIC_SAMPLES, constants.METRIC_STEPS,
     constants.METRIC_STEP_SECONDS, constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS,
     constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
@@ -36,6 +37,7 @@ _CHECKS = ("dns", "tcp", "allreduce")
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)[^\n]*", re.MULTILINE)
 _LAST_FAILURE = re.compile(rf"^{re.escape(constants.COMMENT_LAST_FAILURE)}(\{{[^\n]{{,8192}}\}})$", re.MULTILINE)
 _INPUTS = re.compile(rf"^{re.escape(constants.COMMENT_INPUTS)}(\[[^\n]{{,32768}}\])$", re.MULTILINE)
+_UPLOAD_PROBLEM = re.compile(rf'^{re.escape(constants.COMMENT_UPLOAD_PROBLEM)}("[^\n]{{,4096}}")$', re.MULTILINE)
 _BY_RANK = {
     constants.METRIC_GLOBAL_STEP: "step",
     constants.METRIC_STEPS: "steps",
@@ -188,6 +190,8 @@ class Page:
     """Pages of the run in trackers of experiments."""
     inputs: tuple[InputReport, ...] = ()
     """Of a pod that fetches them."""
+    upload_problem: str = ""
+    """Why checkpoints cannot be uploaded, in the pod's words."""
 
     @property
     def meeting(self) -> bool:
@@ -247,6 +251,7 @@ def parse_page(text: str) -> Page:
     failure = _LAST_FAILURE.search(text)
     figures = _build_preflight(preflight) if preflight else None
     last = failure[1] if failure else ""
+    problem = _UPLOAD_PROBLEM.search(text)
     return Page(
         values,
         phase,
@@ -257,6 +262,7 @@ def parse_page(text: str) -> Page:
         stalled=tuple(sorted(stalled)),
         links=tuple(links),
         inputs=parse_inputs(found[1]) if (found := _INPUTS.search(text)) else (),
+        upload_problem=quote(problem[1].strip('"'), _MAX_WORDS) if problem else "",
     )
 
 
@@ -320,8 +326,9 @@ def _build_preflight(found: Mapping[tuple[str, str], float]) -> PreflightStatus:
 
 
 def build_checkpoint(values: Mapping[str, float]) -> CheckpointStatus | None:
-    """Return the newest checkpoint that the page names."""
-    step = _whole(values.get(constants.METRIC_CHECKPOINT_STEP))
+    """Return the newest checkpoint that the page names: of a job with checkpoint.url, what has been uploaded."""
+    uploads = constants.METRIC_UPLOAD_BYTES in values
+    step = _whole(values.get(constants.METRIC_UPLOAD_STEP if uploads else constants.METRIC_CHECKPOINT_STEP))
     return CheckpointStatus(step=step) if step else None
 
 

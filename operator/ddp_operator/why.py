@@ -94,6 +94,9 @@ REMEDIES: Final = {
     "Resumed": "It starts again by itself, {onward}; no action needed.",
     "NodesReadmitted": "No other node could take a pod, so the nodes that failed are used again; look at them.",
     "Resized": "It goes on with the new number of nodes by itself; no action needed.",
+    # CheckpointsUploaded
+    "UploadFailing": "Training goes on and the upload is tried again; new pods would begin at the newest snapshot. See "
+    "that the store answers, and that the credentials of spec.checkpoint.secretRef may write.",
     # Distributed and Failed
     "NoProcessGroup": "Let the script initialize torch.distributed and wrap its model in DistributedDataParallel; "
     "where ranks are meant to work apart, set spec.processGroupPolicy: Ignore.",
@@ -105,10 +108,10 @@ REMEDIES: Final = {
     "PendingDeadlineExceeded": "Free or add nodes, ask for less, or raise spec.pendingDeadlineSeconds, and submit the "
     "job anew.",
     "DeadlineExceeded": "Raise spec.activeDeadlineSeconds or make the run shorter, and submit the job anew; it goes on "
-    "from its checkpoint if it keeps one on a claim.",
-    "Interrupted": "Run it again: it goes on from its checkpoint if it keeps one on a claim.",
-    "OperatorError": "Run it again: it goes on from its checkpoint if it keeps one on a claim. Please report the "
-    "traceback.",
+    "from its checkpoint if it keeps one on a claim or at a URL.",
+    "Interrupted": "Run it again: it goes on from its checkpoint if it keeps one on a claim or at a URL.",
+    "OperatorError": "Run it again: it goes on from its checkpoint if it keeps one on a claim or at a URL. Please "
+    "report the traceback.",
 }
 # What others say, as far as it is known: these remedies are better than those of the reason.
 _BETTER: Final = {
@@ -175,6 +178,10 @@ def explain_why(
     if condition is not None:
         what, condition = _describe_obstacle(name, condition, status, events, now)
         return Why(name, phase, condition.reason, what, _fill(_find_remedy(condition), name, option, status))
+    unsaved = status.condition("CheckpointsUploaded")
+    if unsaved is not None and unsaved.status == "False":
+        what = f"{_describe_training(name, status)} But {sentence(unsaved.message)}"
+        return Why(name, phase, unsaved.reason, what, _fill(REMEDIES[unsaved.reason], name, option))
     hint = _describe_hint(status.last_failure) if status.last_failure and status.restarts.all else ""
     return Why(name, phase, "", _describe_training(name, status), hint)
 

@@ -19,6 +19,7 @@ CONFIG = LauncherConfig(
     success_policy="AllNodes",
     watchdog=None,
     preflight=None,
+    checkpoint=None,
     log_patterns=(),
     epochs=None,
     warm_start=True,

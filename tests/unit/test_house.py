@@ -35,6 +35,7 @@ MODULE_LIMIT = 350
 LONG_MODULES = {
     "operator/ddp_operator/api/spec.py": "every field of the resource with its description, one class a group",
     "operator/ddp_operator/launcher/torchrun_patches.py": "the one module that touches private parts of torch",
+    "operator/ddp_operator/launcher/supervisor.py": "one pod's life: all that it waits for, in one event loop",
     "operator/ddp_operator/kube/cluster.py": "one method for each call of the Cluster protocol",
     "operator/ddp_operator/local/cluster.py": "the same, on this machine",
     "operator/ddp_operator/local/runner.py": "one run from its first line to its summary, in one event loop",

@@ -213,7 +213,8 @@ def _bound_lists(spec: dict[str, Any]) -> None:
     inputs["maxItems"] = 16  # what is reported of each fits into a termination message
     for name in ("url", "mountPath", "claimName", "checksum", "name"):
         inputs["items"]["properties"][name]["maxLength"] = 2048
-    for path in (("shm", "sizeLimit"), ("checkpoint", "path"), ("checkpoint", "claimName"), *code):
+    saves = [("checkpoint", name) for name in ("path", "claimName", "url")]
+    for path in (("shm", "sizeLimit"), *saves, *code):
         node = spec
         for name in path:
             node = node["properties"][name]

@@ -216,6 +216,26 @@ RULES: tuple[Rule, ...] = (
         "self.startsWith('/')",
         "must be an absolute path, such as /ckpt; add the leading slash",
     ),
+    Rule(
+        "spec.checkpoint.url",
+        "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
+        "must be a folder of a store that can be written to, such as s3://bucket/prefix; change it",
+    ),
+    Rule(
+        "spec.checkpoint",
+        "!has(self.url) || (!has(self.claimName) && !has(self.shared))",
+        "must not have url beside claimName or shared: it takes their place, for one job alone; remove it or these",
+    ),
+    *(
+        Rule(
+            "spec.checkpoint",
+            f"!has(self.{name}) || has(self.url)",
+            "is about the url; set that or remove this",
+            field=f".{name}",
+        )
+        for name in ("secretRef", "keep")
+    ),
+    _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3"),
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "0 kills the pods at once"),
     Rule(
         "spec.code",

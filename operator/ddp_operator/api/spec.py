@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from ddp_operator.api.inputs import Input
-from ddp_operator.api.tracking import Tracking
+from ddp_operator.api.tracking import SecretReference, Tracking
 from ddp_operator.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
 
@@ -191,6 +191,25 @@ class Checkpoint(_Fields, frozen=True, kw_only=True):
             description="PersistentVolumeClaim mounted there, shared by all pods. "
             "Unset: what the pod template mounts at the path, else a volume that lives as long as the pod."
         ),
+    ] = None
+    url: Annotated[
+        str | None,
+        Meta(
+            description="Folder in a store that keeps what is saved at the path, instead of a claim: "
+            "s3://bucket/prefix, gs://…, file://…, or what else fsspec and its plug-ins in the image know. The newest "
+            "whole snapshot is fetched before the ranks start; pod 0 uploads changes in the background. One for each "
+            "job."
+        ),
+    ] = None
+    secret_ref: Annotated[
+        SecretReference | None,
+        Meta(
+            description="Secret whose keys become environment variables of the trainer container: those of the store, "
+            "such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
+        ),
+    ] = None
+    keep: Annotated[
+        int | None, Meta(description="Snapshots of the path that are kept at the url, the newest ones. Unset: 3.")
     ] = None
     shared: Annotated[
         bool | None,

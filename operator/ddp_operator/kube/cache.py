@@ -133,7 +133,7 @@ class ObjectCache:
                 yield entry.body
 
     def resources_on_claim(self, namespace: str, claim: str) -> Iterator[Object]:
-        """Yield the resources of a namespace whose checkpoints go to this claim."""
+        """Yield the resources of a namespace whose checkpoints go to this claim or URL."""
         name = claim.encode()
         for (kind, where, _), entry in self._objects.items():
             if kind == KIND and where == namespace and name in entry.body:

@@ -41,6 +41,12 @@ def agent_main(
         report(event)
         return not select.select([channel], [], [], _SECONDS_FOR_REPLY)[0] or channel.recv(1) == RESTART
 
+    def synchronize(known: Optional[str]) -> str:
+        """Have the folder of checkpoints made as a snapshot, for None a snapshot of the folder. Returns its name."""
+        report({"snapshot": known})
+        with channel.makefile("r", encoding="utf-8") as reply:
+            return reply.readline().strip()
+
     try:
         if problem is not None:
             raise problem
@@ -51,7 +57,7 @@ def agent_main(
             report({"store": fork_store(torch, pod.port, guard, channel)})
             os.close(guard)
         torchrun = importlib.import_module("torch.distributed.run")
-        leave = adapt_torchrun(pod, report, may_restart, forker, request["restarts"])
+        leave = adapt_torchrun(pod, report, may_restart, forker, request["restarts"], synchronize)
         if channel.recv(1) != b"g":  # the launcher sends it when the master is reachable
             return 1
         errors = importlib.import_module("torch.distributed.elastic.multiprocessing.errors")

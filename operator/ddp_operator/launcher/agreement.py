@@ -2,9 +2,11 @@
 
 import json
 import math
-from typing import Any, Optional
+import time
+from typing import Any, Callable, Optional
 
 from .files import read_json
+from .pod import Pod
 from .rendezvous import query_store
 
 _SECONDS_TO_POST = 2.0  # that other pods may take to start their workers after this one
@@ -69,3 +71,27 @@ class RestartCount:
         before, found = self.count, query_store(lambda: int(self._store.get(self._KEY)))
         self.count = max([before, *found])
         return self.count > before
+
+
+class SharedSnapshot:
+    """The snapshot of ``checkpoint.url`` from which a round begins: all ranks may read the folder, so all are alike.
+
+    Pod 0's folder is the newest, as its rank 0 has saved there: it is uploaded first, if it is not yet, and the others
+    fetch that snapshot, if they have another. ``synchronize`` does either, and returns the snapshot's name.
+    """
+
+    _KEY = "ddp/snapshot"
+
+    def __init__(self, pod: Pod, synchronize: Callable[[Optional[str]], str]) -> None:
+        self._pod, self._synchronize = pod, synchronize
+
+    def share(self, store: Any) -> None:
+        """Agree before the workers of a round start; the launcher ends this process where that takes too long."""
+        if self._pod.checkpoint is None or not self._pod.meets_others:
+            return
+        if self._pod.node == 0:
+            store.set(self._KEY, self._synchronize(None))
+            return
+        while not store.check([self._KEY]):
+            time.sleep(0.1)
+        self._synchronize(store.get(self._KEY).decode())

@@ -6,11 +6,13 @@
     launcher.py worker …            (internal: a rank in an interpreter of its own)
     launcher.py forkserver …        (internal: what imports PyTorch for the agent and the ranks)
     launcher.py tracking …          (internal: what finds the job's run in MLflow)
+    launcher.py mirror …            (internal: what fetches and uploads the folder of checkpoints)
 
 The operator mounts it, called launcher.py, into any image that has Python >= 3.9 and torch >= 2.2. The modules beside
 it are the package ``ddp_launcher``. Processes of a pod, each of which dies with the one before it:
 
     supervisor (standard library)  ->  fork server (imports torch)
+                                   ->  mirror of checkpoint.url, where there is one (imports fsspec)
                                    ->  torchrun's agent (forked from it)  ->  its fork server
                                                                           ->  workers (forked from that, in the shim)
                                                                           ->  on pod 0 the rendezvous store
@@ -42,7 +44,7 @@ def main() -> int:
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     subcommand, words = sys.argv[1:2], sys.argv[2:]
-    if subcommand not in (["run"], ["fetch"], ["worker"], ["forkserver"], ["tracking"]):
+    if subcommand not in (["run"], ["fetch"], ["worker"], ["forkserver"], ["tracking"], ["mirror"]):
         sys.stderr.write(__doc__ or "")
         return 81
     package = type(sys)(PACKAGE)
@@ -56,6 +58,9 @@ def main() -> int:
         return fetched
     if subcommand == ["forkserver"]:
         words = importlib.import_module(f"{PACKAGE}.fork_server").serve(words)  # returns in a rank
+    if subcommand == ["mirror"]:
+        ended: int = importlib.import_module(f"{PACKAGE}.mirror").mirror_main(words)
+        return ended
     if subcommand != ["run"]:  # of which each rank compiles no more than it needs
         importlib.import_module(f"{PACKAGE}.worker").worker_main(words)
     code: int = importlib.import_module(f"{PACKAGE}.main").run_main(words, _SIGNALS)

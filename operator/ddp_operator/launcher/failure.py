@@ -36,6 +36,12 @@ _CALL = re.compile(
 )
 AT_START = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 STORE_ERRORS = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError")
+# How the launcher ends its agent for the sake of checkpoint.url.
+SUPERSEDED, UNUSABLE, UNREACHABLE = "CheckpointSuperseded", "CheckpointStoreUnusable", "CheckpointStoreUnreachable"
+STORE_PROBLEMS = (SUPERSEDED, UNUSABLE, UNREACHABLE)
+_STORE_REMEDY = (
+    "see that checkpoint.url can be reached from the pods, and that secretRef's credentials may read and write"
+)
 _HANDED_ON = re.compile(
     r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
     r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
@@ -248,6 +254,11 @@ def examine_agent(pod: Pod, result: dict[str, Any], status: int) -> tuple[Outcom
     whole, master = f"{kind}: {text}", f"{pod.master}:{pod.port}"
     if kind == "MasterNotFound":
         return EXIT_CODES[EXIT_PEER_LOST], *describe_absence(pod, text)
+    if kind == SUPERSEDED:
+        return EXIT_CODES[EXIT_PEER_LOST], text, "none is needed: a later attempt of the job trains"
+    if kind in STORE_PROBLEMS:
+        found = _FATAL if kind == UNUSABLE else Outcome(NETWORK.name, EXIT_RETRYABLE)
+        return found, text, _STORE_REMEDY
     if kind == "RendezvousTimeoutError":
         message = f"not all {pod.nodes} pods joined the rendezvous at {master} within {pod.join_timeout_seconds:g} s"
         return EXIT_CODES[EXIT_PEER_LOST], message, "check that all pods of the job are scheduled and running"

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, BinaryIO, Iterator, Optional
 
 from .contract import (
+    COMMENT_INPUTS,
     ENV_COMPLETION_INDEX,
     ENV_INPUTS,
     ENV_METRICS_PORT,
@@ -55,7 +56,7 @@ def fetch_main(signals: list[int]) -> int:
         signal.signal(number, lambda *_: os._exit(EXIT_PREEMPTED))  # what is there is continued by the next one
     inputs = [Input(**one) for one in json.loads(os.environ[ENV_INPUTS])]
     page = Metrics("", lambda: "")
-    page.inputs = lambda: json.dumps([one.describe() for one in inputs])
+    page.comments = lambda: f"{COMMENT_INPUTS}{json.dumps([one.describe() for one in inputs])}\n"
     with contextlib.suppress(OSError):
         port = page.serve(int(os.environ.get(ENV_METRICS_PORT) or 0))
         if os.environ.get(ENV_PORT_FILE):

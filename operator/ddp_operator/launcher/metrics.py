@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Callable, Iterable, Optional
 
 from .contract import (
-    COMMENT_INPUTS,
     COMMENT_LAST_FAILURE,
     METRIC_GLOBAL_STEP,
     METRIC_STEP_SECONDS,
@@ -132,7 +131,7 @@ class Metrics:
         self._folder = os.path.join(runtime, "metrics")
         self._own_page = own_page
         self._receive = receive  # what a rank posts, by path, head and body; returns the reply's status
-        self.inputs: Callable[[], str] = lambda: ""  # what a pod that fetches them says of each, as JSON
+        self.comments: Callable[[], str] = lambda: ""  # further lines, which no page of a rank can have
         self.last_failure = b""  # after which the workers were restarted in the same pods, as JSON
         self._last: dict[int, str] = {}
         self._slots = threading.BoundedSemaphore(16)
@@ -245,8 +244,7 @@ class Metrics:
                     body = merge_pages([self._own_page(), *self.collect().values()]).encode("utf-8", "replace")
                     if self.last_failure:  # after the merge, which lets no comment of a rank's page through
                         body += COMMENT_LAST_FAILURE.encode() + self.last_failure + b"\n"
-                    if inputs := self.inputs():
-                        body += f"{COMMENT_INPUTS}{inputs}\n".encode()
+                    body += self.comments().encode()
                 elif path != b"/healthz":
                     status, body = "404 Not Found", b"only /metrics and /healthz\n"
                 head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"

@@ -64,6 +64,14 @@ class CodeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """spec.checkpoint, where it has a URL: of the folder's snapshots there the newest ``keep`` are kept."""
+
+    url: str
+    keep: int
+
+
+@dataclasses.dataclass(frozen=True)
 class LauncherConfig:
     """A job as all of its pods see it; of an elastic one ``nodes`` are those at its start. ``spares`` wait beside them.
 
@@ -82,6 +90,7 @@ class LauncherConfig:
     success_policy: str
     watchdog: Optional[WatchdogConfig]
     preflight: Optional[PreflightConfig]
+    checkpoint: Optional[CheckpointConfig]
     log_patterns: tuple[str, ...]
     epochs: Optional[int]
     warm_start: bool
@@ -99,7 +108,12 @@ class LauncherConfig:
         return self.elastic or (self.nodes > 1 and budget)
 
 
-_NESTED = {"watchdog": WatchdogConfig, "preflight": PreflightConfig, "code": CodeConfig}
+_NESTED = {
+    "watchdog": WatchdogConfig,
+    "preflight": PreflightConfig,
+    "checkpoint": CheckpointConfig,
+    "code": CodeConfig,
+}
 
 
 def encode_config(config: LauncherConfig) -> str:

@@ -9,6 +9,7 @@ import time
 from typing import Any, Optional
 
 from .agent import END, RESTART, AgentProcess
+from .checkpoints import CheckpointMirror
 from .contract import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -17,7 +18,7 @@ from .contract import (
     METRIC_LAUNCHER_RESTARTS,
     STOPPING_FILE,
 )
-from .failure import STORE_ERRORS, examine_agent, find_root_cause
+from .failure import STORE_ERRORS, STORE_PROBLEMS, UNREACHABLE, examine_agent, find_root_cause
 from .failure_table import Outcome
 from .files import log, try_write_json
 from .metrics import Metrics
@@ -52,6 +53,9 @@ class Supervisor:
         self._result: dict[str, Any] = {}  # how the agent reports that it ended
         self._final: list[dict[str, Any]] = []  # failures that had decided the pod's end before it was asked to stop
         self._preflight: dict[str, Any] = {}
+        self._mirror = CheckpointMirror(pod) if pod.checkpoint else None
+        self._fit = False  # whether the master is there, so that the agent may go on
+        self._agent_waits = False  # for the checkpoints
         self._master: list[tuple[Any, Optional[str]]] = []  # whose wait is over, and the problem
         self._stop_deadline: Optional[float] = None
         self._idle_since: Optional[float] = None  # since when the stopping agent has had no worker
@@ -66,6 +70,8 @@ class Supervisor:
         self._reader = OutputReader(pod, marked=marked)
         self._trainer_status = TrainerStatus(pod)
         self.metrics = Metrics(pod.runtime, self._own_page, self._trainer_status.receive)
+        if self._mirror is not None:
+            self.metrics.comments = self._mirror.build_comment
         self._restarts = Restarts(pod, self.metrics)
         self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
         self._wake, self._wake_end = os.pipe()
@@ -84,6 +90,8 @@ class Supervisor:
         os.write(self._wake_end, b"\0")  # a signal may have come before
         if self._reads_output:
             self._reader.start()
+        if self._mirror is not None:
+            self._mirror.ask(**({"claim": True} if self.pod.node == 0 else {}), fetch=None)
         self._start_agent()
         self._serve_metrics()
         threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
@@ -96,6 +104,8 @@ class Supervisor:
                 break
             self._start_agent()
         self._linger()
+        self._end_processes(keep=self._helpers)
+        unsaved = self._finish_uploads()
         self._end_processes(keep={self._reader.pid})
         self._reader.finish(self._reap)
         self._enter("Done")
@@ -107,7 +117,14 @@ class Supervisor:
             self.metrics,
             stopped=self._stop_deadline is not None,
             final=self._final,
+            unsaved=unsaved,
+            uploads=self._mirror.values() if self._mirror is not None else {},
         )
+
+    @property
+    def _helpers(self) -> set[int]:
+        """Processes that outlive an agent."""
+        return {self._reader.pid, self._mirror.pid if self._mirror is not None else 0}
 
     @property
     def _static(self) -> bool:
@@ -131,7 +148,7 @@ class Supervisor:
         if not under_way:
             self._show_failure(outcome, build_report(node=self.pod.node, message=reason, hint=hint))
         log(f"starting torchrun's agent again, restart {self._restarts.count}: {reason}")
-        self._end_processes(keep={self._store, self._reader.pid, self._agent.server})
+        self._end_processes(keep={self._store, self._agent.server, *self._helpers})
         self._result = {}
         return True
 
@@ -139,16 +156,22 @@ class Supervisor:
         guard: Optional[int] = None
         if self.pod.meets_others and self.pod.node == 0 and not self._static and not self._store:
             guard, self._store_guard = os.pipe()
+        self._agent_waits = False
         flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
         self._agent.start(flags, guard, self._restarts.count)
 
     def _release_agent(self) -> None:
-        """Let the agent meet the others as soon as the master is there; until then it imports torch."""
+        """Let the agent meet the others once the master and the checkpoints are there; until then it imports torch."""
+        self._fit = not self.pod.meets_others
         if self.pod.meets_others:
             self._enter("WaitingForMaster")
             wait = threading.Thread(target=self._wait_for_master, args=(self._agent.channel,), daemon=True)
             wait.start()
-        else:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._fit and (self._mirror is None or self._mirror.ready):
+            self._fit = False
             self._agent.send(b"g")
 
     def _wait_for_master(self, channel: Any) -> None:
@@ -164,8 +187,13 @@ class Supervisor:
             watched.append(self._agent.channel)
         if self._lifeline >= 0:
             watched.append(self._lifeline)
+        if self._mirror is not None and self._mirror.channel is not None:
+            watched.append(self._mirror.channel)
         timeout = None if self._stop_deadline is None else max(0.0, min(0.2, self._stop_deadline - time.monotonic()))
+        if self._mirror is not None and self._mirror.asked is not None:
+            timeout = 1.0 if timeout is None else timeout
         ready = select.select(watched, [], [], timeout)[0]
+        self._follow_mirror(ready)
         if self._wake in ready:
             os.read(self._wake, 4096)
         if self._agent.channel in ready:
@@ -180,7 +208,8 @@ class Supervisor:
             if channel is not self._agent.channel:
                 continue
             if problem is None:
-                self._agent.send(b"g")
+                self._fit = True
+                self._let_go()
             else:
                 self._result = {"result": "error", "type": "MasterNotFound", "message": problem, "traceback": ""}
                 self._agent.kill()
@@ -232,6 +261,8 @@ class Supervisor:
                 self._store = 0
             if pid == self._reader.pid:
                 self._reader.pid = 0
+            if self._mirror is not None:
+                self._mirror.note_end(pid)
 
     def _receive(self) -> None:
         for event in self._agent.receive():
@@ -245,6 +276,13 @@ class Supervisor:
             log(describe_preflight(self._preflight))
         if "store" in event:
             self._store = event["store"]
+        if "snapshot" in event and self._mirror is not None:
+            self._agent_waits = True
+            if self.pod.node == 0:
+                self._mirror.ask(flush=True)
+            elif event["snapshot"] != self._mirror.snapshot:
+                self._mirror.ask(fetch=event["snapshot"])
+            self._follow_mirror([])
         if "board" in event:
             self._stalls.board = read_board(event["board"])
         if "failures" in event:
@@ -303,9 +341,67 @@ class Supervisor:
         rows.append(f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted the workers in this pod.")
         rows += [f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter", f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}"]
         rows += build_preflight_rows(self._preflight) + build_tracking_rows(self.pod.runtime)
+        rows += self._mirror.build_rows() if self._mirror is not None else []
         return "\n".join([*rows, *self._stalls.build_rows()])
 
+    # -- checkpoints in a store
+
+    def _follow_mirror(self, ready: list[Any]) -> None:
+        """Take in what the process that fetches and uploads reports, and how long it takes."""
+        mirror = self._mirror
+        if mirror is None:
+            return
+        for event in mirror.receive() if mirror.channel is not None and mirror.channel in ready else ():
+            if "end" in event:
+                self._give_up(event["end"], event["message"])
+        if mirror.asked is None:
+            self._let_go()
+            if self._agent_waits:
+                self._agent_waits = False
+                self._agent.send(mirror.snapshot.encode() + b"\n")
+        elif time.monotonic() - mirror.asked_at > self.pod.join_timeout_seconds and self._agent.status is None:
+            why = mirror.problem or "it takes longer than spec.rendezvous.joinTimeoutSeconds"
+            self._give_up(UNREACHABLE, f"the checkpoints and {mirror.url} could not be made alike: {why}")
+
+    def _give_up(self, kind: str, message: str) -> None:
+        """End the workers: without the store they would train on what nobody keeps, or on different states."""
+        self._result = {"result": "error", "type": kind, "message": message, "traceback": ""}
+        log(message)
+        if self._agent.status is None:
+            self._agent.kill()
+
     # -- ending
+
+    def _finish_uploads(self) -> str:
+        """Upload what the workers have saved last. Returns what is missing in the store, empty where nothing is.
+
+        A pod that was asked to stop, or has failed, has the workers' grace time for it; one that has succeeded, as
+        long as a save may take.
+        """
+        mirror = self._mirror
+        if mirror is None or self.pod.node != 0 or not mirror.ready or self._result.get("type") in STORE_PROBLEMS:
+            return ""
+        began = time.monotonic()
+        well = self._result.get("result") == "ok"
+        patience = self.pod.watchdog.checkpoint_seconds if well and self.pod.watchdog is not None else self.pod.grace
+        mirror.ask(flush=True)
+        while mirror.asked is not None and self._result.get("type") not in STORE_PROBLEMS:
+            while self._signals:
+                if self._signals.pop(0) in STOP_SIGNALS and self._stop_deadline is None:
+                    self._stop_deadline = time.monotonic() + self.pod.grace + _SECONDS_AFTER_GRACE
+            limit = began + patience if self._stop_deadline is None else self._stop_deadline
+            if mirror.channel is None or time.monotonic() >= min(limit, began + max(patience, _SECONDS_AFTER_GRACE)):
+                mirror.close()
+                log(mirror.describe_unsaved())
+                return mirror.describe_unsaved()
+            watched: list[Any] = [self._wake, mirror.channel]
+            ready = select.select(watched, [], [], 0.2)[0]
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            self._follow_mirror(ready)
+            self._reap()
+        mirror.close()
+        return ""
 
     def _linger(self) -> None:
         """Keep the store until the other agents have let go of it, so that none of them ends in a connection error."""

@@ -5,8 +5,16 @@ import os
 import time
 from typing import Any
 
-from .contract import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_USER_ERROR, TERMINATION_MESSAGE_LIMIT
+from .contract import (
+    ENV_TERMINATION_LOG,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_RETRYABLE,
+    EXIT_USER_ERROR,
+    TERMINATION_MESSAGE_LIMIT,
+)
 from .failure import (
+    STORE_PROBLEMS,
     add_last_lines,
     build_signature,
     describe_failure,
@@ -15,7 +23,7 @@ from .failure import (
     find_root_cause,
     read_errors,
 )
-from .failure_table import EXIT_CODES, Outcome, format_failure
+from .failure_table import EXIT_CODES, NETWORK, Outcome, format_failure
 from .files import log
 from .metrics import Metrics
 from .pod import Pod, measure_groups
@@ -104,29 +112,38 @@ def conclude(
     *,
     stopped: bool,
     final: list[dict[str, Any]],
+    unsaved: str = "",
+    uploads: dict[str, float],
 ) -> int:
     """Write the termination message and the last lines of the log. Returns the exit code.
 
     ``result`` is the agent's own report and ``status`` how its process ended; ``final`` are failures of workers that
-    had decided the end before the pod was asked to stop.
+    had decided the end before the pod was asked to stop; ``unsaved`` is what ``checkpoint.url`` lacks, and ``uploads``
+    are the series of what it has.
     """
-    progress = metrics.progress()
+    progress = {**metrics.progress(), **uploads}
     of_pod = build_report(exitCode=EXIT_OK, node=pod.node, restarts=restarts.count, progress=progress)
     ended = result.get("result")
     if pod.elastic and result.get("type") == "RendezvousClosedError":
         log("training has ended without this pod")
         ended = "ok"
+    if ended == "ok" and unsaved:  # which the pod takes with it
+        message = f"training has succeeded, but {unsaved}"
+        hint = "the next attempt goes on from the newest snapshot; see why the store does not answer"
+        of_pod.update(message=message, hint=hint, exitCode=EXIT_RETRYABLE)
+        return finish(Outcome(NETWORK.name, EXIT_RETRYABLE), of_pod)
     if ended == "ok":
         if metrics.last_failure:  # for who has not looked at the page since
             last = fit_termination_message(json.loads(metrics.last_failure), _LAST_FAILURE_LIMIT)
             of_pod["lastFailure"] = last.decode()
         return finish(Outcome("", EXIT_OK), {**of_pod, **measure_groups(pod)})
-    if stopped and not final:
-        of_pod.update(message="asked to stop by a signal", exitCode=EXIT_PREEMPTED)
+    if stopped and not final and result.get("type") not in STORE_PROBLEMS:
+        message = "asked to stop by a signal" + (f"; {unsaved}" if unsaved else "")
+        of_pod.update(message=message, exitCode=EXIT_PREEMPTED)
         return finish(EXIT_CODES[EXIT_PREEMPTED], of_pod)
     # Without a word of the agent about its workers, it lost its store before it saw how they ended.
     failures = final or restarts.failures or read_errors(pod)
-    if failures:
+    if failures and result.get("type") not in STORE_PROBLEMS:
         failure = find_root_cause(failures)
         if not failure["traceback"] or ended_silently(failure):
             failure = add_last_lines(pod, failure)
@@ -140,7 +157,8 @@ def conclude(
     if restarts.reason:
         message += f"; the last restart was because of: {restarts.reason}"
     # An agent that the launcher itself has ended says nothing by how it ended.
-    code = outcome.exit_code if result.get("type") == "MasterNotFound" else _as_of_shell(status or 1)
+    by_launcher = result.get("type") in ("MasterNotFound", *STORE_PROBLEMS)
+    code = outcome.exit_code if by_launcher else _as_of_shell(status or 1)
     of_pod.update(message=message, hint=hint, traceback=result.get("traceback", ""), exitCode=code)
     return finish(outcome, of_pod)
 

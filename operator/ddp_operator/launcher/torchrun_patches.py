@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any, Callable, Iterable, Optional
 
-from .agreement import RestartCount, RunStep
+from .agreement import RestartCount, RunStep, SharedSnapshot
 from .contract import EXIT_PREEMPTED, RUN_STEP_FILE, STALL_REPORT_FILE, STOPPING_FILE
 from .failure import blame_early_ends, examine
 from .files import log
@@ -82,17 +82,18 @@ def adapt_torchrun(
     may_restart: Callable[[dict[str, Any]], bool],
     forker: Optional[RankForker],
     count: int = 0,
+    synchronize: Callable[[Optional[str]], str] = lambda known: "",
 ) -> Callable[[], None]:
     """Teach the agent what torchrun has no flag for, or nothing where this torch lacks a part that this needs.
 
     ``report`` sends an event to the launcher; ``may_restart`` sends failures, and returns whether a restart follows;
     ``forker`` forks the ranks, None: they start in fresh interpreters; ``count``: how often the launcher has restarted
-    the workers. Returns a function that takes this pod out of
-    the rendezvous. Raises: RuntimeError, for spares where it lacks one.
+    the workers; ``synchronize`` is a ``SharedSnapshot``'s. Returns a function that takes this pod out of the
+    rendezvous. Raises: RuntimeError, for spares where it lacks one.
     """
     missing = find_missing_parts()
     if not missing:
-        patches = TorchrunPatches(pod, report, may_restart, forker, count)
+        patches = TorchrunPatches(pod, report, may_restart, forker, count, synchronize)
         patches.apply()
         return patches.leave
     lack = f"torch {importlib.import_module('torch').__version__} lacks {', '.join(missing)}: "
@@ -121,8 +122,10 @@ class TorchrunPatches:
         may_restart: Callable[[dict[str, Any]], bool],
         forker: Optional[RankForker],
         count: int = 0,
+        synchronize: Callable[[Optional[str]], str] = lambda known: "",
     ) -> None:
         self._pod, self._report, self._may_restart, self._forker = pod, report, may_restart, forker
+        self._checkpoints = SharedSnapshot(pod, synchronize)
         self._processes: Any = importlib.import_module(_PROCESSES)
         self._rounds: Any = importlib.import_module(_RENDEZVOUS)
         self._gate = SignalGate(self._processes)
@@ -195,6 +198,7 @@ class TorchrunPatches:
             self._report({"preflight": report})
             if report["problems"] and plan.fail:
                 raise PreflightError("; ".join(f"{check}: {text}" for check, text in report["problems"].items()))
+        self._checkpoints.share(agent._store)
         with self._gate:
             started = inner(agent, *args)
         self._report({"phase": "Running"})

@@ -163,7 +163,8 @@ def use_own_credentials(resource: Object, others: Sequence[Object]) -> dict[str,
     """Return the resource without references to Secrets that are not in the file: the user's own variables serve."""
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     secrets = {one["metadata"]["name"] for one in others if one.get("kind") == "Secret"}
-    for part in adapted["spec"].get("inputs") or ():
+    spec = adapted["spec"]
+    for part in (*(spec.get("inputs") or ()), spec.get("checkpoint") or {}):
         if (part.get("secretRef") or {}).get("name") not in secrets:
             part.pop("secretRef", None)
     return adapted

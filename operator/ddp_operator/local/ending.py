@@ -16,7 +16,7 @@ import yaml
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
-from ddp_operator.cluster import claim_of
+from ddp_operator.cluster import claim_of, name_claim
 from ddp_operator.failures import describe_detail, describe_end, describe_place
 from ddp_operator.local.folder import RunFolder, choose_rate, read_rows
 from ddp_operator.local.screen import count
@@ -147,9 +147,9 @@ def explain_interruption(resource: Mapping[str, Any], status: Status, command: s
     words = f"`ddp run` ended before the job did; its last status is {status.phase}. "
     claim = claim_of(resource)
     # Where the script itself saves, only the script knows.
-    how = "The job keeps no checkpoints on a claim: resume from what the script saved elsewhere, or start again,"
+    how = "The job keeps no checkpoints on a claim or at a URL: resume from what the script saved, or start again,"
     if claim and status.checkpoint is not None:
-        how = f"Resume from the checkpoint of step {status.checkpoint.step} on claim {claim}"
+        how = f"Resume from the checkpoint of step {status.checkpoint.step} on {name_claim(claim)}"
     elif claim:
-        how = f"No checkpoint was reported: resume from what claim {claim} holds, if anything, or start again,"
+        how = f"No checkpoint was reported: resume from what {name_claim(claim)} holds, if anything, or start again,"
     return f"{words}{how} with: {command or 'ddp run FILE'}"

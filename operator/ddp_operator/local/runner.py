@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ import msgspec
 
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, Object
+from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, Object, name_claim
 from ddp_operator.display import FaultTolerantStream, View, choose_display
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.local.adapt import Finding
@@ -36,7 +37,7 @@ from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
 from ddp_operator.status.describe import take_values
 from ddp_operator.status.observation import Observation, State
-from ddp_operator.status.ownership import exclusive_claim
+from ddp_operator.status.ownership import exclusive_claim, explain_use
 from ddp_operator.workqueue import backoff
 
 _RETRY_SECONDS: Final = 1.0
@@ -309,7 +310,7 @@ class Run:
         message = (
             f"a bug in ddp ended the run, and the pods were stopped: {_name(error)}: {error}; its traceback "
             f"is in {self._folder.errors.name}: please report it. Run the job again: it resumes from its "
-            "checkpoint if it keeps one on a claim"
+            "checkpoint if it keeps one on a claim or at a URL"
         )
         resource = self._latest_resource()
         if resource is None or self._is_over():
@@ -451,12 +452,15 @@ def _go_on_tracking(plan: RunPlan, claim: ClaimLock | None) -> RunPlan:
 def _hold_claim(plan: RunPlan) -> ClaimLock | None:
     """Lock the claim that keeps the job's checkpoints. Raises: CannotStart, if another run uses it; OSError."""
     claim = exclusive_claim(parse_resource(plan.resource))
+    if claim is None:
+        return None
     try:
-        return None if claim is None else ClaimLock(plan.runs_dir / CLAIMS, claim)
+        return ClaimLock(plan.runs_dir / CLAIMS, re.sub(r"[^-.\w]", "_", claim))
     except ClaimInUse as holder:
+        field, remedy = explain_use(claim)
         raise CannotStart(
-            f"spec.checkpoint.claimName: {holder} writes its checkpoints to claim {claim}; wait until it ends, "
-            "stop it, or use another claim. If every run writes its own files, set spec.checkpoint.shared: true"
+            f"{field}: {holder} writes its checkpoints to {name_claim(claim)}; wait until it ends, stop it, or use "
+            f"another one. {remedy}"
         ) from None
 
 

@@ -12,7 +12,14 @@ from ddp_operator import constants, names
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.api.spec import Code
 from ddp_operator.kubeobjects import cpu_limit
-from ddp_operator.launcher.pod import CodeConfig, LauncherConfig, PreflightConfig, WatchdogConfig, encode_config
+from ddp_operator.launcher.pod import (
+    CheckpointConfig,
+    CodeConfig,
+    LauncherConfig,
+    PreflightConfig,
+    WatchdogConfig,
+    encode_config,
+)
 from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
@@ -20,6 +27,7 @@ from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.manifests.tracking import tracking_environment, tracking_secrets
 
 _DEFAULT_GRACE_SECONDS = 30
+_SNAPSHOTS = 3  # kept where spec.checkpoint.keep does not say
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 # The launcher needs this long after the workers' grace time to write its termination message.
 _LAUNCHER_GRACE_SECONDS = 30
@@ -144,6 +152,9 @@ def _build_trainer(
         {"name": "metrics", "containerPort": spec.metrics.port},
     ]
     trainer.setdefault("terminationMessagePath", "/dev/termination-log")
+    if spec.checkpoint and spec.checkpoint.secret_ref:
+        secret = {"secretRef": {"name": spec.checkpoint.secret_ref.name}}
+        trainer["envFrom"] = [secret, *(trainer.get("envFrom") or [])]
 
 
 def build_launcher_config(
@@ -151,7 +162,7 @@ def build_launcher_config(
 ) -> LauncherConfig:
     """Return what the launchers of one attempt's pods have to know of the job."""
     spec = job.spec
-    dog, flight = spec.watchdog, spec.preflight
+    dog, flight, saves = spec.watchdog, spec.preflight, spec.checkpoint
     checks = tuple(check for check in constants.PREFLIGHT_CHECKS if check in flight.checks)
     preflight = PreflightConfig(flight.mode == "Fail", checks, flight.min_megabytes_per_second * 10**6)
     return LauncherConfig(
@@ -167,6 +178,7 @@ def build_launcher_config(
         success_policy=spec.success_policy,
         watchdog=WatchdogConfig(dog.start_seconds, dog.stall_seconds, dog.checkpoint_seconds, dog.action),
         preflight=preflight if checks and flight.mode != "Off" else None,
+        checkpoint=CheckpointConfig(saves.url, saves.keep or _SNAPSHOTS) if saves and saves.url else None,
         log_patterns=tuple(spec.metrics.log_patterns),
         epochs=spec.metrics.epochs,
         warm_start=spec.recovery.warm_start != "Off",

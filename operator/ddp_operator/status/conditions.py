@@ -18,6 +18,7 @@ SCHEDULED: Final = "Scheduled"
 RENDEZVOUSED: Final = "Rendezvoused"
 PROGRESSING: Final = "Progressing"
 RESTARTING: Final = "Restarting"
+UPLOADED: Final = "CheckpointsUploaded"
 DISTRIBUTED: Final = "Distributed"
 IDLE: Final = "Idle"
 NODES_HEALTHY: Final = "NodesHealthy"
@@ -25,7 +26,7 @@ SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
 _ENDS: Final = (DISTRIBUTED, SUCCEEDED, FAILED)
 _WAYS: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
-TYPES: Final = (*_WAYS, IDLE, NODES_HEALTHY, *_ENDS)
+TYPES: Final = (*_WAYS, IDLE, NODES_HEALTHY, UPLOADED, *_ENDS)
 
 # Accepted
 VALID: Final = "Valid"
@@ -117,6 +118,9 @@ RESUMED: Final = "Resumed"
 NODES_READMITTED: Final = "NodesReadmitted"
 RESTARTED_IN_PLACE: Final = "RestartedInPlace"  # of an Event alone: the pods go on
 NOT_RESTARTING: Final = "NotRestarting"
+# CheckpointsUploaded: only of a job with checkpoint.url
+SNAPSHOT_UPLOADED: Final = "SnapshotUploaded"
+UPLOAD_FAILING: Final = "UploadFailing"
 # Distributed: only of a job whose pods have succeeded, and only where it is known
 PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"
 NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too

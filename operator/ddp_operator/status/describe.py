@@ -102,7 +102,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         rendezvous,
         _without_a_node(status, cut_off, progressing),
         restarting,
-        *filter(None, (describe_idle(state), describe_nodes(state))),
+        *filter(None, (describe_idle(state), describe_nodes(state), _uploaded(job, observation.page, status))),
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     ]
@@ -250,6 +250,19 @@ def describe_suspension(job: DDPTrainingJob, status: Status, alive: int) -> Fact
     return Fact(
         c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, f"spec.suspend is true; set it to false to resume{_saved(status)}"
     )
+
+
+def _uploaded(job: DDPTrainingJob, page: Page | None, status: Status) -> Fact | None:
+    if page is None or job.spec.checkpoint is None or job.spec.checkpoint.url is None:
+        return None
+    url, saved = job.spec.checkpoint.url, status.checkpoint
+    newest = f"the newest snapshot there is of step {saved.step}" if saved else "no step is known to be there"
+    if page.upload_problem:
+        message = f"what training saves is not uploaded to {url}: {page.upload_problem}; {newest}"
+        return Fact(c.UPLOADED, "False", c.UPLOAD_FAILING, message)
+    if constants.METRIC_UPLOAD_TIME in page.values:
+        return Fact(c.UPLOADED, "True", c.SNAPSHOT_UPLOADED, f"checkpoints are in {url}; {newest}")
+    return None
 
 
 def _saved(status: Status) -> str:

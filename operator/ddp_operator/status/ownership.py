@@ -6,7 +6,7 @@ from typing import Any
 from ddp_operator import constants, names
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.cluster import ChildKind, controller_of, owner_uids
+from ddp_operator.cluster import ChildKind, controller_of, name_claim, owner_uids
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.observation import Children
@@ -57,9 +57,16 @@ def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | N
 
 
 def exclusive_claim(job: DDPTrainingJob) -> str | None:
-    """Return the claim of the job's checkpoints, unless other jobs may write to it as well."""
+    """Return the claim or the URL of the job's checkpoints, unless other jobs may write there as well."""
     checkpoint = job.spec.checkpoint
-    return None if checkpoint is None or checkpoint.shared else checkpoint.claim_name
+    return None if checkpoint is None or checkpoint.shared else checkpoint.claim_name or checkpoint.url
+
+
+def explain_use(claim: str) -> tuple[str, str]:
+    """Return the field that names a claim or URL which another job uses, and what to do where neither shall wait."""
+    if "://" in claim:
+        return "spec.checkpoint.url", "To run both at once, give each a folder of its own"
+    return "spec.checkpoint.claimName", "Where each writes files of its own, set spec.checkpoint.shared: true"
 
 
 def refuse_second(job: DDPTrainingJob, claim: str, others: Iterable[Mapping[str, Any]]) -> Refusal | None:
@@ -70,11 +77,11 @@ def refuse_second(job: DDPTrainingJob, claim: str, others: Iterable[Mapping[str,
         # Of those that have not started yet the oldest is first.
         older = (str(metadata.get("creationTimestamp") or ""), str(metadata["uid"])) < (job.created, job.uid)
         if metadata["uid"] != job.uid and phase not in ENDED_PHASES and (started or older):
+            field, remedy = explain_use(claim)
             return Refusal(
                 c.CLAIM_IN_USE,
-                f"spec.checkpoint.claimName: job {metadata['name']} ({phase}) writes its checkpoints to claim {claim}; "
-                "this job starts when that one has ended. Where each writes files of its own, set "
-                "spec.checkpoint.shared: true",
+                f"{field}: job {metadata['name']} ({phase}) writes its checkpoints to {name_claim(claim)}; "
+                f"this job starts when that one has ended. {remedy}",
             )
     return None
 

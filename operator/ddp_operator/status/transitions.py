@@ -147,7 +147,7 @@ def _states(status: Status) -> list[tuple[str, str, str, int, str]]:
 
 
 _TOLD: Final = (
-    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY),
+    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
     *(c.DISTRIBUTED, c.SUCCEEDED, c.FAILED),
 )
 
@@ -191,9 +191,11 @@ def _events(old: Status, new: Status, limit: int | None) -> Iterator[Event]:
             continue
         if then is not None and (then.status, then.reason) == (now.status, now.reason):
             continue
-        if kind in (c.DISTRIBUTED, c.NODES_HEALTHY):
+        if kind in (c.DISTRIBUTED, c.NODES_HEALTHY, c.UPLOADED):
             if now.status == "False":
                 yield Event("Warning", now.reason, now.message)
+            elif kind == c.UPLOADED and then is not None:
+                yield Event("Normal", now.reason, now.message)
         elif now.status == "True":
             yield Event("Warning" if kind in (c.FAILED, c.IDLE) else "Normal", kind, now.message or now.reason)
         elif kind in (c.INPUTS_READY, c.SCHEDULED) and now.reason in _WARNINGS:

@@ -37,6 +37,7 @@ def refused(item: dict[str, Any], old: dict[str, Any] | None = None) -> list[str
 
 
 CODE = {"configMapName": "ddp-code-1", "digest": "0" * 64}
+STORE = {"path": "/ckpt", "url": "s3://bucket/prefix"}
 BAD: dict[str, tuple[Any, ...]] = {
     "metadata.name": ("a" * 51, "A", "1a", "a.b", "a_b", "a-", "-a", "a b", "ä"),
     "spec.nodes": (0, -1, 5001, 2**63, 2**70),
@@ -66,6 +67,13 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.preflight.minMegabytesPerSecond": (-1, 1),
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
+    "spec.checkpoint.url": ("bucket/prefix", "memory://x", "https://x/y", "s3://", "s3://a b"),
+    "spec.checkpoint.keep": (0, 1001, 3),
+    "spec.checkpoint.secretRef": ({"name": "bucket"},),
+    "spec.checkpoint": (
+        STORE | {"claimName": "c"},
+        STORE | {"shared": True},
+    ),
     "spec.code": (
         {"digest": "0" * 64},
         CODE | {"claimName": "code", "path": "a"},
@@ -104,6 +112,8 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.nonRetryableExitCodes": ([], [1], [255, 1]),
     "spec.checkpoint.path": ("/", "/c/d"),
     "spec.checkpoint.graceSeconds": (0, YEAR),
+    "spec.checkpoint.url": ("s3://bucket/prefix", "file://data", "gs://b"),
+    "spec.checkpoint": (STORE | {"keep": 1000, "secretRef": {"name": "bucket"}},),
     "spec.code": (
         CODE | {"mountPath": "/src", "pip": "a/requirements..txt", "commit": "1", "dirty": True},
         {"claimName": "code", "path": "a/b.tar.gz", "digest": "0" * 64},

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from ddp_operator.kubeobjects import count_pod_gpus
-from ddp_operator.local.adapt import Changes, Unsuitable, adapt_resource, check_suitable, share_cpus
+from ddp_operator.local.adapt import (
+    Changes,
+    Unsuitable,
+    adapt_resource,
+    check_suitable,
+    share_cpus,
+    use_own_credentials,
+)
 from ddp_operator.local.machine import GpuPool, find_gpus
 from ddp_operator.local.pods import rewrite_hosts
 
@@ -29,6 +36,17 @@ def trainer(item: dict[str, Any]) -> dict[str, Any]:
 def test_ports_are_free_ones_of_this_machine_and_the_backend_stays() -> None:
     adapted = adapt_resource(resource(), Changes(), PORT)
     assert adapted["spec"]["rendezvous"] == {"backend": "c10d", "port": 40000}
+
+
+def test_checkpoints_use_the_users_own_credentials_where_the_file_has_no_secret() -> None:
+    given = resource(checkpoint={"path": "/c", "url": "s3://b", "secretRef": {"name": "access"}})
+    secret = {"kind": "Secret", "metadata": {"name": "access"}}
+    assert use_own_credentials(given, [secret]) == given
+    assert use_own_credentials(given, [secret | {"kind": "ConfigMap"}])["spec"]["checkpoint"] == {
+        "path": "/c",
+        "url": "s3://b",
+    }
+    assert use_own_credentials(resource(), []) == resource()
 
 
 def test_the_given_resource_stays_as_it_is() -> None:

@@ -297,6 +297,15 @@ class TestPod:
         assert (found and {k: v for k, v in found.items() if k != "name"}) == source
         assert env_of(**spec).get("DDP_CHECKPOINT_DIR") == spec.get("checkpoint", {}).get("path")
 
+    def test_checkpoints_in_a_store_have_a_disk_of_the_pod_and_their_credentials(self) -> None:
+        store = {"path": "/c", "url": "s3://b/p", "secretRef": {"name": "access"}}
+        pod = pod_of(checkpoint=store, template=template(trainer(envFrom=[{"configMapRef": {"name": "own"}}])))
+        [container] = pod["containers"]
+        assert [next(iter(source)) for source in container["envFrom"]] == ["secretRef", "configMapRef"]
+        assert {"name": constants.CHECKPOINT_VOLUME, "emptyDir": {}} in pod["volumes"]
+        env = {item["name"]: item.get("value") for item in container["env"]}
+        assert '"checkpoint":{"url":"s3://b/p","keep":3}' in env[constants.ENV_LAUNCHER_CONFIG]
+
     def test_shared_memory_is_a_volume_unless_the_user_brings_one(self) -> None:
         [own] = [v for v in pod_of(shm={"sizeLimit": "8Gi"})["volumes"] if v["name"] == constants.SHM_VOLUME]
         assert own["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}

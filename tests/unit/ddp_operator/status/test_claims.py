@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ddp_operator import constants
-from ddp_operator.cluster import Key
+from ddp_operator.cluster import Key, claim_of
 from ddp_operator.kube.cache import ObjectCache
-from ddp_operator.status.ownership import refuse_second
+from ddp_operator.status.ownership import exclusive_claim, refuse_second
 from ddp_operator.why import explain_why
 from tests.support.builders import NOW, job, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
@@ -40,6 +40,17 @@ def another(phase: str = "", attempt: int = 0, *, created: str = "", uid: str = 
 def test_job_waits_for_another_on_its_claim_that_started_or_is_older(other: dict[str, Any], refused: bool) -> None:
     mine = replace(job(checkpoint=CHECKPOINT), uid="own", created="2026-11-20T12:00:00Z")
     assert (refuse_second(mine, "weights", [other]) is not None) is refused
+
+
+def test_a_url_is_for_one_job_as_a_claim_is() -> None:
+    store = {"path": "/ckpt", "url": "s3://bucket/digits"}
+    mine = replace(job(checkpoint=store), uid="own", created="2026-11-20T12:00:00Z")
+    refusal = refuse_second(mine, "s3://bucket/digits", [another("Running", 1) | {}])
+    assert exclusive_claim(mine) == "s3://bucket/digits"
+    assert refusal is not None
+    assert "spec.checkpoint.url: job first (Running) writes its checkpoints to s3://bucket/digits" in refusal.message
+    assert "give each a folder of its own" in refusal.message
+    assert claim_of(resource("x", checkpoint=store)) == "s3://bucket/digits"
 
 
 class TestSecondJob:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -13,8 +14,10 @@ from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
+from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import NodeView, view_pod
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from ddp_operator.why import explain_why
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, resource
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 RUNNING = (child_pod(0), child_pod(1))
@@ -200,3 +203,45 @@ def test_the_code_is_told_by_its_commit_or_where_that_is_not_all_by_its_digest(
     assert code is not None
     assert (code.digest, code.commit, code.dirty, code.revision) == ("1" * 64, commit, dirty, revision)
     assert run(*RUNNING).status.code is None
+
+
+class TestCheckpointsInAStore:
+    STORE = {"path": "/ckpt", "url": "s3://bucket/digits"}
+    BEFORE = page(ddp_step=70, ddp_checkpoint_step=60, ddp_checkpoint_upload_bytes_total=9, phase="Running")
+    UPLOADED = BEFORE + page(ddp_checkpoint_upload_step=40, ddp_checkpoint_upload_timestamp_seconds=1.7e9)
+    FAILING = UPLOADED + '# ddp_checkpoint_upload_problem "OSError: 503 Slow Down"\n'
+
+    def decide(self, text: str, status: Status = STARTED) -> Decision:
+        return run(*RUNNING, text=text, status=status, checkpoint=self.STORE)
+
+    def test_what_counts_as_saved_is_what_is_in_the_store(self) -> None:
+        assert self.decide(self.BEFORE).status.checkpoint is None
+        saved = self.decide(self.UPLOADED).status.checkpoint
+        assert saved is not None
+        assert saved.step == 40
+
+    def test_a_store_that_fails_is_a_condition_with_its_words(self) -> None:
+        decision = self.decide(self.FAILING)
+        assert state(decision, c.UPLOADED) == ("False", "UploadFailing")
+        found = decision.status.condition(c.UPLOADED)
+        assert found is not None
+        assert found.message == (
+            "what training saves is not uploaded to s3://bucket/digits: OSError: 503 Slow Down; "
+            "the newest snapshot there is of step 40"
+        )
+        again = self.decide(self.UPLOADED, decision.status)
+        assert state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
+        reasons = [event.reason for event in transition_events(STARTED, decision.status)]
+        assert "UploadFailing" in reasons
+        assert [event.reason for event in transition_events(decision.status, again.status)] == ["SnapshotUploaded"]
+
+    def test_why_says_that_training_goes_on_and_what_is_safe(self) -> None:
+        decision = self.decide(self.FAILING)
+        item = resource("train") | {"status": msgspec.to_builtins(decision.status)}
+        why = explain_why(item, (), NOW)
+        assert why.reason == "UploadFailing"
+        assert "503 Slow Down" in why.what
+        assert "step 40" in why.what
+
+    def test_a_job_with_a_claim_has_no_such_condition(self) -> None:
+        assert run(*RUNNING, text=self.FAILING).status.condition(c.UPLOADED) is None

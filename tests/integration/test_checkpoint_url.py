@@ -1,0 +1,213 @@
+"""Checkpoints that are kept in a store: real pods, a folder as the store, and over HTTP at night."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddp_operator.launcher.pod import CheckpointConfig, WatchdogConfig
+from tests.support.launcher_pods import Pods
+from tests.support.object_store import FolderStore, ObjectStore
+
+pytestmark = pytest.mark.process
+
+# Counts steps, and keeps the count. What happens at a step is up to the test.
+TRAIN = """
+import json, os, sys, time
+folder, rank, size = os.environ["DDP_CHECKPOINT_DIR"], int(os.environ["RANK"]), int(os.environ.get("SIZE", "0"))
+path = os.path.join(folder, "last.json")
+step = json.load(open(path))["step"] if os.path.exists(path) else 0
+print(f"rank {rank} begins at {step}", flush=True)
+def stop(number, frame):
+    global last
+    last, os.environ["WAIT"] = step + 1, "-1"
+last = int(os.environ["STEPS"])
+import signal
+signal.signal(signal.SIGTERM, stop)
+while rank and not os.path.exists("over"):
+    time.sleep(0.05)
+while step < last and not rank:
+    time.sleep(0.05)
+    step += 1
+    if step % 10 == 0 or step == last:
+        with open(path + ".tmp", "w") as file:
+            json.dump({"step": step, "fill": os.urandom(size).hex()}, file)
+        os.replace(path + ".tmp", path)
+        print(f"saved {step}", flush=True)
+    if step == int(os.environ.get("FAIL", "0")) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(3)
+    while step == int(os.environ.get("WAIT", "-1")):
+        time.sleep(0.05)
+open("over", "w").close()
+"""
+Attempt = Callable[..., Pods]
+Store = FolderStore | ObjectStore
+
+
+@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.nightly)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store = ObjectStore(tmp_path) if request.param == "s3" else FolderStore(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, store: Store) -> Iterator[Attempt]:
+    made: list[Pods] = []
+
+    def start(number: int, *, nodes: int = 1, restarts: int = 0, grace: int = 100, **env: object) -> Pods:
+        folder = tmp_path / f"attempt-{number}"
+        folder.mkdir()
+        (folder / "train.py").write_text(TRAIN)
+        config = {"checkpoint": CheckpointConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 10, "Report")}
+        pods = Pods(folder, ["train.py"], nodes=nodes, max_restarts=restarts, config=config)
+        made.append(pods)
+        about = {"DDP_ATTEMPT": number, "DDP_RUN_ID": f"job-{number}", "DDP_GRACE_SECONDS": grace, **env}
+        for index in range(nodes):
+            place = {"DDP_CHECKPOINT_DIR": str(folder / f"ckpt-{index}")}
+            pods.env = {**store.env, **{name: str(value) for name, value in about.items()}, **place}
+            pods.start(index)
+        return pods
+
+    yield start
+    for pods in made:
+        pods.stop()
+
+
+def until_uploaded(pods: Pods, store: Store, snapshots: int) -> None:
+    pods.until(lambda: len(store.keys("snapshots")) >= snapshots, f"{snapshots} snapshots in the store")
+
+
+def find_mirror(pods: Pods) -> psutil.Process:
+    children = psutil.Process(pods.running[0].pid).children()
+    (found,) = (child for child in children if "mirror" in child.cmdline())
+    return found
+
+
+def test_all_ranks_go_on_from_what_rank_zero_has_saved(attempt: Attempt, store: Store) -> None:
+    pods = attempt(1, nodes=2, restarts=1, STEPS=25, FAIL=20)
+    ends = [pods.wait(0), pods.wait(1)]
+    assert [end.code for end in ends] == [0, 0], ends[0].log
+    for rank, end in enumerate(ends):
+        assert f"rank {rank} begins at 0" in end.log
+        assert f"rank {rank} begins at 20" in end.log
+    assert len(store.keys("snapshots")) == 2
+
+
+def test_a_killed_pods_successor_goes_on_from_the_store(attempt: Attempt, store: Store) -> None:
+    first = attempt(1, STEPS=1000, WAIT=30)
+    until_uploaded(first, store, 1)
+    first.until(lambda: "ddp_checkpoint_upload_timestamp_seconds" in first.page(), "the page tells of the snapshot")
+    first.signal(0, signal.SIGKILL)
+    end = attempt(2, STEPS=35).wait(0)
+    assert end.code == 0
+    assert "rank 0 begins at 30" in end.log
+    assert end.message["progress"]["ddp_checkpoint_upload_bytes_total"] > 0
+
+
+def test_a_pod_that_is_asked_to_stop_uploads_what_its_workers_save(attempt: Attempt, store: Store) -> None:
+    first = attempt(1, STEPS=1000, WAIT=15)
+    first.until_logged(0, "saved 10")
+    first.signal(0, signal.SIGTERM)
+    end = first.wait(0)
+    assert end.code == 85
+    last = end.log.rpartition("saved ")[2].split()[0]
+    assert f"rank 0 begins at {last}\n" in attempt(2, STEPS=20).wait(0).log
+
+
+def test_an_overtaken_attempt_ends_as_a_secondary_failure(attempt: Attempt, store: Store) -> None:
+    first = attempt(1, STEPS=1000, WAIT=20)
+    until_uploaded(first, store, 1)
+    assert attempt(2, STEPS=25).wait(0).code == 0
+    Path(first.folder / "ckpt-0" / "more").write_text("x")
+    end = first.wait(0)
+    assert end.code == 86, end.log
+    assert "attempt 2 has taken over" in end.message["message"]
+    assert end.message["secondary"]
+
+
+def test_a_damaged_snapshot_is_skipped(attempt: Attempt, store: Store) -> None:
+    first = attempt(1, STEPS=1000, WAIT=10)
+    until_uploaded(first, store, 1)
+    before = set(store.keys("objects"))
+    Path(first.folder / "ckpt-0" / "last.json").write_text('{"step": 11}')
+    until_uploaded(first, store, 2)
+    first.signal(0, signal.SIGKILL)
+    (newest,) = set(store.keys("objects")) - before
+    store.replace(f"objects/{newest}", b'{"step": 99}')
+    end = attempt(2, STEPS=12).wait(0)
+    assert "rank 0 begins at 10" in end.log
+    assert "is skipped" in end.log
+
+
+def test_a_killed_uploader_is_started_again(attempt: Attempt, store: Store) -> None:
+    pods = attempt(1, STEPS=60, WAIT=20)
+    until_uploaded(pods, store, 1)
+    find_mirror(pods).kill()
+    pods.until_logged(0, "another one takes its place")
+    pods.signal(0, signal.SIGTERM)
+    assert pods.wait(0).code == 85
+    assert "rank 0 begins at 21" in attempt(2, STEPS=25).wait(0).log
+
+
+def test_success_needs_the_last_checkpoint_in_the_store(attempt: Attempt, store: Store, tmp_path: Path) -> None:
+    if not isinstance(store, FolderStore):
+        pytest.skip("a folder can be made useless in one step; a store over HTTP is, in the tests below")
+    pods = attempt(1, STEPS=1000, WAIT=20)
+    until_uploaded(pods, store, 1)
+    (tmp_path / "store" / "objects").rename(tmp_path / "elsewhere")
+    (tmp_path / "store" / "objects").write_text("no folder")
+    Path(pods.folder / "ckpt-0" / "more").write_text("x")
+    pods.until(lambda: "ddp_checkpoint_upload_problem" in pods.page(), "the page tells the problem")
+    (worker,) = (
+        one for one in psutil.Process(pods.running[0].pid).children(recursive=True) if "worker" in one.cmdline()
+    )
+    worker.terminate()
+    end = pods.wait(0)
+    assert end.code == 82, end.log
+    assert "training has succeeded, but the last checkpoint was not uploaded" in end.message["message"]
+
+
+def test_a_store_that_cannot_be_used_ends_the_pod_before_training(
+    attempt: Attempt, store: Store, tmp_path: Path
+) -> None:
+    if isinstance(store, FolderStore):
+        (tmp_path / "store").write_text("no folder")
+        store.url = f"nosuch://{tmp_path}"
+    else:
+        store.url = "s3://nosuchbucket/prefix"
+    end = attempt(1, STEPS=10).wait(0)
+    assert end.code == 81, end.log
+    assert "begins at" not in end.log
+    assert store.url in end.message["message"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("state", ["down", "busy", "cut"])
+def test_training_goes_on_while_the_store_is(state: str, tmp_path: Path) -> None:
+    store = ObjectStore(tmp_path)
+    folder = tmp_path / "attempt-1"
+    folder.mkdir()
+    (folder / "train.py").write_text(TRAIN)
+    config = {"checkpoint": CheckpointConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
+    place = {"DDP_CHECKPOINT_DIR": str(folder / "ckpt"), "DDP_ATTEMPT": "1", "DDP_RUN_ID": "job-1"}
+    pods = Pods(folder, ["train.py"], nodes=1, config=config)
+    try:
+        pods.env = {**store.env, **place, "STEPS": "200", "SIZE": "200000"}
+        pods.start()
+        until_uploaded(pods, store, 1)
+        store.wire.state = state
+        pods.until(lambda: "ddp_checkpoint_upload_problem" in pods.page(), "the page tells the problem")
+        written = len(store.keys("snapshots"))
+        store.wire.state = "up"
+        end = pods.wait(0)
+        assert end.code == 0, end.log
+        assert "answers again" in end.log
+        assert len(store.keys("snapshots")) >= written
+    finally:
+        pods.stop()
+        store.stop()

@@ -1,0 +1,219 @@
+"""When a folder of checkpoints is complete, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.launcher import mirror as module
+from ddp_operator.launcher.mirror import Folder, Mirror, find_step, list_written_files
+from ddp_operator.launcher.pod import CheckpointConfig, encode_config
+from ddp_operator.launcher.snapshots import Superseded
+from tests.support.launcher_config import launcher_pod
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Run:
+    """A mirror whose clock is the test's."""
+
+    def __init__(self, root: Path, clock: Clock, attempt: int = 1) -> None:
+        self.clock, self.folder = clock, root / f"ckpt-{attempt}"
+        self.folder.mkdir(exist_ok=True)
+        (root / "metrics").mkdir(exist_ok=True)
+        pod = launcher_pod(root, checkpoint=CheckpointConfig(f"file://{root}/store", 3))
+        given = {"pod": encode_config(pod), "folder": str(self.folder), "attempt": attempt, "runId": f"job-{attempt}"}
+        self.events: list[dict[str, Any]] = []
+        self.mirror = Mirror(given, self.events.append)
+        self.mirror._answer({"claim": True, "fetch": None, "number": 1})
+
+    def look(self, seconds: float = 0.0) -> bool:
+        self.clock.now += seconds
+        return self.mirror._look(final=False)
+
+    def flush(self) -> None:
+        self.mirror._answer({"flush": True, "number": 2})
+
+    def saved(self) -> dict[str, Any]:
+        """The newest manifest."""
+        written = sorted((self.folder.parent / "store" / "snapshots").glob("*.json"))
+        found: dict[str, Any] = json.loads(written[-1].read_text()) if written else {}
+        return found
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = next(one["state"] for one in reversed(self.events) if "state" in one)
+        return state
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def run(tmp_path: Path, clock: Clock) -> Run:
+    return Run(tmp_path, clock)
+
+
+def test_a_file_counts_once_it_has_settled(run: Run) -> None:
+    (run.folder / "step-12.pt").write_text("x")
+    assert not run.look()
+    assert run.state["pending"]
+    assert run.saved() == {}
+    assert run.look(3)
+    assert run.saved()["step"] == 12
+    assert (run.state["step"], run.state["pending"]) == (12, False)
+
+
+def test_nothing_is_written_where_nothing_changed(run: Run) -> None:
+    (run.folder / "a").write_text("x")
+    run.look()
+    run.look(3)
+    before = run.saved()
+    assert run.look(100)
+    (run.folder / "a").write_text("x")  # the same again
+    run.look()
+    run.look(3)
+    assert run.saved() == before
+
+
+def test_an_open_file_is_waited_for_but_not_for_ever(run: Run) -> None:
+    with (run.folder / "log").open("w") as log:
+        log.write("x")
+        log.flush()
+        (run.folder / "step-1.pt").write_text("x")
+        run.look()
+        assert not run.look(5)
+        run.look(40)
+        assert list(run.saved()["files"]) == ["step-1.pt"]
+        assert not run.state["pending"]
+        (run.folder / "step-2.pt").write_text("x")
+        run.look()
+        run.look(3)
+        assert sorted(run.saved()["files"]) == ["step-1.pt", "step-2.pt"]
+    run.flush()
+    assert "log" in run.saved()["files"]
+
+
+def test_a_file_that_is_replaced_all_the_time_is_read_now_and_then(run: Run) -> None:
+    for step in range(40):
+        (run.folder / "new.tmp").write_text(str(step))
+        os.replace(run.folder / "new.tmp", run.folder / "last.pt")
+        run.look(1)
+    assert list(run.saved()["files"]) == ["last.pt"]
+
+
+def test_a_half_written_folder_of_a_trainer_is_left_out(run: Run) -> None:
+    (run.folder / "checkpoint-5").mkdir()
+    (run.folder / "checkpoint-5" / "model.safetensors").write_text("x")
+    run.look()
+    assert not run.look(10)
+    (run.folder / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    run.look()
+    run.look(3)
+    assert run.saved()["step"] == 5
+    assert len(run.saved()["files"]) == 2
+
+
+def test_temporary_names_never_count(run: Run) -> None:
+    (run.folder / ".step-1.pt.tmp").write_text("x")
+    (run.folder / "a.tmp").write_text("x")
+    (run.folder / "tmp-checkpoint-1").mkdir()
+    (run.folder / "tmp-checkpoint-1" / "a").write_text("x")
+    run.flush()
+    assert run.saved() == {}
+
+
+def test_the_step_that_the_script_reports_is_the_snapshots(run: Run, tmp_path: Path) -> None:
+    page = '# TYPE ddp_checkpoint_step gauge\nddp_checkpoint_step{rank="0"} 77\n'
+    (tmp_path / "metrics" / "0.prom").write_text(page)
+    (run.folder / "last.pt").write_text("x")
+    run.look()
+    run.look(3)
+    assert run.saved()["step"] == 77
+
+
+def test_a_store_that_fails_is_told_and_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.folder / "a").write_text("x")
+    run.look()
+    with monkeypatch.context() as broken:
+        broken.setattr(run.mirror._store, "upload", lambda *_: (_ for _ in ()).throw(OSError("503 Slow Down")))
+        assert not run.look(3)
+        assert "503 Slow Down" in run.state["problem"]
+        assert run.state["failures"] == 1
+    assert not run.look()  # too early
+    assert run.look(31)
+    assert run.state["problem"] == ""
+    assert run.saved()["files"]
+
+
+def test_an_overtaken_attempt_ends(run: Run, tmp_path: Path, clock: Clock) -> None:
+    Run(tmp_path, clock, attempt=2)
+    (run.folder / "a").write_text("x")
+    run.look()
+    with pytest.raises(Superseded):
+        run.look(3)
+
+
+def test_the_next_attempt_goes_on_from_what_was_uploaded(run: Run, tmp_path: Path, clock: Clock) -> None:
+    (run.folder / "sub").mkdir()
+    (run.folder / "sub" / "step-3.pt").write_text("x")
+    run.flush()
+    second = Run(tmp_path, clock, attempt=2)
+    assert (second.folder / "sub" / "step-3.pt").read_text() == "x"
+    assert second.state["step"] == 3
+    before = second.saved()
+    second.flush()
+    assert second.saved() == before
+    assert second.events[-1] == {"done": "000000001-000000001", "number": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("step-000000500-attempt-2.pt", 500),
+        ("checkpoint-40/model.safetensors", 40),
+        ("epoch=1-step=90.ckpt", 90),
+        ("global_step7/mp_rank_00.pt", 7),
+        ("last.pt", None),
+        ("epoch-3.pt", None),
+        ("footstep-9.txt", None),
+    ],
+)
+def test_steps_by_names(path: str, step: int | None) -> None:
+    assert find_step([path]) == step
+
+
+def test_open_files_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with path.open("w"):
+        assert path.stat().st_ino in list_written_files()
+    with path.open():
+        assert path.stat().st_ino not in list_written_files()
+
+
+def test_a_folder_forgets_what_is_gone(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    (tmp_path / "a").write_text("x")
+    assert list(folder.look(0)) == ["a"]
+    (tmp_path / "a").unlink()
+    assert folder.look(1) == {}

@@ -1,0 +1,236 @@
+"""Snapshots of a folder in a store: whole or not there, by one attempt at a time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddp_operator.launcher.snapshots import Changed, Damaged, Snapshot, SnapshotStore, Superseded, hash_file
+from ddp_operator.launcher.storage import UnusableStorage, open_storage
+
+
+class Attempt:
+    """An attempt with a folder of its own."""
+
+    def __init__(self, root: Path, number: int, *, job: str = "job", keep: int = 3) -> None:
+        system, path = open_storage(f"file://{root}/store")
+        self.store = SnapshotStore(system, path, number, f"{job}-{number}", keep)
+        self.folder = root / f"{job}-{number}"
+        self.folder.mkdir(exist_ok=True)
+        self.store.claim()
+
+    def files(self) -> dict[str, tuple[str, int]]:
+        paths = [path for path in self.folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.folder)): (hash_file(str(path)), path.stat().st_size) for path in paths}
+
+    def save(self, step: int, **files: str) -> Snapshot:
+        for name, text in files.items():
+            (self.folder / name).write_text(text)
+        self.store.upload(str(self.folder), self.files())
+        return self.store.write(self.files(), step)
+
+    def fetch(self) -> Snapshot | None:
+        return self.store.fetch_newest(str(self.folder))
+
+
+def objects(root: Path) -> list[Path]:
+    return sorted((root / "store" / "objects").iterdir())
+
+
+def test_the_next_attempt_gets_the_newest_snapshot(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, 1)
+    first.save(1, a="1", b="same")
+    first.save(2, a="2")
+    second = Attempt(tmp_path, 2)
+    found = second.fetch()
+    assert found is not None
+    assert found.step == 2
+    assert second.files() == first.files()
+
+
+def test_an_empty_store_has_no_snapshot(tmp_path: Path) -> None:
+    assert Attempt(tmp_path, 1).fetch() is None
+
+
+def test_a_file_that_has_not_changed_is_uploaded_once(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, 1)
+    first.save(1, a="x" * 1000)
+    first.save(2, b="yy")
+    assert first.store.bytes == 1002
+
+
+def test_a_claim_orders_the_snapshots_not_their_number(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, 1)
+    for step in range(1, 4):
+        first.save(step, a=str(step))
+    Attempt(tmp_path, 2).save(2, a="of the second attempt")
+    found = Attempt(tmp_path, 3).fetch()
+    assert found is not None
+    assert found.name == "000000002-000000001"
+
+
+class TestFence:
+    def test_an_overtaken_attempt_writes_no_snapshot(self, tmp_path: Path) -> None:
+        first = Attempt(tmp_path, 1)
+        first.save(1, a="1")
+        Attempt(tmp_path, 2)
+        with pytest.raises(Superseded, match="attempt 2 has taken over") as caught:
+            first.save(2, a="2")
+        assert caught.value.same_job
+        assert len(first.store.list()) == 1
+
+    def test_an_overtaken_attempt_removes_nothing(self, tmp_path: Path) -> None:
+        first = Attempt(tmp_path, 1, keep=1)
+        first.save(1, a="1")
+        first.save(2, a="2")
+        Attempt(tmp_path, 2)
+        with pytest.raises(Superseded):
+            first.store.prune()
+        assert len(objects(tmp_path)) == 2
+
+    def test_an_attempt_that_comes_late_is_refused(self, tmp_path: Path) -> None:
+        Attempt(tmp_path, 2)
+        with pytest.raises(Superseded):
+            Attempt(tmp_path, 1)
+
+    def test_a_process_that_is_started_again_keeps_its_claim(self, tmp_path: Path) -> None:
+        first = Attempt(tmp_path, 1)
+        written = first.save(1, a="1")
+        again = Attempt(tmp_path, 1)
+        assert again.store.claim() == written
+        assert again.save(2, a="2").name == "000000001-000000002"
+
+    def test_another_job_is_named(self, tmp_path: Path) -> None:
+        first = Attempt(tmp_path, 5)
+        Attempt(tmp_path, 1, job="other")
+        with pytest.raises(Superseded, match="another job") as caught:
+            first.save(1, a="1")
+        assert not caught.value.same_job
+
+    def test_of_two_claims_at_once_that_of_the_later_attempt_holds(self, tmp_path: Path) -> None:
+        first = Attempt(tmp_path, 1)
+        # As if both had listed before either wrote.
+        (tmp_path / "store/fence/000000001-000000002-job-2.json").write_text("{}")
+        with pytest.raises(Superseded):
+            first.store.check()
+        second = Attempt(tmp_path, 2)
+        second.store.check()
+
+
+class TestDamage:
+    @pytest.fixture
+    def saved(self, tmp_path: Path) -> Attempt:
+        first = Attempt(tmp_path, 1)
+        first.save(1, a="old one")
+        first.save(2, a="new one")
+        return first
+
+    def damage(self, saved: Attempt, root: Path) -> Path:
+        return root / "store" / "objects" / saved.files()["a"][0]
+
+    def expect(self, root: Path, step: int | None) -> Attempt:
+        second = Attempt(root, 2)
+        found = second.fetch()
+        assert (found and found.step) == step
+        return second
+
+    def test_a_flipped_object_makes_its_snapshot_not_count(
+        self, tmp_path: Path, saved: Attempt, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.damage(saved, tmp_path).write_text("new 0ne")
+        second = self.expect(tmp_path, 1)
+        assert (second.folder / "a").read_text() == "old one"
+        assert "snapshot 000000001-000000002" in capsys.readouterr().err
+        assert [path.name for path in second.folder.iterdir()] == ["a"]
+
+    def test_so_does_one_that_is_cut_short(self, tmp_path: Path, saved: Attempt) -> None:
+        self.damage(saved, tmp_path).write_text("new")
+        self.expect(tmp_path, 1)
+
+    def test_and_one_that_is_gone(self, tmp_path: Path, saved: Attempt) -> None:
+        self.damage(saved, tmp_path).unlink()
+        self.expect(tmp_path, 1)
+
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", '{"files": {"../x": ["0", 1]}, "step": 1, "time": 1, "version": 1}']
+    )
+    def test_a_manifest_that_cannot_be_read_does_not_count(self, tmp_path: Path, saved: Attempt, text: str) -> None:
+        (tmp_path / "store/snapshots/000000001-000000002.json").write_text(text)
+        self.expect(tmp_path, 1)
+
+    def test_without_a_whole_one_training_begins_anew(self, tmp_path: Path, saved: Attempt) -> None:
+        shutil.rmtree(tmp_path / "store/objects")
+        self.expect(tmp_path, None)
+
+    def test_what_was_found_damaged_is_uploaded_anew(self, tmp_path: Path, saved: Attempt) -> None:
+        self.damage(saved, tmp_path).write_text("new 0ne")
+        second = self.expect(tmp_path, 1)
+        second.save(3, a="new one")
+        self.expect_third(tmp_path)
+
+    def expect_third(self, root: Path) -> None:
+        third = Attempt(root, 3)
+        found = third.fetch()
+        assert found is not None
+        assert (found.step, (third.folder / "a").read_text()) == (3, "new one")
+
+    def test_a_snapshot_by_name_must_be_whole(self, tmp_path: Path, saved: Attempt) -> None:
+        self.damage(saved, tmp_path).unlink()
+        second = Attempt(tmp_path, 2)
+        with pytest.raises(Damaged):
+            second.store.fetch("000000001-000000002", str(second.folder))
+
+
+class TestPrune:
+    def test_only_the_newest_snapshots_stay_with_what_they_need(self, tmp_path: Path) -> None:
+        first = Attempt(tmp_path, 1, keep=2)
+        for step in range(1, 5):
+            first.save(step, a=str(step), b="same")
+            first.store.prune()
+        assert [name[-1] for name in first.store.list()] == ["3", "4"]
+        assert len(objects(tmp_path)) == 3
+
+    def test_what_a_killed_attempt_left_is_removed(self, tmp_path: Path) -> None:
+        first = Attempt(tmp_path, 1)
+        first.save(1, a="1")
+        (first.folder / "a").write_text("2")
+        first.store.upload(str(first.folder), first.files())
+        second = Attempt(tmp_path, 2)
+        second.store.prune()
+        assert len(objects(tmp_path)) == 1
+
+
+def test_a_file_that_changes_on_its_way_is_told(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, 1)
+    (first.folder / "a").write_text("1")
+    before = first.files()
+    (first.folder / "a").write_text("longer")
+    with pytest.raises(Changed):
+        first.store.upload(str(first.folder), before)
+    (first.folder / "a").unlink()
+    with pytest.raises(Changed):
+        first.store.upload(str(first.folder), before)
+    assert objects(tmp_path) == []
+
+
+def test_a_snapshot_is_not_written_over_what_is_missing(tmp_path: Path) -> None:
+    first = Attempt(tmp_path, 1)
+    (first.folder / "a").write_text("1")
+    with pytest.raises(OSError, match="does not have what was uploaded"):
+        first.store.write(first.files(), 1)
+
+
+def test_a_manifest_says_what_it_is_of(tmp_path: Path) -> None:
+    Attempt(tmp_path, 4).save(7, a="1")
+    (written,) = (tmp_path / "store/snapshots").iterdir()
+    manifest = json.loads(written.read_text())
+    assert (manifest["step"], manifest["attempt"], manifest["runId"]) == (7, 4, "job-4")
+
+
+@pytest.mark.parametrize(("url", "words"), [("nowhere://x/y", "cannot be opened"), ("adl://x/y", "needs .*package")])
+def test_a_url_that_nothing_here_can_open_says_why(url: str, words: str) -> None:
+    with pytest.raises(UnusableStorage, match=words):
+        open_storage(url)
