@@ -17,7 +17,7 @@ from tests.support.file_server import FileServer, pattern, serve_file
 
 pytestmark = pytest.mark.process
 
-SIZE = 5_000_000
+SIZE = 20_000_000  # more than sockets hold on the way
 SHOW = "import hashlib, sys; print('sum', hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
 SHA = hashlib.sha256(pattern(0, SIZE)).hexdigest()
 
@@ -34,11 +34,11 @@ def status(run: DdpRun) -> dict[str, Any]:
 
 
 def test_a_file_that_was_cut_is_there_when_the_script_starts_and_for_the_next_run(tmp_path: Path) -> None:
-    with serve_file(FileServer(pattern, SIZE, cuts=[2_000_000])) as server:
+    with serve_file(FileServer(pattern, SIZE, cuts=[8_000_000])) as server:
         with DdpRun(tmp_path, text(server, checksum=f"sha256:{SHA}")) as run:
             assert run.wait() == 0, run.output
         assert f"sum {SHA}" in run.output
-        assert server.starts == [0, 2_000_000]
+        assert server.starts == [0, 8_000_000]
         assert server.sent == SIZE + 1
         with DdpRun(tmp_path, text(server, checksum=f"sha256:{SHA}"), options=["--name", "again"]) as run:
             assert run.wait() == 0, run.output
