@@ -1,0 +1,64 @@
+"""The Python API at a real API server, with the operator: what docs/notebook.ipynb does on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_operator import AsyncClient, Conflict, NotFound, TrainingFailed
+from tests.support.control_plane import ControlPlane
+from tests.support.standin import ClusterActors
+
+from .test_apiserver_operator import StartProcess, actors, namespace, start
+
+__all__ = ["actors", "namespace", "start"]  # fixtures
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
+
+
+async def test_a_function_is_trained_suspended_resumed_and_deleted(
+    plane: ControlPlane,
+    namespace: str,
+    actors: ClusterActors,
+    start: StartProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "a_training.py").write_text("def train(learning_rate): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    train = importlib.import_module("a_training").train
+    start()
+    client = AsyncClient(kubeconfig=str(plane.admin), namespace=namespace)
+    options = {"nodes": 2, "gpus": 0, "name": "digits", "spec": {"recovery": {"maxRestarts": 0}}}
+    async with actors.kubelet():
+        job = await client.train(train, args={"learning_rate": 0.5}, **options)
+        with pytest.raises(Conflict, match="already exists"):
+            await client.train(train, args={"learning_rate": 0.5}, **options)
+        assert (await client.get("digits")).resource["spec"]["code"]["digest"] == job.resource["spec"]["code"]["digest"]
+
+        async def run(attempt: int) -> None:
+            for index in (0, 1):
+                await actors.run_pod(f"digits-{attempt}", index)
+
+        async def reach(phase: str) -> None:
+            async for status in job.changes(timeout=200):
+                if status.phase == phase:
+                    return
+
+        await run(1)
+        await reach("Running")
+        await job.suspend()
+        await reach("Suspended")
+        await job.resume()
+        await reach("Pending")
+        await run(1)
+        message = {"category": "UserError", "message": "KeyError: 'lr'", "rank": 0, "traceback": "KeyError: 'lr'\n"}
+        await actors.finish_pod("digits-1", 0, exit_code=2, message=json.dumps(message))
+        with pytest.raises(TrainingFailed) as raised:
+            await job.wait(timeout=200)
+        assert "KeyError: 'lr'" in str(raised.value)
+        await job.delete(wait=True)
+        with pytest.raises(NotFound):
+            await job.status
