@@ -142,7 +142,7 @@ def test_any_manifest_is_rendered_or_refused_in_words(raw: Any) -> None:
         said = yaml.safe_dump_all(check_manifest(yaml.safe_dump(raw, allow_unicode=True)).children)
     except InvalidManifest as error:
         said = str(error)
-    assert 0 < len(said) < 250_000
+    assert 0 < len(said) < 500_000  # with the launcher, whose ConfigMap may have 1 MiB
     tally("manifest rendered")
 
 
