@@ -233,7 +233,7 @@ def end_of(sim: OperatorSimulation) -> Any:
         status = msgspec.json.decode(re.sub(r"(train-\d+-\d+)-\w{5}", r"\1", text))
         if status.get("lastFailure", {}).get("category") == "NodeLost":
             del status["lastFailure"]["message"]  # the pod's words, or its node's where that is looked at first
-        for told_in_seconds in ("goodput", "lastRestart"):
+        for told_in_seconds in ("goodput", "lastRestart", "history"):
             status.pop(told_in_seconds, None)
         for seen_on_the_way in ("replaced", "all"):  # a pod that is away at one look and back at the next
             status.get("restarts", {}).pop(seen_on_the_way, None)
