@@ -119,7 +119,7 @@ class TestPage:
         path = write_run(tmp_path, phase="Running")
         page = build_page(read_run(path), NOW)
         assert '<span class="phase Interrupted">Interrupted</span>' in page
-        assert "resume from what the script saved elsewhere, or start again, with: ddp run FILE" in page
+        assert "resume from what the script saved, or start again, with: ddp run FILE" in page
         run = RunFolder(path)
         run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
         claim = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
