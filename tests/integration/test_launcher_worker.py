@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.launcher.command_line import split_python_line
+from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import delivered_launcher
 
 pytestmark = pytest.mark.process
@@ -226,7 +227,7 @@ def test_a_program_that_cannot_start_has_the_shells_code(shim: Shim, program: st
 
 def test_the_launchers_modules_hide_none_of_the_users(tmp_path: Path) -> None:
     """Behind a ConfigMap's links Python puts the folder under its real name into the path."""
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "TMPDIR": str(tmp_path), **encoded_config()}
     argv = [sys.executable, str(delivered_launcher()), "run", "--", "-m", "metrics"]
     ran = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 81

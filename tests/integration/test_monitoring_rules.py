@@ -13,6 +13,8 @@ import yaml
 
 from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
 from ddp_operator.launcher.log_patterns import LOG_GROUPS
+from ddp_operator.status.transitions import Used
+from ddp_operator.status.usage import PRODUCTIVE
 from ddp_operator.telemetry import Metrics
 from ddp_trainer.observability.metrics_table import METRICS
 from docs.pages.operator_metrics import SAMPLE_RESOURCE
@@ -33,6 +35,7 @@ def exported() -> set[str]:
     operator = Metrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     operator.on_reconcile(0.1, None)
     operator.on_call("get", "pods", "200")
+    operator.on_transition("team", Used(PRODUCTIVE, 1))
     return names | {sample.name for family in operator.registry.collect() for sample in family.samples}
 
 
