@@ -6,12 +6,13 @@ import lzma
 import os
 import subprocess
 import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from isal import isal_zlib
 
 from ddp_operator.code.files import CannotPack, Selection
 
@@ -76,7 +77,7 @@ def format_size(size: int) -> str:
 
 
 def _compress(piece: memoryview) -> bytes:
-    return zlib.compress(piece, 1, wbits=31)  # a member of a gzip file
+    return isal_zlib.compress(piece, 1, 31)  # a member of a gzip file
 
 
 def _write_tar(folder: Path, selection: Selection, sizes: list[tuple[str, int]]) -> Iterator[memoryview]:
@@ -134,7 +135,9 @@ _MODES: Final = {False: b"0000644\0", True: b"0000755\0"}
 _OWNER: Final = b"0000000\0" * 2
 _MTIME: Final = b"00000000000\0"
 _TAIL: Final = bytes(100) + b"ustar\x0000" + bytes(247)
-_CONSTANT_SUM: Final = sum(_OWNER + _MTIME + b" " * 8 + b"0" + _TAIL)
+_CONSTANT_SUMS: Final = {
+    executable: sum(mode + _OWNER + b"\0" + _MTIME + b" " * 8 + b"0" + _TAIL) for executable, mode in _MODES.items()
+}
 
 
 def _build_header(path: str, size: int, *, executable: bool) -> bytes:
@@ -143,9 +146,10 @@ def _build_header(path: str, size: int, *, executable: bool) -> bytes:
         member = tarfile.TarInfo(path)
         member.size, member.mode = size, 0o755 if executable else 0o644
         return member.tobuf(tarfile.PAX_FORMAT)
-    name, mode, length = path.encode().ljust(100, b"\0"), _MODES[executable], b"%011o\0" % size
-    checksum = _CONSTANT_SUM + sum(name) + sum(mode) + sum(length)
-    return b"%s%s%s%s%s%06o\0 0%s" % (name, mode, _OWNER, length, _MTIME, checksum, _TAIL)
+    name, length = path.encode(), b"%011o" % size
+    checksum = _CONSTANT_SUMS[executable] + sum(name) + sum(length)
+    start = name.ljust(100, b"\0") + _MODES[executable] + _OWNER + length
+    return b"%s\0%s%06o\0 0%s" % (start, _MTIME, checksum, _TAIL)
 
 
 def _read_link(root: str, path: str, place: str) -> str:
