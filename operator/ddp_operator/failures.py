@@ -101,7 +101,7 @@ _START_ERRORS = ("StartError", "ContainerCannotRun")
 _NO_PROGRAM = re.compile(r'exec: \\?"([^"\\]+)\\?": [^"]*(?:not found|no such file or directory|permission denied)')
 _NO_PROGRAM_HINT = (
     "{program} is not in the image, or is not executable: use an image with Python and PyTorch, or correct command in "
-    "spec.template"
+    "spec.template (where there is no python, there may be python3)"
 )
 _MAX_TEXT = 2048
 _MAX_SIGNATURE = 200

@@ -209,7 +209,7 @@ async def test_a_script_takes_its_folder_along_in_a_config_map_that_goes_with_it
     assert [owner["uid"] for owner in config_map["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
     assert job["status"]["code"]["digest"] == job["spec"]["code"]["digest"]
     [container] = job["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python", "train.py"]
+    assert container["command"] == ["python3", "train.py"]
 
     assert await ddp("submit", "train.py", *options) == ExitCode.FAILED  # the name is taken
     assert await ddp("submit", "train.py", *options, "--name", "again") == ExitCode.OK

@@ -126,7 +126,7 @@ def write_manifest(
     procs: int | str = "auto",
 ) -> str:
     """Return the YAML of a job that runs a script, with comments for a first-time reader. ``gpus``: of each pod."""
-    command = ", ".join(json.dumps(word) if _needs_quotes(word) else word for word in ("python", *script.words))
+    command = ", ".join(json.dumps(word) if _needs_quotes(word) else word for word in ("python3", *script.words))
     limits = f'resources: {{limits: {{nvidia.com/gpu: "{gpus}"}}}}'
     lines = [
         "apiVersion: ddp-operator.dev/v1alpha1",

@@ -99,7 +99,7 @@ class Client:
             if not Path(program).is_file():
                 raise ClientError(f"{program}: there is no such script")
             folder = Path(workdir) if workdir is not None else default_folder(str(program))
-            command = ["python", Workdir(folder).place(str(program)), *map(str, args)]
+            command = ["python3", Workdir(folder).place(str(program)), *map(str, args)]
             stem = Path(program).stem
         job = build_job(
             name or job_name(stem),

@@ -42,7 +42,7 @@ class Function:
                 f"pods get; leave workdir out, or choose one with {self.root} in it"
             ) from None
         call = {"module": self.module, "function": self.name, "path": path.as_posix(), "args": args}
-        return ["python", "-c", ENTRY, json.dumps(call).replace("$(", "$$(")]  # which a pod would expand
+        return ["python3", "-c", ENTRY, json.dumps(call).replace("$(", "$$(")]  # which a pod would expand
 
 
 def find_function(function: Callable[..., object]) -> Function:

@@ -54,7 +54,7 @@ def test_any_script_makes_a_job_that_would_be_taken(path: str, name: str, gpus: 
     job = parse_resource(resource)
     assert (job.name, job.spec.nodes) == (name, 2)
     (container,) = resource["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python", path]
+    assert container["command"] == ["python3", path]
     assert container["args"] == ["--epochs", "5", 'say "x"']
     assert container.get("resources") == ({"limits": {"nvidia.com/gpu": "8"}} if gpus else None)
     assert "--epochs 3" in text

@@ -56,7 +56,7 @@ def test_a_function_travels_with_its_modules_folder(backend: FakeBackend, tmp_pa
     )
     assert (job.name, backend.workdir) == ("fit", Workdir(tmp_path, pip=True))
     *command, call = container(backend)["command"]
-    assert command == ["python", "-c", ENTRY]
+    assert command == ["python3", "-c", ENTRY]
     assert json.loads(call) == {"module": "my_training", "function": "fit", "path": ".", "args": {"lr": 0.1}}
     made = check_manifest(json.dumps(job.resource)).job.spec
     assert (made.nodes, made.proc_per_node, made.recovery.max_restarts) == (4, "auto", 5)
@@ -70,11 +70,11 @@ def test_a_script_travels_with_the_current_folder_or_its_own(backend: FakeBacken
     os.chdir("here")
     job = Client().train("../my_training.py", args=["--lr", 0.1], image="example/torch", name="mine")
     assert (job.name, backend.workdir) == ("mine", Workdir(tmp_path))
-    assert container(backend)["command"] == ["python", "my_training.py", "--lr", "0.1"]
+    assert container(backend)["command"] == ["python3", "my_training.py", "--lr", "0.1"]
     os.chdir("..")
     Path("my_training.py").rename("here/my_training.py")
     assert Client().train(Path("here", "my_training.py")).name == "my-training"
-    assert container(backend)["command"] == ["python", "here/my_training.py"]
+    assert container(backend)["command"] == ["python3", "here/my_training.py"]
 
 
 @pytest.mark.parametrize(
