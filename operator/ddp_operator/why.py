@@ -122,6 +122,9 @@ _BETTER: Final = {
     r"violates PodSecurity": "Set spec.securityProfile: Restricted, and in template.spec what else is named; the image "
     "must then run as a user other than root.",
     r"image will run as root": "Set template.spec.securityContext.runAsUser to a user of the image other than root.",
+    # containerd before 2.1 makes of an image volume a folder without a name.
+    r'failed to mkdir ""': "The node's container runtime mounts no image volumes (containerd does from 2.1, CRI-O from "
+    "1.31): put the code on a claim, with --code-claim, or choose other nodes.",
     r'configmap "\S+-launcher-[0-9a-f]{10,12}" not found': "It is the operator's own, which makes it anew. One that an "
     "older operator has made needs a new Job, while no pod trains: ddp suspend {name}, then ddp resume {name}.",
     r'(?i)\b(secret|configmap) "[^"]+" not found': "Create it in the job's namespace, and the pods start by themselves "

@@ -84,6 +84,10 @@ CASES: dict[str, dict[str, Any]] = {
         "code", code={"claimName": "sources", "path": "ddp/1.tar.gz", "digest": "1" * 64, "mountPath": "/src"},
         template=template(trainer(workingDir="/src/sub")),
     ),
+    "code-in-an-image": resource(
+        "code", code={"image": f"registry.example.com/code@sha256:{'3' * 64}", "digest": "1" * 64},
+        template=template(trainer(), imagePullSecrets=[{"name": "registry"}]),
+    ),
     "volcano-with-network-policy": resource(
         "gang", nodes=2,
         scheduling={"gang": "Volcano", "queue": "train", "priorityClassName": "high", "placement": "Pack"},

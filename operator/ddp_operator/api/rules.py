@@ -239,8 +239,8 @@ RULES: tuple[Rule, ...] = (
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "0 kills the pods at once"),
     Rule(
         "spec.code",
-        "has(self.configMapName) != has(self.claimName)",
-        "must have either configMapName or claimName; `ddp submit --workdir` writes it",
+        "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
+        "must have one of configMapName, claimName and image; `ddp submit --workdir` writes it",
     ),
     Rule(
         "spec.code",
@@ -252,6 +252,12 @@ RULES: tuple[Rule, ...] = (
         "spec.code.digest",
         "self.matches('^[0-9a-f]{64}$')",
         "must be a SHA-256 in hex, of 64 characters; `ddp submit --workdir` writes it",
+    ),
+    Rule(
+        "spec.code.image",
+        "self.matches('^[^ @]+@sha256:[0-9a-f]{64}$')",
+        "must be an image by its digest, repository@sha256:…, for a tag may move and pods that come later would get "
+        "other code; `ddp submit --workdir --code-image` writes it",
     ),
     Rule(
         "spec.code.mountPath",

@@ -223,7 +223,7 @@ class Checkpoint(_Fields, frozen=True, kw_only=True):
 
 class Code(_Fields, frozen=True, kw_only=True):
     """The folder that the training command runs in, packed by `ddp submit --workdir`. Each pod unpacks it once,
-    before its ranks start. Either configMapName or claimName has the archive."""
+    before its ranks start. One of configMapName, claimName and image has the archive."""
 
     digest: Annotated[
         str, Meta(description="SHA-256 of the archive's tar, in hex. A pod that finds another archive fails.")
@@ -231,6 +231,13 @@ class Code(_Fields, frozen=True, kw_only=True):
     config_map_name: Annotated[str | None, Meta(description="ConfigMap whose key code.tar.gz is the archive.")] = None
     claim_name: Annotated[str | None, Meta(description="PersistentVolumeClaim with the archive.")] = None
     path: Annotated[str | None, Meta(description="Path of the archive in the claim.")] = None
+    image: Annotated[
+        str | None,
+        Meta(
+            description="OCI image with the archive as /code.tar.gz, by its digest, mounted as an image volume "
+            "(Kubernetes 1.35, or 1.31 with the feature gate ImageVolume)."
+        ),
+    ] = None
     commit: Annotated[str | None, Meta(description="Commit of the git repository that the folder is in.")] = None
     dirty: Annotated[bool | None, Meta(description="True: the folder differed from that commit.")] = None
     mount_path: Annotated[

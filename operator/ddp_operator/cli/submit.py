@@ -24,10 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gpus", type=integer(0), metavar="N", help="GPUs of each pod; default: 1")
     group.add_argument("--image", help=f"an image with Python and PyTorch; default: {IMAGE}")
     group.add_argument("--name", help="name of the job; default: that of the script")
-    add_workdir_arguments(parser).add_argument(
+    code = add_workdir_arguments(parser)
+    code.add_argument(
         "--code-claim",
         metavar="NAME",
         help="put the packed folder on this claim, where it is too large for a ConfigMap",
+    )
+    code.add_argument(
+        "--code-image",
+        metavar="REPOSITORY[:TAG]",
+        help="push the packed folder to this repository of a registry, for a cluster with image volumes",
     )
     parser.add_argument("--dry-run", action="store_true", help="let the API server check the job without storing it")
     parser.add_argument("-w", "--watch", action="store_true", help="then watch the job until it ends")

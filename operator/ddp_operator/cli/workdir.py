@@ -31,12 +31,14 @@ def add_workdir_arguments(parser: argparse.ArgumentParser) -> Any:
 
 def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> Workdir | None:
     """Return the folder that the arguments name, else ``folder``; None: there is none. Raises: CommandError."""
-    chosen, claim = arguments.workdir or folder, getattr(arguments, "code_claim", None)
+    names = ("include", "pip", "code_claim", "code_image")
+    options: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
+    chosen = arguments.workdir or folder
     if chosen is not None:
-        return Workdir(chosen, arguments.include, arguments.pip, claim)
-    for flag, given in (("--include", arguments.include), ("--pip", arguments.pip), ("--code-claim", claim)):
+        return Workdir(chosen, *options.values())
+    for name, given in options.items():
         if given:
-            raise CommandError(f"{flag}: is about the folder of --workdir; name that too")
+            raise CommandError(f"--{name.replace('_', '-')}: is about the folder of --workdir; name that too")
     return None
 
 

@@ -62,6 +62,7 @@ class Client:
         include: Sequence[str] = (),
         pip: bool = False,
         code_claim: str | None = None,
+        code_image: str | None = None,
         checkpoint_claim: str | None = None,
         spec: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -74,7 +75,8 @@ class Client:
         ``procs``: ranks of a pod; auto: one for each GPU, or one. ``gpus``: of each pod; by default one in a cluster,
         and here those that there are. ``image`` has Python and PyTorch; on this machine it is this Python. ``workdir``:
         the folder that travels, as git would take it, with ``include`` though it is ignored; ``pip``: its
-        requirements.txt is installed; ``code_claim``: a claim by which it travels, where a ConfigMap is too small.
+        requirements.txt is installed; ``code_claim``: a claim by which it travels, where a ConfigMap is too small, or
+        ``code_image``: a repository of a registry, with a tag or without, where the cluster has image volumes.
         ``checkpoint_claim``: a claim for checkpoints, at DDP_CHECKPOINT_DIR. ``spec``: any other fields of the spec.
 
         Raises: TypeError, where arguments are not plain data or not those of the function; Conflict, where there is a
@@ -112,7 +114,7 @@ class Client:
             checkpoint_claim=checkpoint_claim,
             spec=spec or {},
         )
-        return self.submit(job, workdir=folder, include=include, pip=pip, code_claim=code_claim)
+        return self.submit(job, workdir=folder, include=include, pip=pip, code_claim=code_claim, code_image=code_image)
 
     def submit(
         self,
@@ -122,13 +124,16 @@ class Client:
         include: Sequence[str] = (),
         pip: bool = False,
         code_claim: str | None = None,
+        code_image: str | None = None,
         dry_run: bool = False,
         note: Callable[[str], None] = lambda words: None,
     ) -> Job:
         """Create the job of a YAML file, of its text or of a dict, with what else the file has, and return it.
 
-        ``workdir``, ``include``, ``pip``, ``code_claim``: as in `train`; by default no folder travels. ``dry_run``: the
-        API server only checks it. ``note`` is told of what was made beside it. Raises: Conflict, ClientError.
+        ``workdir``, ``include``, ``pip``, ``code_claim``, ``code_image``: as in `train`; by default no folder travels.
+        ``dry_run``: the API server only checks it. ``note`` is told of what was made beside it.
+
+        Raises: Conflict, ClientError.
         """
         if isinstance(manifest, Mapping):
             text = yaml.safe_dump(dict(manifest), sort_keys=False, allow_unicode=True)
@@ -139,7 +144,7 @@ class Client:
                 text = Path(manifest).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ClientError(f"{manifest}: {error}; give the path of a job's YAML") from None
-        folder = Workdir(Path(workdir), include, pip, code_claim) if workdir is not None else None
+        folder = Workdir(Path(workdir), include, pip, code_claim, code_image) if workdir is not None else None
         return Job(*self.backend.create(text, folder, dry_run=dry_run, note=note))
 
     def _share_gpus(self, nodes: int, procs: int | str) -> int:

@@ -23,6 +23,12 @@ def stored_code(api: Api, code: Code | None, job: DDPTrainingJob) -> Iterator[st
     is refused is taken away again. Raises: ClientError.
     """
     name = job.spec.code.config_map_name if job.spec.code else None
+    if code is not None and code.image is not None:
+        from ddp_operator.client.registry import push_image  # with an HTTP client, for this one case
+
+        _check_image_volumes(api, code.image.reference)
+        yield push_image(code.image)
+        return
     if code is not None and name is None:
         yield put_on_claim(api, code, resolve_template(job))
         return
@@ -58,6 +64,28 @@ def own_code(api: Api, code: Code | None, job: DDPTrainingJob) -> None:
         config_map = code.build_config_map(api.namespace)
         config_map["metadata"] |= patch["metadata"]
         _create(api, config_map)
+
+
+def _check_image_volumes(api: Api, reference: str) -> None:
+    """See whether the API server takes them: it drops what it does not know, or what is switched off."""
+    container = {"name": "code", "image": reference, "volumeMounts": [{"name": "code", "mountPath": "/code"}]}
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "ddp-code-"},
+        "spec": {"containers": [container], "volumes": [{"name": "code", "image": {"reference": reference}}]},
+    }
+    try:
+        made = api.request("POST", api_path("v1", "pods", api.namespace), {"dryRun": "All"}, pod)
+    except ApiError as error:
+        if error.status is None:
+            raise
+        return  # no right to make pods, or a policy about them: the job's own pods will show it
+    if not any("image" in volume for volume in made["spec"].get("volumes") or ()):
+        raise ClientError(
+            "--code-image: the cluster has no image volumes: they need Kubernetes 1.35, or 1.31 with the feature gate "
+            "ImageVolume; put the code on a claim that all pods can mount: --code-claim NAME"
+        )
 
 
 def _check_there(api: Api, name: str) -> None:

@@ -15,17 +15,20 @@ from ddp_operator.validation import check_manifest
 
 @dataclass(frozen=True, slots=True)
 class Workdir:
-    """A folder, what of it travels though it is ignored, whether its requirements are installed, and by which claim."""
+    """A folder, what of it travels though ignored, whether to install its requirements, and its claim or image."""
 
     folder: Path
     include: Sequence[str] = ()
     pip: bool = False
     claim: str | None = None
+    image: str | None = None
 
     def pack(self) -> Code:
         """Pack it. Raises: ClientError."""
+        if self.claim is not None and self.image is not None:
+            raise ClientError("the packed folder goes onto a claim or into an image, and not both; name one of them")
         try:
-            return pack_code(self.folder, self.include, pip=self.pip, claim=self.claim)
+            return pack_code(self.folder, self.include, pip=self.pip, claim=self.claim, image=self.image)
         except CannotPack as error:
             raise ClientError(str(error)) from None
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ddp_operator import constants, names
 from ddp_operator.code.archive import CONFIG_MAP_LIMIT, Archive, format_size, pack
 from ddp_operator.code.files import CannotPack
+from ddp_operator.code.image import Image, build_image
 from ddp_operator.launcher.command_line import split_python_line
 from ddp_operator.manifests.torchrun import UserCommand
 
@@ -25,6 +26,7 @@ class Code:
     folder: Path
     archive: Archive
     spec: Mapping[str, Any]
+    image: Image | None = None
 
     def describe(self) -> str:
         """Return what is packed, in one line, and a second one of what was left out."""
@@ -59,7 +61,8 @@ class Code:
             raise CannotPack(
                 f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
                 f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {self.archive.list_largest()}. Name what "
-                "the job does not need in .ddpignore, or put it on a claim that all pods can mount: --code-claim NAME"
+                "the job does not need in .ddpignore, or put it on a claim that all pods can mount (--code-claim NAME) "
+                "or into a registry (--code-image REPOSITORY)"
             )
 
     def build_config_map(self, namespace: str) -> dict[str, Any]:
@@ -74,15 +77,29 @@ class Code:
         }
 
 
-def pack_code(folder: Path, include: Sequence[str] = (), *, pip: bool = False, claim: str | None = None) -> Code:
-    """Pack a folder for a ConfigMap, or for a claim. ``pip``: install its requirements. Raises: CannotPack."""
-    archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None else sys.maxsize)
+def pack_code(
+    folder: Path,
+    include: Sequence[str] = (),
+    *,
+    pip: bool = False,
+    claim: str | None = None,
+    image: str | None = None,
+) -> Code:
+    """Pack a folder for a ConfigMap, or for a claim or an image (a repository, with a tag if one is wanted).
+
+    ``pip``: install its requirements. Raises: CannotPack.
+    """
+    archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None and image is None else sys.maxsize)
     if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
         raise CannotPack(f"--pip: there is no {REQUIREMENTS} among the packed files of {folder}; write one")
     spec: dict[str, Any] = {"digest": archive.digest}
-    if claim is None:
-        spec["configMapName"] = names.code_config_map_name(archive.digest)
-    else:
+    built = None
+    if claim is not None:
         spec |= {"claimName": claim, "path": f"ddp-code/{archive.digest}.tar.gz"}
+    elif image is not None:
+        built = build_image(image, archive)
+        spec["image"] = built.reference
+    else:
+        spec["configMapName"] = names.code_config_map_name(archive.digest)
     spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
-    return Code(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}))
+    return Code(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}), built)

@@ -40,7 +40,8 @@ def unpack(code: CodeConfig) -> int:
     except OSError as error:
         raise CannotStart(
             f"the archive with the code, {code.archive}, cannot be read: {error.strerror}",
-            "submit the job again with --workdir, which puts the code where spec.code says",
+            "submit the job again with --workdir, which puts the code where spec.code says; spec.code.image comes only "
+            "where Kubernetes' feature gate ImageVolume is on, elsewhere use --code-claim",
         ) from error
     source, count = _Hashing(opened), 0
     try:

@@ -213,9 +213,9 @@ def check_code(resource: Object, others: Sequence[Object]) -> None:
     """See that this machine has what spec.code names, if that is no claim. Raises: Unsuitable."""
     code = resource["spec"].get("code") or {}
     here = [item["metadata"]["name"] for item in others if item.get("kind") == "ConfigMap"]
-    name = code.get("configMapName")
-    if name and name not in here:
-        raise Unsuitable(f"spec.code.configMapName: {name}: is not in the file; name the folder with --workdir")
+    for name, problem in (("image", "no image is pulled here"), ("configMapName", "is not in the file")):
+        if code.get(name) and code[name] not in here:
+            raise Unsuitable(f"spec.code.{name}: {code[name]}: {problem}; name the folder with --workdir")
 
 
 def check_ports(base: int, nodes: int) -> None:

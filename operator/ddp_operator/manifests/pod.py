@@ -275,6 +275,8 @@ def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
     archive: dict[str, Any] = {"configMap": {"name": code.config_map_name}}
     if code.claim_name:  # read-only by its mount: the job may write to the same claim elsewhere
         archive = {"persistentVolumeClaim": {"claimName": code.claim_name}}
+    elif code.image:
+        archive = {"image": {"reference": code.image, "pullPolicy": "IfNotPresent"}}
     yield constants.CODE_VOLUME, archive, constants.CODE_MOUNT_PATH
     yield constants.CODE_FOLDER_VOLUME, {"emptyDir": {}}, code.folder
     if code.pip:

@@ -190,6 +190,12 @@ class TestWhatIsTold:
                 'pods "x-1-*" is forbidden: violates PodSecurity "restricted"',
                 "securityProfile: Restricted",
             ),
+            (
+                c.PODS_NOT_STARTING,
+                'x-1-0-a: CreateContainerError: failed to generate container "b5" spec: failed to generate spec: '
+                'failed to mkdir "": mkdir : no such file or directory',
+                "--code-claim",
+            ),
             (c.PODS_NOT_STARTING, "container has runAsNonRoot and image will run as root (pod: …)", "runAsUser"),
         ],
     )

@@ -76,8 +76,10 @@ BAD: dict[str, tuple[Any, ...]] = {
     ),
     "spec.code": (
         {"digest": "0" * 64},
+        CODE | {"image": f"example.com/code@sha256:{'0' * 64}"},
         CODE | {"claimName": "code", "path": "a"},
     ),
+    "spec.code.image": ("example.com/code", "example.com/code:1", f"a b@sha256:{'0' * 64}", f"@sha256:{'0' * 64}"),
     "spec.code.path": ("code.tar.gz", "/code.tar.gz", "../code.tar.gz"),
     "spec.code.digest": ("", "0" * 63, "G" * 64),
     "spec.code.mountPath": ("/", "", "code", "/a/", "/a/../b", "/opt/ddp-code", "/a:b"),
@@ -117,6 +119,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.code": (
         CODE | {"mountPath": "/src", "pip": "a/requirements..txt", "commit": "1", "dirty": True},
         {"claimName": "code", "path": "a/b.tar.gz", "digest": "0" * 64},
+        {"image": f"example.com:5000/team/code@sha256:{'0' * 64}", "digest": "f" * 64},
     ),
     "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
     "spec.scheduling": (

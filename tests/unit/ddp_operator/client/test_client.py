@@ -123,6 +123,8 @@ def test_a_manifest_is_a_path_a_text_or_a_dict(backend: FakeBackend, tmp_path: P
         assert backend.workdir is None
     Client().submit(given, workdir=".", include=["a"], code_claim="shared")
     assert backend.workdir == Workdir(Path("."), ["a"], claim="shared")
+    Client().submit(given, workdir=".", pip=True, code_image="localhost:5000/code")
+    assert backend.workdir == Workdir(Path("."), pip=True, image="localhost:5000/code")
     with pytest.raises(ClientError, match=r"none\.yaml"):
         Client().submit("none.yaml")
 

@@ -11,6 +11,7 @@ from ddp_operator.local.adapt import (
     Changes,
     Unsuitable,
     adapt_resource,
+    check_code,
     check_suitable,
     share_cpus,
     use_own_credentials,
@@ -178,3 +179,14 @@ def test_addresses_sort_as_the_indexes_do() -> None:
     addresses = [rewrite_hosts(f"j-1-{index}.j", "j-1", "j") for index in range(500)]
     assert addresses == sorted(addresses)
     assert len(set(addresses)) == 500
+
+
+def test_code_that_is_not_here_is_refused() -> None:
+    here = [{"kind": "ConfigMap", "metadata": {"name": "ddp-code-1"}}]
+    check_code(resource(), here)
+    check_code(resource(code={"configMapName": "ddp-code-1"}), here)
+    check_code(resource(code={"claimName": "sources"}), here)
+    with pytest.raises(Unsuitable, match="configMapName: ddp-code-2: is not in the file; name the folder"):
+        check_code(resource(code={"configMapName": "ddp-code-2"}), here)
+    with pytest.raises(Unsuitable, match=r"spec.code.image: a/b@sha256:1: no image is pulled here; name the folder"):
+        check_code(resource(code={"image": "a/b@sha256:1"}), here)

@@ -1,0 +1,250 @@
+"""A folder as an image in a registry: what is pushed, with which login, and what is said when it is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import socket
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_operator.client.errors import ClientError
+from ddp_operator.client.registry import Login, find_login, push_image
+from ddp_operator.code.files import CannotPack
+from ddp_operator.code.image import Image
+from ddp_operator.code.packed import pack_code
+from tests.support.registry import Registry, serve_registry
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user without logins or proxies."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("DOCKER_CONFIG", "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with serve_registry(Registry()) as registry:
+        yield registry
+
+
+def image(tmp_path: Path, name: str) -> Image:
+    (tmp_path / "source").mkdir(exist_ok=True)
+    (tmp_path / "source" / "train.py").write_text("print()\n")
+    built = pack_code(tmp_path / "source", image=name).image
+    assert built is not None
+    return built
+
+
+def log_in(home: Path, **config: Any) -> None:
+    (home / ".docker").mkdir(exist_ok=True)
+    (home / ".docker" / "config.json").write_text(json.dumps(config))
+
+
+def password(login: tuple[str, str] = ("ann", "pass:word")) -> dict[str, str]:
+    return {"auth": base64.b64encode(":".join(login).encode()).decode()}
+
+
+def test_an_image_of_one_file_is_pushed_once(tmp_path: Path, registry: Registry) -> None:
+    built = image(tmp_path, f"{registry.host}/team/code:mine")
+    assert push_image(built) == f"pushed as {registry.host}/team/code:mine"
+    assert built.reference == f"{registry.host}/team/code@{built.digest}"
+    index = json.loads(registry.manifests["mine"])
+    assert [one["platform"]["architecture"] for one in index["manifests"]] == ["amd64", "arm64"]
+    for one in index["manifests"]:
+        manifest = json.loads(registry.manifests[one["digest"]])
+        config = json.loads(registry.blobs[manifest["config"]["digest"]])
+        assert {"architecture": config["architecture"], "os": config["os"]} == one["platform"]
+        [layer] = manifest["layers"]
+        assert config["rootfs"]["diff_ids"] == [layer["digest"]]
+        with tarfile.open(fileobj=io.BytesIO(registry.blobs[layer["digest"]])) as tar:
+            assert [(member.name, member.mode, member.mtime) for member in tar] == [("code.tar.gz", 0o444, 0)]
+            assert layer["size"] == len(registry.blobs[layer["digest"]])
+
+    sent = registry.pushed()
+    assert push_image(built).endswith("has it already")
+    assert registry.pushed() == sent
+    del registry.manifests["mine"]  # the blobs are there
+    push_image(built)
+    assert registry.pushed() == sent + 3
+    assert image(tmp_path, f"{registry.host}/team/code").tag == built.digest.removeprefix("sha256:")[:12]
+
+
+def test_the_same_files_are_the_same_image(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    first = image(tmp_path, "registry.example.com/team/code:a")
+    assert image(tmp_path / "other", "https://registry.example.com/team/code:b").digest == first.digest
+    (tmp_path / "source" / "more.py").write_text("")
+    assert image(tmp_path, "registry.example.com/team/code:a").digest != first.digest
+
+
+@pytest.mark.parametrize("auth", ["bearer", "basic"])
+def test_it_logs_in_as_the_registry_asks(tmp_path: Path, home: Path, registry: Registry, auth: str) -> None:
+    registry.auth = auth
+    log_in(home, auths={f"https://{registry.host}/v1/": password()})
+    push_image(image(tmp_path, f"{registry.host}/team/code"))
+    assert registry.pushed() == 6
+    assert set(registry.scopes) == ({"repository:team/code:pull,push"} if auth == "bearer" else set())
+    assert sum(status == 401 for _, _, status in registry.calls) == 1, "the token is kept"
+
+
+def test_a_token_buys_tokens(tmp_path: Path, home: Path, registry: Registry) -> None:
+    registry.auth = "bearer"
+    log_in(home, auths={registry.host: {"auth": password(("0000", ""))["auth"], "identitytoken": "kept"}})
+    push_image(image(tmp_path, f"{registry.host}/team/code"))
+    assert ("POST", "/token", 200) in registry.calls
+
+
+HELPER = """#!/bin/sh
+read -r host
+echo "$host" >> {asked}
+[ "$host" = none.example.com ] && echo "credentials not found in native keychain" && exit 1
+[ "$host" = broken.example.com ] && echo "no keychain" >&2 && exit 1
+[ "$host" = odd.example.com ] && echo "{{}}" && exit
+[ "$host" = token.example.com ] && echo '{{"Username": "<token>", "Secret": "t"}}' && exit
+echo '{{"Username": "bob", "Secret": "hidden"}}'
+"""
+
+
+def test_docker_s_programs_are_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = home / "bin" / "docker-credential-chain"
+    program.parent.mkdir()
+    program.write_text(HELPER.format(asked=home / "asked"))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    log_in(home, credsStore="chain", credHelpers={"gone.example.com": "gone"}, auths={"none.example.com": password()})
+    assert find_login("registry.example.com") == Login("bob", "hidden")
+    assert find_login("token.example.com") == Login("", "", "t")
+    assert find_login("none.example.com") == Login("ann", "pass:word")
+    assert find_login("docker.io") == Login("bob", "hidden")
+    assert (home / "asked").read_text().split()[-1] == "https://index.docker.io/v1/"
+    with pytest.raises(ClientError, match=r"docker-credential-gone, which .* gives no login: FileNotFoundError"):
+        find_login("gone.example.com")
+    with pytest.raises(ClientError, match=r"docker-credential-chain.*no keychain"):
+        find_login("broken.example.com")
+    with pytest.raises(ClientError, match="KeyError: 'Username'"):
+        find_login("odd.example.com")
+
+
+def test_docker_s_file_is_read_where_docker_has_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_login("registry.example.com") is None
+    log_in(home, auths={"https://index.docker.io/v1/": password(), "registry.example.com": {}})
+    assert find_login("docker.io") == Login("ann", "pass:word")
+    assert find_login("registry.example.com") is None
+    (home / ".docker" / "config.json").write_text('{"auths": [1]}')
+    with pytest.raises(ClientError, match=r"config\.json: cannot be used .*`docker login registry.example.com"):
+        find_login("registry.example.com")
+    monkeypatch.setenv("DOCKER_CONFIG", str(home / "elsewhere"))
+    assert find_login("registry.example.com") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "said"),
+    [
+        ({"auth": "bearer"}, {}, r"no such user \(HTTP status 401\); there is no login for it: run `docker login 127"),
+        ({"auth": "basic"}, {}, "there is no login for it: run `docker login 127"),
+        (
+            {"auth": "bearer"},
+            {"login": ("ann", "old")},
+            "no such user .*; the login is not valid: run `docker login 127",
+        ),
+        ({"auth": "basic"}, {"login": ("ann", "old")}, "the login is not valid: run `docker login 127"),
+        ({"auth": "basic"}, {"token": "kept"}, "the login is not valid: run `docker login 127"),
+        (
+            {"auth": "bearer", "may_push": False},
+            {"login": ("ann", "pass:word")},
+            "refuses team/code: HTTP status 403; ask for the right to push there",
+        ),
+        (
+            {"answers": {"POST": (404, b'{"errors": [{"message": "repository does not exist"}]}')}},
+            {},
+            r"repository does not exist \(HTTP status 404\); check the repository's name",
+        ),
+        ({"answers": {"PUT": (413, b"<html>")}}, {}, "HTTP status 413; it does not take as much at once"),
+        ({"answers": {"POST": (307, b"")}}, {}, "HTTP status 307; see whether it takes OCI images"),
+        ({"answers": {"PUT": (503, b"[]")}}, {}, "HTTP status 503; try again later"),
+    ],
+)
+def test_a_refusal_has_the_registry_s_words_and_a_remedy(
+    tmp_path: Path, home: Path, registry: Registry, changes: dict[str, Any], config: dict[str, Any], said: str
+) -> None:
+    for name, value in changes.items():
+        setattr(registry, name, value)
+    if "login" in config:
+        log_in(home, auths={registry.host: password(config["login"])})
+    if "token" in config:
+        log_in(home, auths={registry.host: {"identitytoken": config["token"]}})
+    with pytest.raises(ClientError, match=said) as refusal:
+        push_image(image(tmp_path, f"{registry.host}/team/code"))
+    assert str(refusal.value).startswith(f"--code-image: the registry {registry.host} refuses team/code: ")
+    assert registry.pushed() == 0
+
+
+def test_a_token_that_is_not_good_for_pushing_is_told(tmp_path: Path, home: Path, registry: Registry) -> None:
+    registry.auth, registry.answers = "bearer", {"POST": (401, b'{"errors": [{"message": "authentication required"}]}')}
+    log_in(home, auths={registry.host: password()})
+    with pytest.raises(ClientError, match=r"authentication required .*; ask for the right to push there"):
+        push_image(image(tmp_path, f"{registry.host}/team/code"))
+
+
+def test_a_registry_that_is_not_there_or_has_no_tls_is_told(tmp_path: Path, registry: Registry) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(
+        ClientError, match=f"cannot connect to the registry {host} .Connection refused.; check its name"
+    ):
+        push_image(image(tmp_path, f"{host}/team/code"))
+    port = registry.host.partition(":")[2]
+    # Not a name of the loopback to us, and one to the system.
+    with pytest.raises(ClientError, match=r"cannot connect to the registry \S+ \(.*; SSL_CERT_FILE .* http://"):
+        push_image(image(tmp_path, f"127.1:{port}/team/code"))
+    assert registry.calls == []
+    push_image(image(tmp_path, f"http://127.1:{port}/team/code"))
+    assert registry.pushed() == 6
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["team/code", "code", "example.com", "example.com/Code", "example.com/a//b", "ftp://a.b/c", "a.b/c@sha256:1"],
+)
+def test_a_name_that_is_no_repository_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CannotPack, match=f"--code-image {name}: is no repository of a registry"):
+        image(tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("localhost:5000/code", True),
+        ("127.0.0.1/code", True),
+        ("[::1]:5000/code", True),
+        ("https://localhost:5000/code", False),
+        ("http://registry:5000/code", True),
+        ("registry:5000/code", False),
+        ("localhost.example.com/code", False),
+    ],
+)
+def test_only_this_machine_and_who_is_named_so_is_spoken_to_without_tls(tmp_path: Path, name: str, plain: bool) -> None:
+    assert image(tmp_path, name).plain is plain
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("http://registry:5000/a_b/c--d.e__f:1.0", "registry:5000/a_b/c--d.e__f@"),
+        ("[::1]:5000/code", "[::1]:5000/code@"),
+        ("docker.io/ann/code", "docker.io/ann/code@"),
+    ],
+)
+def test_the_pods_get_the_repository_by_digest(tmp_path: Path, name: str, reference: str) -> None:
+    assert image(tmp_path, name).reference.startswith(f"{reference}sha256:")
