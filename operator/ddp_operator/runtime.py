@@ -30,8 +30,10 @@ from ddp_operator.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 DEFAULT_NAMESPACE = "default"
-PAUSE = 0.2
-"""Seconds between two passes over one job. The Job controller itself looks at a Job's pods once a second."""
+PAUSE, LONGEST_PAUSE, PAUSE_EACH = 0.2, 1.0, 0.001
+"""Seconds between two passes over one job; for each of its children, so that a pass over a thousand pods, which make
+news all the time while they start, takes a small share of a core. The Job controller looks at a Job's pods once a
+second."""
 """The own namespace of an operator that runs outside a cluster, where its kubeconfig names none."""
 
 
@@ -66,7 +68,7 @@ class Operator:
             self.cluster, progress_interval=settings.progress_interval, on_transition=self.metrics.on_transition
         )
         self.queue: WorkQueue[Key] = WorkQueue(
-            self.reconciler.reconcile, workers=settings.workers, pause=PAUSE, on_result=self.metrics.on_reconcile
+            self.reconciler.reconcile, workers=settings.workers, pause=self._pause, on_result=self.metrics.on_reconcile
         )
         self.sync = Resync(
             self.client,
@@ -154,6 +156,9 @@ class Operator:
     def _on_change(self, key: Key) -> None:
         if key.name:  # what many share is looked at when one of them is
             self.queue.add(key)
+
+    def _pause(self, key: Key) -> float:
+        return max(PAUSE, min(LONGEST_PAUSE, PAUSE_EACH * self.store.count_children(key)))
 
     async def _work(self) -> None:
         await self.sync.synced.wait()

@@ -36,8 +36,8 @@ class WorkQueue(Generic[K]):
     The latest answer counts: a run caused by an event replaces the time that an earlier run had asked for. When it
     raises, the key comes back after an exponential delay of its own, so that a broken key never slows another one.
 
-    After a call a key rests for ``pause`` seconds, unless it wants to be called at once: a Job and its pods make news
-    several times within a moment, and one look at all of it is enough.
+    After a call a key rests for ``pause(key)`` seconds, unless it wants to be called at once: a Job and its pods make
+    news several times within a moment, and one look at all of it is enough.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class WorkQueue(Generic[K]):
         work: Callable[[K], Awaitable[float | None]],
         *,
         workers: int,
-        pause: float = 0.0,
+        pause: Callable[[K], float] = lambda _: 0.0,
         on_result: Callable[[float, BaseException | None], None] | None = None,
     ) -> None:
         self._work = work
@@ -132,10 +132,11 @@ class WorkQueue(Generic[K]):
                 self._active.discard(key)
                 raise
             self._cancel_timer(key)
-            if not self._pause or delay == 0 or key in self._failures:
+            pause = self._pause(key)
+            if not pause or delay == 0 or key in self._failures:
                 self._release(key, delay)
             else:
-                rest = asyncio.get_running_loop().call_later(self._pause, self._release, key, delay, self._pause)
+                rest = asyncio.get_running_loop().call_later(pause, self._release, key, delay, pause)
                 self._timers[key] = rest
 
     def _release(self, key: K, delay: float | None, rested: float = 0.0) -> None:

@@ -62,6 +62,7 @@ class ControlPlane(Stoppable):
         folder: Path,
         *,
         controllers: bool = True,
+        scheduler: bool = True,
         gates: Sequence[str] = (),
         api: Sequence[str] = (),
         cpus: int = 256,
@@ -73,7 +74,7 @@ class ControlPlane(Stoppable):
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._etcd, self._peer, self._port, self._kcm, self._scheduler = free_ports(5)
         self.has_controllers = controllers and find_binary("kube-controller-manager") is not None
-        self.has_scheduler = controllers and find_binary("kube-scheduler") is not None
+        self.has_scheduler = controllers and scheduler and find_binary("kube-scheduler") is not None
         self.admin = folder / "admin.kubeconfig"
         """A kubeconfig that may do everything."""
 

@@ -25,6 +25,9 @@ GONE: Final = float("inf")
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
+_POD_SPEC: Final = ("nodeName", "schedulerName", "schedulingGroup", "schedulingGates", "affinity")
+"""What is read of a pod's spec beside its containers' names: the rest is in its Job's template, once for all pods."""
+
 Id = tuple[str, str, str]
 """Kind, namespace, name."""
 
@@ -113,6 +116,10 @@ class ObjectCache:
             found[ident[0]].append(shared_one or msgspec.json.decode(self._objects[ident].body))
         return build_snapshot(msgspec.json.decode(resource.body), found)
 
+    def count_children(self, key: Key) -> int:
+        """Return how many children of a resource are remembered."""
+        return len(self._children.get(key, ()))
+
     def entry(self, kind: str, namespace: str, name: str) -> Entry | None:
         """Return what is remembered of one object."""
         return self._objects.get((kind, namespace, name))
@@ -183,7 +190,14 @@ def trimmed(kind: str, obj: Object) -> Object:
         meta["ownerReferences"] = [{"uid": one["uid"], "controller": one.get("controller", False)} for one in owners]
         # They come from lists of metadata only (a ConfigMap holds a whole launcher), so they are always kept as such.
         return {"apiVersion": "v1", "kind": kind, "metadata": meta}
-    return {**obj, "metadata": meta}
+    if kind != "Pod":
+        return {**obj, "metadata": meta}
+    spec = obj.get("spec") or {}
+    kept = {name: spec[name] for name in _POD_SPEC if name in spec}
+    for name in ("containers", "initContainers"):
+        if spec.get(name):
+            kept[name] = [{key: one[key] for key in ("name", "restartPolicy") if key in one} for one in spec[name]]
+    return {**obj, "metadata": meta, "spec": kept}
 
 
 def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:

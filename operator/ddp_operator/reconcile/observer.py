@@ -33,6 +33,8 @@ from ddp_operator.status.views import NodeView, PodView, view_node
 
 # How long news of new children may be late before they are looked for, and between two looks.
 _NEWS_DELAY, _RESTORE_INTERVAL = 2.0, 10.0
+# How often a page that has not answered for long is requested.
+_LOST_PAGE_INTERVAL = 60.0
 # A timer that fires a little early shall not find that nothing is due yet.
 _EARLY = 0.9
 
@@ -154,6 +156,9 @@ class Observer:
         """Read pod 0's page when it is due. Returns whether it was requested, and what it said."""
         now = self._clock()
         interval = scrape_interval(job.status, now, self._progress_interval)
+        if memory.page_lost is not None and memory.page_read is not None:
+            # Each try holds up a worker for seconds, which other jobs wait for.
+            interval = max(interval, min(_LOST_PAGE_INTERVAL, seconds_since(memory.page_lost, memory.page_read)))
         if is_finished(job.status) or seconds_since(memory.page_read, now) < interval * _EARLY:
             return False, None
         pods = children.pods_of(job.status.attempt)

@@ -174,19 +174,7 @@ class ClusterActors:
         name = pod["metadata"]["name"]
         if not pod["spec"].get("nodeName"):
             await self.bind(name, node)
-        now = _now()
-        status = {
-            "phase": "Running",
-            "podIP": ip,
-            "podIPs": [{"ip": ip}],
-            "startTime": now,
-            "conditions": [
-                {"type": kind, "status": "True", "lastTransitionTime": now, "lastProbeTime": None}
-                for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-            ],
-            "containerStatuses": [_container(pod, {"running": {"startedAt": now}}, ready=True)],
-        }
-        return await self.patch("Pod", name, {"status": status}, "status")
+        return await self.patch("Pod", name, {"status": running(pod, ip)}, "status")
 
     async def finish_pod(self, job: str, index: int, *, exit_code: int = 0, message: str = "") -> Object:
         """Make a pod's container end with an exit code and a termination message."""
@@ -233,7 +221,7 @@ class ClusterActors:
                 continue
             with suppress(ApiError):  # gone meanwhile
                 if pod["status"].get("phase") not in FINISHED:
-                    await self.patch("Pod", meta["name"], {"status": killed(pod, _now())}, "status")
+                    await self.patch("Pod", meta["name"], {"status": killed(pod)}, "status")
                 await self.delete("Pod", meta["name"], gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
 
     @asynccontextmanager
@@ -253,8 +241,25 @@ class ClusterActors:
             await asyncio.sleep(0.1)
 
 
-def killed(pod: Object, now: str) -> Object:
+def running(pod: Object, ip: str) -> Object:
+    """Return the status of a pod that runs and is ready."""
+    now = _now()
+    return {
+        "phase": "Running",
+        "podIP": ip,
+        "podIPs": [{"ip": ip}],
+        "startTime": now,
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": now, "lastProbeTime": None}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ],
+        "containerStatuses": [_container(pod, {"running": {"startedAt": now}}, ready=True)],
+    }
+
+
+def killed(pod: Object) -> Object:
     """Return the status of a pod whose processes were ended by SIGKILL after its grace time."""
+    now = _now()
     status: Object = {"phase": "Failed"}
     if pod["status"].get("containerStatuses"):
         ended = {"exitCode": 137, "reason": "Error", "startedAt": now, "finishedAt": now}

@@ -17,7 +17,7 @@ Work = Callable[[str], Awaitable[float | None]]
 
 @asynccontextmanager
 async def running(work: Work, *, workers: int = 2, pause: float = 0.0) -> AsyncIterator[WorkQueue[str]]:
-    queue: WorkQueue[str] = WorkQueue(work, workers=workers, pause=pause)
+    queue: WorkQueue[str] = WorkQueue(work, workers=workers, pause=lambda _: pause)
     queue.start()
     try:
         yield queue

@@ -161,6 +161,23 @@ def test_a_config_map_is_kept_without_its_data() -> None:
     assert config_map["kind"] == "ConfigMap"
 
 
+def test_a_pod_is_kept_without_what_its_jobs_template_says() -> None:
+    store = ObjectCache()
+    store.apply(KIND, resource(5))
+    trainer = {"name": "trainer", "image": "train:1", "env": [{"name": "A", "value": "x" * 9999}]}
+    setup = {"name": "setup", "restartPolicy": "Always", "command": ["sleep"]}
+    spec = {"nodeName": "node-0", "volumes": [{}] * 9, "containers": [trainer], "initContainers": [setup]}
+    status = {"phase": "Running", "podIP": "10.0.0.1"}
+    store.apply("Pod", child("Pod", "a", 6) | {"spec": spec, "status": status})
+    snapshot = store.snapshot(KEY)
+    assert snapshot is not None
+    (pod,) = snapshot.pods
+    containers = {"containers": [{"name": "trainer"}], "initContainers": [{"name": "setup", "restartPolicy": "Always"}]}
+    assert pod["spec"] == {"nodeName": "node-0"} | containers
+    assert pod["status"] == status
+    assert store.count_children(KEY) == 1
+
+
 def test_snapshot_is_not_changed_by_later_events() -> None:
     store = ObjectCache()
     store.apply(KIND, resource(5, spec={"nodes": 2}))

@@ -104,6 +104,13 @@ class TestPage:
         found = await Look().at(child_pod(0), child_pod(1))
         assert (found.page_requested, found.page) == (True, None)
 
+    async def test_that_does_not_answer_is_asked_for_less_and_less_often(self) -> None:
+        look, pods = Look(), [child_pod(0), child_pod(1)]
+        asked = [second for second in range(0, 301, 10) if (await look.at(*pods, seconds=second)).page_requested]
+        assert asked == [0, 10, 20, 40, 80, 140, 200, 260]
+        look.cluster.pages["pod0"] = page(ddp_step=3, phase="Running")
+        assert [(await look.at(*pods, seconds=second)).page_requested for second in (320, 330, 340)] == [True] * 3
+
     @pytest.mark.parametrize("master", [child_pod(0, "Pending"), child_pod(0, deleting=True), child_pod(1)])
     async def test_of_a_pod_that_does_not_run_is_not_read(self, master: Json) -> None:
         look = Look()
