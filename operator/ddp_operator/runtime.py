@@ -30,11 +30,11 @@ from ddp_operator.workqueue import WorkQueue
 logger = logging.getLogger(__name__)
 
 DEFAULT_NAMESPACE = "default"
+"""The own namespace of an operator that runs outside a cluster, where its kubeconfig names none."""
 PAUSE, LONGEST_PAUSE, PAUSE_EACH = 0.2, 1.0, 0.001
 """Seconds between two passes over one job; for each of its children, so that a pass over a thousand pods, which make
 news all the time while they start, takes a small share of a core. The Job controller looks at a Job's pods once a
 second."""
-"""The own namespace of an operator that runs outside a cluster, where its kubeconfig names none."""
 
 
 def end_at_once() -> None:

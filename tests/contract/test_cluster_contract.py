@@ -104,7 +104,8 @@ async def test_a_job_gets_a_pod_for_each_index_that_knows_its_index(driver: Clus
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     assert sorted(living(snapshot)) == [0, 1, 2]
-    for index, pod in living(snapshot).items():
+    for pod in await driver.list_whole_pods(KEY):
+        index = index_of(pod)
         assert pod["metadata"]["labels"][constants.ANNOTATION_COMPLETION_INDEX] == str(index)
         assert pod["spec"]["hostname"] == f"{JOB}-{index}"
         (variable,) = [v for v in pod["spec"]["containers"][0]["env"] if v["name"] == constants.ENV_COMPLETION_INDEX]

@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from aiohttp import web
 from ddp_operator.kube.client import ApiError
 from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.kube.watch import watch
+from ddp_operator.kubeobjects import format_time
 from tests.support.standin import ClusterActors
 from tests.support.standin.actors import FINISHED, NODE, killed, running
 
@@ -83,7 +85,9 @@ class PretendNodes:
     async def _end(self, pod: Any) -> None:
         meta = pod["metadata"]
         if pod["status"].get("phase") not in FINISHED:
-            await self._actors.patch("Pod", meta["name"], {"status": killed(pod)}, "status")
+            await self._actors.patch(
+                "Pod", meta["name"], {"status": killed(pod, format_time(datetime.now(UTC)))}, "status"
+            )
         await self._actors.delete("Pod", meta["name"], gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
 
 

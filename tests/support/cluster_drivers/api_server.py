@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.cluster import Object
+from ddp_operator.cluster import Key, Object
 from ddp_operator.constants import KIND, LABEL_JOB_NAME
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
@@ -38,6 +38,10 @@ class ApiServerDriver(ClusterDriver):
     async def add_resource(self, name: str, **spec: Any) -> Object:
         """Create it as a user does."""
         return await self.api.create(build_resource(name, **spec))
+
+    async def list_whole_pods(self, key: Key) -> list[Object]:
+        """List them at the API server."""
+        return await self.api.list("Pod")
 
     async def run_pod(self, job: str, index: int) -> None:
         """Do what the scheduler and its kubelet do."""

@@ -49,6 +49,10 @@ class ClusterDriver(ABC):
     can_hold_pods = True
     """Whether deleted pods may be kept from ending."""
 
+    @abstractmethod
+    async def list_whole_pods(self, key: Key) -> list[Object]:
+        """Return a resource's pods with all that they have: a snapshot's have what the operator needs of them."""
+
     async def let_pods_end(self, allowed: bool) -> None:
         """Let deleted pods end, or keep them terminating."""
         raise NotImplementedError

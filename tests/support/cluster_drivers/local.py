@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator import constants
-from ddp_operator.cluster import Object
+from ddp_operator.cluster import Key, Object
 from ddp_operator.local.cluster import LocalCluster
 
 from .base import ClusterDriver, build_resource
@@ -59,6 +59,11 @@ class LocalClusterDriver(ClusterDriver):
     async def add_resource(self, name: str, **spec: Any) -> Object:
         """Store it."""
         return self.local.add(build_resource(name, **spec))
+
+    async def list_whole_pods(self, key: Key) -> list[Object]:
+        """Return those of the snapshot: here they are whole."""
+        snapshot = await self.cluster.observe(key)
+        return list(snapshot.pods) if snapshot is not None else []
 
     async def run_pod(self, job: str, index: int) -> None:
         """Do nothing: pods run from the start."""

@@ -221,7 +221,7 @@ class ClusterActors:
                 continue
             with suppress(ApiError):  # gone meanwhile
                 if pod["status"].get("phase") not in FINISHED:
-                    await self.patch("Pod", meta["name"], {"status": killed(pod)}, "status")
+                    await self.patch("Pod", meta["name"], {"status": killed(pod, _now())}, "status")
                 await self.delete("Pod", meta["name"], gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
 
     @asynccontextmanager
@@ -257,9 +257,8 @@ def running(pod: Object, ip: str) -> Object:
     }
 
 
-def killed(pod: Object) -> Object:
+def killed(pod: Object, now: str) -> Object:
     """Return the status of a pod whose processes were ended by SIGKILL after its grace time."""
-    now = _now()
     status: Object = {"phase": "Failed"}
     if pod["status"].get("containerStatuses"):
         ended = {"exitCode": 137, "reason": "Error", "startedAt": now, "finishedAt": now}
