@@ -13,7 +13,7 @@ import yaml
 from tests.support import ROOT
 
 CHART = ROOT / "charts"
-CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
+CI_FILES = [CHART / "values-ha.yaml", *sorted((CHART / "ci").glob("*-values.yaml"))]
 
 Object = dict[str, Any]
 
