@@ -47,7 +47,7 @@ def complaints(instructions: list[Instruction]) -> list[str]:
     found = []
     defaults = dict(value.split("=", 1) for value in values(instructions, "ARG") if "=" in value)
     for base in values(instructions, "FROM"):
-        image = base.split()[0].replace("${BASE}", defaults.get("BASE", ""))
+        image = re.sub(r"^--platform=\S+ ", "", base).split()[0].replace("${BASE}", defaults.get("BASE", ""))
         if not re.search(r":\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$", image):
             found.append(f"FROM {image}: pin the version to the patch level")
     users = values(last_stage(instructions), "USER")
@@ -56,8 +56,8 @@ def complaints(instructions: list[Instruction]) -> list[str]:
     if values(instructions, "ADD"):
         found.append("ADD: use COPY")
     for command in values(instructions, "RUN"):
-        for install in re.findall(r"pip [^&]*?install [^&]*", command):
-            if not re.search(r"--no-deps|-c \S+|-r torch\.txt", install):
+        for install in re.findall(r"(?:pip [^&]*?install|install\.py) [^&]*", command):
+            if not re.search(r"--no-deps|-c \S+", install):
                 found.append(f"RUN {install}: pin the versions with the constraints")
         if re.search(r"\b(apt-get|curl|wget|sudo)\b", command):
             found.append(f"RUN {command}: takes what is not pinned")
@@ -88,6 +88,8 @@ def test_there_is_nothing_to_complain_about(name: str) -> None:
         ("FROM p:1.2.3\nADD x y\nUSER 1:1", "ADD"),
         ("FROM p:1.2.3\nCOPY . .\nUSER 1:1", "name what is copied"),
         ("FROM p:1.2.3\nRUN true \\\n  && pip install torch\nUSER 1:1", "pin the versions"),
+        ("FROM p:1.2.3\nRUN python3 images/install.py arm64 torch\nUSER 1:1", "pin the versions"),
+        ("FROM --platform=${BUILDPLATFORM} python:3.13 AS build\nUSER 1:1", "pin the version"),
         ("FROM p:1.2.3\nRUN apt-get update\nUSER 1:1", "not pinned"),
         ("FROM p:1.2.3\nUSER 1:1\nCMD python", "form of a list"),
     ],

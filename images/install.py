@@ -1,0 +1,45 @@
+"""Install packages for a machine of another kind: ``install.py ARCHITECTURE PIP-ARGUMENTS…`` into /opt/venv.
+
+Wheels are chosen by their names, and nothing of what they hold is run, so that an image for arm64 is built on amd64 without
+an emulator. Only the built packages of an index are taken; the project itself, with ``--no-deps``, is pure Python.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+GLIBC = 36
+"""The minor version of the C library in the base image (Debian bookworm)."""
+VENV = Path("/opt/venv")
+
+
+def platforms(architecture: str) -> list[str]:
+    """Return pip's names of what runs on the base image, the newest first."""
+    machine = MACHINES[architecture]
+    return [*(f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC, 16, -1)), f"manylinux2014_{machine}"]
+
+
+def command(architecture: str, arguments: list[str], target: Path) -> list[str]:
+    """Return pip's command line. ``target``: a folder, as pip asks for when it installs for another machine."""
+    chosen = [word for name in platforms(architecture) for word in ("--platform", name)]
+    built = [] if "--no-deps" in arguments else ["--only-binary=:all:"]
+    # Run by the environment's own Python, so that scripts name it; it has no pip of its own.
+    pip = [sys.executable, "-m", "pip", "--python", str(VENV / "bin/python"), "install"]
+    return [*pip, "--target", str(target), *chosen, *built, *arguments]
+
+
+def main() -> None:
+    """Install, and put the scripts where an environment has them."""
+    architecture, *arguments = sys.argv[1:]
+    target = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV)}))
+    subprocess.run(command(architecture, arguments, target), check=True)
+    for script in (target / "bin").glob("*"):
+        shutil.move(script, VENV / "bin" / script.name)
+    (target / "bin").rmdir()
+
+
+if __name__ == "__main__":
+    main()
