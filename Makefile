@@ -151,6 +151,11 @@ pictures: install ## take the pictures of ddp run and of reports in the docs ane
 	@$(PY) -m docs.pictures screens
 	@$(PY) -m docs.pictures runs build/pictures
 
+.PHONY: release
+release: install ## build all that a release holds into dist/, twice, and try it (ARGS='--registry R --images operator --once')
+	@$(PY) .ci/release.py $(ARGS)
+	@.ci/release-check $(PY) dist
+
 .PHONY: release-check
 release-check: install ## build wheel and sdist, check them, install the wheel in an empty environment
 	@.ci/release-check $(PY)

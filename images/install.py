@@ -1,7 +1,8 @@
 """Install packages for a machine of another kind: ``install.py ARCHITECTURE PIP-ARGUMENTS…`` into /opt/venv.
 
-Wheels are chosen by their names, and nothing of what they hold is run, so that an image for arm64 is built on amd64 without
-an emulator. Only the built packages of an index are taken; the project itself, with ``--no-deps``, is pure Python.
+Wheels are chosen by their names, and nothing of what they hold is run, so that an image for arm64 is built on amd64
+without an emulator. Only the built packages of an index are taken; the project itself, with ``--no-deps``, is pure
+Python.
 """
 
 import shutil

@@ -1,0 +1,254 @@
+"""Build all that a release holds into ``dist/``, of the last commit, twice, and compare the two to the bit.
+
+It is the wheel and the sdist, the images for amd64 and arm64 as OCI layouts, the chart as an archive and as an OCI
+artefact with the images' digests in it, plain manifests, bills of materials (CycloneDX) and checksums. Nothing is
+uploaded: ``.ci/publish`` does that, and the release workflow signs what it has published.
+"""
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("build==1.6.1", "cyclonedx-bom==7.5.0", "twine==7.0.0")
+MACHINES = {"amd64": 62, "arm64": 183}
+"""What an ELF file says it is for."""
+CHART_CONFIG = "application/vnd.cncf.helm.config.v1+json"
+CHART_CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+def run(*words: str | Path, **options: Any) -> None:
+    """Run a command with its output shown. Raises: SystemExit."""
+    if subprocess.run(list(map(str, words)), check=False, **options).returncode:
+        raise SystemExit(f"release: failed: {' '.join(map(str, words))}")
+
+
+def output(*words: str) -> str:
+    """Return what a command prints."""
+    return subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def tools() -> Path:
+    """Return the ``bin`` of an environment with the tools, apart from the project's, made the first time."""
+    home = ROOT / "build/release"
+    stamp = home / "tools"
+    if not stamp.exists() or stamp.read_text() != repr(TOOLS):
+        if subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=False, capture_output=True).returncode:
+            run(sys.executable, "-m", "venv", "--clear", "--without-pip", home)  # a Python without ensurepip
+        run(sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "--quiet", *TOOLS)
+        stamp.write_text(repr(TOOLS))
+    return home / "bin"
+
+
+class Build:
+    """One build of a version from a folder of sources into another folder."""
+
+    def __init__(self, source: Path, out: Path, registry: str, epoch: int, revision: str) -> None:
+        self.source, self.out, self.registry, self.epoch = source, out, registry, epoch
+        self.env = os.environ | {"SOURCE_DATE_EPOCH": str(epoch), "REVISION": revision}
+        self.version = yaml.safe_load((source / "charts/Chart.yaml").read_text())["appVersion"]
+
+    def packages(self) -> None:
+        """Build the wheel and the sdist."""
+        run(tools() / "python", "-m", "build", "--outdir", self.out, ".", cwd=self.source, env=self.env,
+            stdout=subprocess.DEVNULL)  # fmt: skip
+
+    def images(self, names: list[str]) -> None:
+        """Build the images, see that each holds programs for its machine alone, and list what is in them."""
+        run(self.source / "images/build", *names, env=self.env | {"OCI": str(self.out / "images")})
+        for name in names:
+            for architecture, layers in read_layout(self.out / f"images/{name}-{self.version}"):
+                check_machine(f"{name} for {architecture}", architecture, layers)
+                self.bill(f"{name}-{architecture}", layers)
+
+    def bill(self, name: str, layers: list[Path]) -> None:
+        """Write the bill of materials of an image's Python packages, from what these say of themselves."""
+        with tempfile.TemporaryDirectory() as folder:
+            run(tools() / "python", "-m", "venv", "--without-pip", folder)
+            (site,) = Path(folder).glob("lib/python3*/site-packages")
+            for member, read in members(layers):
+                found = re.search(r"^opt/venv/lib/python3[^/]*/site-packages/([^/]+\.dist-info)/([^/]+)$", member.name)
+                if found:
+                    (site / found[1]).mkdir(exist_ok=True)
+                    (site / found[1] / found[2]).write_bytes(read())
+            bills = self.out / "sbom"
+            bills.mkdir(exist_ok=True)
+            run(tools() / "cyclonedx-py", "environment", "--output-reproducible", "--of", "JSON", "-o",
+                bills / f"{name}.cdx.json", folder, env=self.env)  # fmt: skip
+
+    def digest(self, image: str) -> str:
+        """Return the digest under which a registry will know an image; nothing where it was not built."""
+        index = self.out / f"images/{image}-{self.version}/index.json"
+        return str(json.loads(index.read_text())["manifests"][0]["digest"]) if index.exists() else ""
+
+    def chart(self) -> None:
+        """Package the chart with the registry and the digests as its defaults, and make an OCI artefact of it."""
+        with tempfile.TemporaryDirectory() as folder:
+            chart = Path(shutil.copytree(self.source / "charts", Path(folder) / "ddp-operator"))
+            values = (chart / "values.yaml").read_text()
+            values = replace(values, "registry", self.registry)
+            values = replace(values, "digest", self.digest("operator"))
+            if trainer := self.digest("trainer"):
+                values = replace(values, "image", f"{self.registry}/ddp-operator/trainer@{trainer}")
+            (chart / "values.yaml").write_text(values)
+            packed = helm_python.package(chart, destination=folder)
+            metadata = yaml.safe_load((chart / "Chart.yaml").read_text())
+            archive = self.out / Path(packed).name
+            archive.write_bytes(repack(Path(packed), self.epoch))
+        write_layout(
+            self.out / f"chart-{self.version}", self.version, json.dumps(metadata, sort_keys=True).encode(),
+            archive.read_bytes(),
+        )  # fmt: skip
+
+    def manifests(self) -> None:
+        """Write what ``kubectl apply`` takes: the definition alone, and everything with the image's digest."""
+        folder = self.source / "deploy/manifests"
+        names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+        text = "---\n".join((folder / name).read_text() for name in names)
+        name, digest = f"ddp-operator/operator:{self.version}", self.digest("operator")
+        pinned = f"{self.registry}/{name}" + (f"@{digest}" if digest else "")
+        (self.out / f"ddp-operator-{self.version}.yaml").write_text(text.replace(f"localhost/{name}", pinned))
+        shutil.copy(folder / "crd.yaml", self.out / f"ddptrainingjobs-{self.version}.crd.yaml")
+
+    def checksums(self) -> dict[str, str]:
+        """Write ``SHA256SUMS`` and return it. A layout's blobs are named by their own digests."""
+        files = sorted(
+            path
+            for path in self.out.rglob("*")
+            if path.is_file() and path.name != ".gitignore" and "blobs" not in path.parts
+        )
+        sums = {str(path.relative_to(self.out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        (self.out / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
+        return sums
+
+
+def replace(values: str, key: str, value: str) -> str:
+    """Return values.yaml with the one empty or local default of a nested key replaced. Raises: SystemExit."""
+    text, count = re.subn(rf'(?m)^(  {key}: )(""|localhost)$', rf'\g<1>"{value}"', values)
+    if count != 1:
+        raise SystemExit(f"release: charts/values.yaml has {count} defaults of {key} to replace, 1 was expected")
+    return text
+
+
+def read_layout(layout: Path) -> Iterator[tuple[str, list[Path]]]:
+    """Yield each architecture of an image with the files of its layers."""
+
+    def blob(described: dict[str, Any]) -> Path:
+        return layout / "blobs" / described["digest"].replace(":", "/")
+
+    (index,) = json.loads((layout / "index.json").read_text())["manifests"]
+    for described in json.loads(blob(index).read_text())["manifests"]:
+        manifest = json.loads(blob(described).read_text())
+        yield described["platform"]["architecture"], [blob(layer) for layer in manifest["layers"]]
+
+
+def members(layers: list[Path]) -> Iterator[tuple[tarfile.TarInfo, Any]]:
+    """Yield the files of all layers, each with what reads it."""
+    for layer in layers:
+        with tarfile.open(layer, "r:*") as archive:
+            for member in archive:
+                if member.isfile() and (file := archive.extractfile(member)):
+                    yield member, file.read
+
+
+def check_machine(image: str, architecture: str, layers: list[Path]) -> None:
+    """See that the programs and libraries of an image are for its machine. Raises: SystemExit."""
+    heads = [(member.name, read(20)) for member, read in members(layers)]
+    machines = {name: int.from_bytes(head[18:20], "little") for name, head in heads if head[:4] == b"\x7fELF"}
+    wrong = [name for name, machine in machines.items() if machine != MACHINES[architecture]]
+    if wrong or not machines:
+        raise SystemExit(f"release: the image {image} has files of another machine, such as {wrong[:3]}")
+    print(f"{image}: {len(machines)} programs and libraries, all for it")
+
+
+def repack(archive: Path, epoch: int) -> bytes:
+    """Return an archive's files in one order, of one time and nobody's, so that the same files give the same bits."""
+    packed = io.BytesIO()
+    with tarfile.open(archive) as old, tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as new:
+        for member in sorted(old.getmembers(), key=lambda member: member.name):
+            plain = tarfile.TarInfo(member.name)
+            plain.size, plain.mode, plain.mtime = member.size, 0o644, epoch
+            new.addfile(plain, old.extractfile(member))
+    return gzip.compress(packed.getvalue(), mtime=0)
+
+
+def write_layout(layout: Path, tag: str, config: bytes, content: bytes) -> None:
+    """Write a chart as ``helm push`` would store it in a registry."""
+
+    def store(data: bytes, media_type: str) -> dict[str, Any]:
+        digest = hashlib.sha256(data).hexdigest()
+        (layout / "blobs/sha256").mkdir(parents=True, exist_ok=True)
+        (layout / "blobs/sha256" / digest).write_bytes(data)
+        return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
+
+    layers = {"config": store(config, CHART_CONFIG), "layers": [store(content, CHART_CONTENT)]}
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, **layers}).encode()
+    named = store(manifest, MANIFEST) | {"annotations": {"org.opencontainers.image.ref.name": tag}}
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
+    (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+
+
+def build(out: Path, folder: Path, revision: str, arguments: argparse.Namespace) -> dict[str, str]:
+    """Build a commit once, of sources in a folder of their own; return the checksums."""
+    folder.mkdir()
+    out.mkdir()
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as sources:
+        sources.extractall(folder, filter="data")
+    committed = int(output("git", "log", "-1", "--format=%ct", revision))
+    made = Build(folder, out, arguments.registry, committed, revision)
+    made.packages()
+    if not arguments.packages:
+        if arguments.images:
+            made.images(arguments.images)
+        made.chart()
+        made.manifests()
+    return made.checksums()
+
+
+def main() -> None:
+    """Build, compare, and leave the first of both in ``dist``."""
+    parser = argparse.ArgumentParser(prog="release", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--registry", default="localhost", help="where the images will be, such as ghcr.io/team")
+    parser.add_argument("--images", nargs="*", default=["operator", "trainer"], help="which to build (default: both)")
+    parser.add_argument("--packages", action="store_true", help="the wheel and the sdist alone")
+    parser.add_argument("--once", action="store_true", help="do not build a second time to compare")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    arguments = parser.parse_args()
+    if output("git", "status", "--porcelain"):
+        print("release: what is not committed is not in it", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        revision = output("git", "rev-parse", "HEAD")
+        first = build(work / "first", work / "a", revision, arguments)
+        if not arguments.once:
+            second = build(work / "second", work / "another-folder", revision, arguments)
+            differ = sorted(name for name in first if first[name] != second.get(name))
+            if differ or len(first) != len(second):
+                raise SystemExit(f"release: built twice, and not the same: {', '.join(differ) or 'other files'}")
+        shutil.rmtree(arguments.out, ignore_errors=True)
+        shutil.copytree(work / "first", arguments.out)
+    print((arguments.out / "SHA256SUMS").read_text(), end="")
+    print("release: built once" if arguments.once else "release: built twice, the same bits")
+    if not arguments.packages and not arguments.images:
+        print("release: NOT WHOLE: no image was built, and the chart and the manifests name no digest")
+
+
+if __name__ == "__main__":
+    main()
