@@ -87,10 +87,8 @@ class Build:
                 if found:
                     (site / found[1]).mkdir(exist_ok=True)
                     (site / found[1] / found[2]).write_bytes(read())
-            bills = self.out / "sbom"
-            bills.mkdir(exist_ok=True)
             run(tools() / "cyclonedx-py", "environment", "--output-reproducible", "--of", "JSON", "-o",
-                bills / f"{name}.cdx.json", folder, env=self.env)  # fmt: skip
+                self.out / f"{name}-{self.version}.cdx.json", folder, env=self.env)  # fmt: skip
 
     def digest(self, image: str) -> str:
         """Return the digest under which a registry will know an image; nothing where it was not built."""

@@ -6,16 +6,20 @@ shell and libraries: nothing is pulled. The Dockerfile is the same.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +28,18 @@ from ddp_operator import __version__
 from tests.support import ROOT
 from tests.unit.test_dockerfiles import requirements
 
+
+def load(path: str) -> ModuleType:
+    """Import a script of the repository."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+install, release = load("images/install.py"), load(".ci/release.py")
 PROGRAMS = ("sh", "rm", "du", "cat", "grep")
 BASE = "localhost/ddp-test-base"
 
@@ -35,11 +51,13 @@ def buildah(*arguments: str | Path, timeout: float = 900) -> str:
     return ran.stdout.strip()
 
 
-def download(folder: Path, *wanted: str) -> Path:
+def download(folder: Path, *wanted: str, architecture: str = "amd64") -> Path:
     """Have this Python's pip put wheels of the pinned versions there, from wherever it takes packages; else skip."""
+    chosen = [word for name in install.platforms(architecture) for word in ("--platform", name)]
+    built_with = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
-        "--dest", folder, "--constraint", ROOT / ".ci/constraints.txt", *wanted, "hatchling",
+        "--dest", folder, "--constraint", ROOT / ".ci/constraints.txt", *chosen, *wanted, *built_with,
     ]  # fmt: skip
     ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600)
     if ran.returncode:
@@ -154,6 +172,49 @@ def test_operator_image_runs_without_torch_and_as_nobody(base: str, tmp_path: Pa
         assert set(packages) - pinned == {f"ddp-operator=={__version__}"}
         assert len(packages) > 10
         assert int(run("du", "-sm", "/opt/venv").split()[0]) < 75, "with slim Python: below 200 MB"
+
+
+@pytest.mark.nightly
+@pytest.mark.buildah
+@pytest.mark.timeout(1200)
+def test_images_for_both_machines_have_one_digest_and_run_nothing_foreign(
+    base: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The base for the other machine has no program: whatever was run of it would fail."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the base image of this machine's own Python is for the other architecture here")
+    wheels = tmp_path / "wheels"
+    for architecture in install.MACHINES:
+        download(wheels, *requirements("operator"), architecture=architecture)
+    both, empty = "localhost/ddp-test-both", "localhost/ddp-test-empty"
+    container = buildah("from", "--arch", "arm64", "scratch")
+    buildah("copy", "--quiet", container, wheels.parent / "wheels" / next(wheels.iterdir()).name, "/some-file")
+    buildah("commit", "--quiet", "--rm", container, empty)
+    buildah("manifest", "create", both)
+    try:
+        for name, architecture in ((base, "amd64"), (empty, "arm64")):
+            buildah("manifest", "add", "--arch", architecture, "--os", "linux", both, name)
+        arguments = (
+            f"--isolation=chroot --pull-never --volume {wheels}:/wheels:ro --build-arg BASE={both} "
+            "--build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels"
+        )
+        indexes = []
+        for folder in (tmp_path / "once", tmp_path / "twice"):
+            env = os.environ | {
+                "OCI": str(folder), "BUILDER": "buildah", "BUILD_ARGS": arguments, "REVISION": "test",
+                "SOURCE_DATE_EPOCH": "1700000000",
+            }  # fmt: skip
+            subprocess.run([ROOT / "images/build", "operator"], env=env, check=True, timeout=900)
+            indexes.append((folder / f"operator-{__version__}/index.json").read_text())
+        assert indexes[0] == indexes[1]
+        images = dict(release.read_layout(tmp_path / f"once/operator-{__version__}"))
+        assert set(images) == {"amd64", "arm64"}
+        for architecture, layers in images.items():
+            release.check_machine("operator", architecture, layers)
+        assert "all for it" in capfd.readouterr().out
+    finally:
+        buildah("manifest", "rm", both)
+        buildah("rmi", "--force", empty)
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ case "$(basename "$0") $*" in
 esac
 case "$(basename "$0") $*" in "${FAIL:-nothing}"*) exit 3 ;; esac
 """
-BASICS = ("bash", "basename", "dirname", "git", "grep", "mktemp", "rm", "sed", "sh")
+BASICS = ("bash", "basename", "dirname", "git", "grep", "mkdir", "mktemp", "rm", "sed", "sh", "uname")
 
 
 def run(
@@ -67,6 +68,24 @@ def test_a_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str
     assert "--set image.registry=registry.example/team\n" in output
 
 
+@pytest.mark.parametrize("builder", ["podman", "buildah"])
+def test_layouts_hold_both_architectures_and_are_as_old_as_the_commit(tmp_path: Path, builder: str) -> None:
+    code, output, calls = run(
+        tmp_path, "operator", tools=("docker", builder, "kubectl", "kind"), context="kind-dev",
+        OCI=str(tmp_path / "oci"), SOURCE_DATE_EPOCH="1700000000",
+    )  # fmt: skip
+    assert code == 0, output
+    name = f"localhost/ddp-operator/operator:{__version__}"
+    builds = [call for call in calls if call.startswith(f"{builder} build ")]
+    assert [re.search(r"--platform (\S+)", call)[1] for call in builds] == ["linux/amd64", "linux/arm64"]  # type: ignore[index]
+    for call in builds:
+        assert f"--manifest {name} --timestamp 1700000000 " in call
+        assert "--tag" not in call
+    pushed = f"{builder} manifest push --quiet --all {name} oci:{tmp_path}/oci/operator-{__version__}:{__version__}"
+    assert [call for call in calls if " push " in call] == [pushed]
+    assert not [call for call in calls if call.startswith("kind ")]
+
+
 def test_without_a_cluster_or_a_registry_the_next_step_is_named(tmp_path: Path) -> None:
     code, output, calls = run(tmp_path, "operator", tools=("podman", "kubectl"), context="gke_prod")
     assert (code, len(calls)) == (0, 1)
@@ -88,6 +107,8 @@ def test_a_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
         (("docker",), {"FAIL": "docker info"}, (), "is its daemon running?"),
         (("docker", "kubectl"), {"CURRENT": "kind-dev"}, (), "kind is not installed; context kind-dev needs it"),
         (("docker",), {}, ("launcher",), "there is no image launcher"),
+        (("docker",), {"OCI": "x"}, (), "install podman or buildah"),
+        (("docker",), {"OCI": "x", "BUILDER": "docker"}, (), "not by docker"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_built(

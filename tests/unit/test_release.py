@@ -1,0 +1,131 @@
+"""What ``make release`` makes of what it has built: the chart, the manifests, layouts and checks; and its workflow."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from ddp_operator import __version__
+from tests.support import ROOT
+
+DIGEST = f"sha256:{'a' * 64}"
+OTHER = f"sha256:{'b' * 64}"
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def built(release: ModuleType, tmp_path: Path) -> Any:
+    """A build of this checkout whose images are there already."""
+    for name, digest in (("operator", DIGEST), ("trainer", OTHER)):
+        layout = tmp_path / f"images/{name}-{__version__}"
+        layout.mkdir(parents=True)
+        (layout / "index.json").write_text(json.dumps({"manifests": [{"digest": digest}]}))
+    return release.Build(ROOT, tmp_path, "registry.example/team", 1_700_000_000, "0" * 40)
+
+
+def pack(path: Path, files: dict[str, bytes], mtime: int = 0) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.uid = len(data), mtime, mtime
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def test_the_chart_names_the_images_by_their_digests(built: Any, tmp_path: Path) -> None:
+    built.chart()
+    with helm_python.Chart.load(tmp_path / f"ddp-operator-{__version__}.tgz") as chart:
+        texts = "\n".join(chart.render({}, name="r", namespace="n").values())
+    assert f"image: registry.example/team/ddp-operator/operator@{DIGEST}" in texts
+    assert f"registry.example/team/ddp-operator/trainer@{OTHER}" in texts
+
+
+def test_the_chart_is_what_a_registry_stores_and_the_same_twice(built: Any, tmp_path: Path) -> None:
+    layout = tmp_path / f"chart-{__version__}"
+    indexes = []
+    for _ in range(2):
+        built.chart()
+        indexes.append((layout / "index.json").read_text())
+    assert indexes[0] == indexes[1]
+    (named,) = json.loads(indexes[0])["manifests"]
+    manifest = json.loads((layout / "blobs" / named["digest"].replace(":", "/")).read_text())
+    assert manifest["config"]["mediaType"] == "application/vnd.cncf.helm.config.v1+json"
+    (layer,) = manifest["layers"]
+    content = (layout / "blobs" / layer["digest"].replace(":", "/")).read_bytes()
+    assert content == (tmp_path / f"ddp-operator-{__version__}.tgz").read_bytes()
+
+
+def test_the_manifests_hold_everything_and_the_digest(built: Any, tmp_path: Path) -> None:
+    built.manifests()
+    found = list(yaml.safe_load_all((tmp_path / f"ddp-operator-{__version__}.yaml").read_text()))
+    (operator,) = (item for item in found if item["kind"] == "Deployment")
+    (container,) = operator["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example/team/ddp-operator/operator:{__version__}@{DIGEST}"
+    assert {"CustomResourceDefinition", "Namespace", "ClusterRole", "ServiceAccount"} <= {
+        item["kind"] for item in found
+    }
+
+
+def test_an_archive_depends_on_its_files_alone(release: ModuleType, tmp_path: Path) -> None:
+    one = pack(tmp_path / "one.tgz", {"a": b"1", "b": b"2"}, mtime=5)
+    two = pack(tmp_path / "two.tgz", {"b": b"2", "a": b"1"}, mtime=6)
+    assert release.repack(one, 7) == release.repack(two, 7)
+    assert release.repack(one, 7) != release.repack(pack(tmp_path / "three.tgz", {"a": b"1", "b": b"3"}), 7)
+
+
+@pytest.mark.parametrize(
+    ("machine", "refused"), [(183, False), (62, True), (None, True)], ids=["its own", "another", "no program at all"]
+)
+def test_an_image_with_programs_of_another_machine_is_refused(
+    release: ModuleType, tmp_path: Path, machine: int | None, refused: bool
+) -> None:
+    program = b"\x7fELF".ljust(18, b"\0") + (machine or 0).to_bytes(2, "little")
+    layer = pack(tmp_path / "layer", {"bin/sh": program} if machine else {"etc/passwd": b"root"})
+    if not refused:
+        release.check_machine("operator", "arm64", [layer])
+        return
+    with pytest.raises(SystemExit, match="files of another machine"):
+        release.check_machine("operator", "arm64", [layer])
+
+
+def test_a_value_that_is_no_default_any_more_is_noticed(release: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="0 defaults of digest"):
+        release.replace('image:\n  digest: "sha256:1"\n', "digest", DIGEST)
+
+
+class TestWorkflow:
+    TEXT = (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+
+    def test_actions_are_pinned_by_commit(self) -> None:
+        uses = re.findall(r"uses: (.*)", self.TEXT)
+        assert len(uses) > 5
+        assert [line for line in uses if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)*", line)] == []
+
+    def test_what_builds_may_write_nothing_and_what_signs_builds_nothing(self) -> None:
+        workflow = yaml.safe_load(self.TEXT)
+        assert workflow["permissions"] == {}
+        jobs = workflow["jobs"]
+        assert jobs["build"]["permissions"] == {"contents": "read"}
+        for name, job in jobs.items():
+            steps = " ".join(step.get("run", "") for step in job["steps"])
+            assert ("make " in steps) == (name == "build")
+            assert ("id-token" in job["permissions"]) == (name != "build")
