@@ -124,7 +124,7 @@ imports: install ## the layers of docs/architecture.md, as .importlinter has the
 	@$(BIN)/lint-imports
 
 .PHONY: security
-security: install ## look for known mistakes and holes: bandit, checkov, pip-audit (installed apart, the first time)
+security: install ## look for known mistakes and holes: bandit, checkov, actionlint, pip-audit (installed apart, the first time)
 	@.ci/security $(PY)
 
 .PHONY: house
