@@ -46,13 +46,28 @@ KUBECTL: dict[str, set[str]] = {
     "label": {"-n", "--overwrite"},
 }
 HELM = {"install": "--install", "upgrade": "--install", "test": "", "uninstall": ""}
-IS_VALUE = {"-n", "-f", "-k", "-l", "-o", "-c", "--namespace", "--set", "--timeout", "--tail", "--replicas", "--image"}
+IS_VALUE = {
+    "-n",
+    "-f",
+    "--values",
+    "-k",
+    "-l",
+    "-o",
+    "-c",
+    "--namespace",
+    "--set",
+    "--timeout",
+    "--tail",
+    "--replicas",
+    "--image",
+}
 
 Check = Callable[[list[str]], Any]
 
 
 def block_lines(text: str) -> list[str]:
     """Return the lines of all blocks that are not of another language, comments and prompts apart."""
+    text = re.sub(r" *\\\n *", " ", text)  # a line that goes on
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^    (?:\s*)(\S.*)$", outside, flags=re.MULTILINE)
     for language in ("sh", "bash", "console"):
@@ -101,14 +116,15 @@ def check_helm(words: list[str]) -> None:
     """Render the chart with the values that the line gives."""
     plain, flags = flags_of(words)
     assert plain[0] in HELM
-    allowed = {"-n", "--namespace", "--create-namespace", "--set", "-f", "--wait", "--timeout", HELM[plain[0]]}
+    allowed = {"-n", "--namespace", "--create-namespace", "--set", "-f", "--values", "--wait", "--timeout"}
+    allowed |= {HELM[plain[0]]}
     assert flags <= allowed, flags - allowed
     if plain[0] not in ("install", "upgrade"):
         return
     assert (ROOT / plain[2] / "Chart.yaml").is_file(), plain[2]
     values: dict[str, Any] = {}
     for flag, value in itertools.pairwise(words):
-        if flag == "-f":
+        if flag in ("-f", "--values"):
             values |= yaml.safe_load((ROOT / value).read_text())
         if flag == "--set":
             path, _, text = value.partition("=")
@@ -146,6 +162,8 @@ def check_docker(words: list[str]) -> None:
 CHECKS: dict[str, Check] = {
     "ddp": check_ddp, "make": check_make, "kubectl": check_kubectl, "helm": check_helm, "torchrun": check_torchrun,
     "python": check_python, "python3": check_python, "docker": check_docker,
+    "cosign": lambda words: words[0] == "verify", "gh": lambda words: words[:2] == ["attestation", "verify"],
+    "sha256sum": lambda words: words[0] == "--check",
     ".venv/bin/pre-commit": lambda words: words == ["install"], "source": lambda words: words,
 }  # fmt: skip
 
@@ -208,8 +226,10 @@ def test_a_line_that_would_fail_is_found(line: str) -> None:
 
 # Flags of other programs that the prose names.
 FOREIGN = {
+    "buildah": {"--build-arg"},
     "kubectl": {"--cascade", "--force", "--replicas", "--server-side", "--type"},
     "kube-controller-manager": {"--kube-api-burst", "--kube-api-qps"},
+    "pip": {"--only-binary", "--platform"},
     "torchrun": {
         "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--nproc_per_node", "--rdzv_", "--redirects", "--tee",
     },
@@ -229,7 +249,12 @@ def own_flags() -> set[str]:
         for action in parser._actions:
             found |= set(action.option_strings)
             parsers += (action.choices or {}).values() if isinstance(action, argparse._SubParsersAction) else ()
-    sources = [*ROOT.glob("tests/drills/*.py"), *ROOT.glob("tests/bench/*.py"), ROOT / "tests/conftest.py"]
+    sources = [
+        *ROOT.glob("tests/drills/*.py"),
+        *ROOT.glob("tests/bench/*.py"),
+        *ROOT.glob(".ci/*.py"),
+        ROOT / "tests/conftest.py",
+    ]
     return found.union(
         *(re.findall(r'(?:add_argument|addoption)\(\s*"(--[\w-]+)"', path.read_text()) for path in sources)
     )
@@ -254,12 +279,15 @@ def test_a_flag_that_no_program_has_is_found() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda path: path.stem)
-def test_workflows_call_what_exists_and_may_only_read(path: Path) -> None:
+def test_workflows_call_what_exists_and_write_only_a_release(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
-    assert workflow["permissions"] == {"contents": "read"}
-    called = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    jobs = workflow["jobs"].values()
+    assert workflow["permissions"] == ({} if all("permissions" in job for job in jobs) else {"contents": "read"})
+    writing = {name for name, job in workflow["jobs"].items() if "write" in job.get("permissions", {}).values()}
+    assert writing == ({"publish", "pypi"} if path.stem == "release" else set())
+    called = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     asked = {name for text in called for name in re.findall(r"\bmake ([a-z0-9-]+)", text)}
     assert asked <= targets()
     for script in (word for text in called for word in re.findall(r"\bbash (\S+)", text)):
         assert (ROOT / script).is_file()
-    assert all(job["timeout-minutes"] <= 360 for job in workflow["jobs"].values())
+    assert all(job["timeout-minutes"] <= 360 for job in jobs)
