@@ -31,7 +31,6 @@ from tests.bench.operator_scale import (
     cpu_seconds,
     difference,
     in_parallel,
-    looked_at,
     metric,
     until,
     writes_of_status,
@@ -72,8 +71,8 @@ def page(seconds: float) -> str:
     lines = [f'ddp_launcher_phase{{phase="{phase}"}} 1', "ddp_launcher_in_place_restarts_total 0"]
     for rank in range(RANKS) if seconds else ():
         for series, value in rank_series(seconds, rank).items():
-            name, _, label = series.partition(",")
-            lines.append(f'{name}{{rank="{rank}",{label}}} {value}')
+            name, comma, label = series.partition(",")
+            lines.append(f'{name}{{rank="{rank}"{comma}{label}}} {value}')
     return "\n".join(lines) + "\n"
 
 
@@ -260,7 +259,7 @@ class LargeJobs:
                 with self.operator("many") as standby:
                     since = time.perf_counter()
                     operator.kill()
-                    await until(lambda: looked_at(standby, count), 0.1)
+                    await until(lambda: has_passed_over(standby, count), 0.5)
                     took_over = time.perf_counter() - since
                     versions = await self._jobs(actors)
             back = await self._restart("many", count)
@@ -286,7 +285,7 @@ class LargeJobs:
         again = self.operator(namespace)
         since = time.perf_counter()
         with again:
-            await until(lambda: looked_at(again, count), 0.05)
+            await until(lambda: has_passed_over(again, count), 0.1)
             return time.perf_counter() - since
 
     async def _jobs(self, actors: ClusterActors) -> dict[str, str]:
@@ -296,6 +295,11 @@ class LargeJobs:
 async def leads(operator: OperatorProcess) -> bool:
     """Tell whether it does."""
     return bool(await metric(operator, "ddp_operator_leader"))
+
+
+async def has_passed_over(operator: OperatorProcess, count: int) -> bool:
+    """Tell whether it has had a look at so many resources. Jobs that run are looked at again and again."""
+    return await metric(operator, "ddp_operator_reconcile_seconds_count") >= count
 
 
 async def jobs_there(actors: ClusterActors, count: int) -> bool:

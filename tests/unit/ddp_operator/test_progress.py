@@ -408,3 +408,10 @@ def test_figures_of_the_network_check_are_read_with_their_units() -> None:
     assert found.failed == ("tcp", "allreduce")
     assert (found.dns_milliseconds, found.tcp_milliseconds, found.all_reduce_milliseconds) == ("2", "30", "400")
     assert found.all_reduce_megabytes_per_second == "5"
+
+
+@pytest.mark.parametrize("value", ["1", "-2.5", "+3e4", "1e-7", "1.", ".5", "e", "--1", "1e999", "NaN", "9" * 40])
+def test_a_simple_line_says_what_the_general_parser_makes_of_it(value: str) -> None:
+    simple = parse_page(f'ddp_loss{{rank="0"}} {value}\n')
+    assert repr(simple) == repr(parse_page(f'ddp_loss{{rank="0",}} {value}\n'))
+    assert repr(simple) == repr(parse_page(f"ddp_loss {value}\n"))
