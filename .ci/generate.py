@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # file -> the module that prints it, and its arguments
 GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
+    "deploy/crds/clusterddptrainingprofiles.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
+    "deploy/crds/ddptrainingprofiles.yaml": "ddp_operator.api.crd DDPTrainingProfile",
     "docs/api.md": "docs.pages.api",
     "docs/cli.md": "docs.pages.cli",
     "docs/metrics.md": "docs.pages.metrics",
@@ -25,6 +27,10 @@ GENERATED = {
     "docs/images/watch.svg": "docs.pictures watch",
     "charts/files/crd.yaml": "ddp_operator.api.crd",
     "deploy/manifests/crd.yaml": "ddp_operator.api.crd",
+    "charts/files/cluster-profile-crd.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
+    "charts/files/profile-crd.yaml": "ddp_operator.api.crd DDPTrainingProfile",
+    "deploy/manifests/cluster-profile-crd.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
+    "deploy/manifests/profile-crd.yaml": "ddp_operator.api.crd DDPTrainingProfile",
     "charts/files/rules.yaml": "charts.tooling.rules served",
     "charts/files/rules-home.yaml": "charts.tooling.rules home",
     "charts/files/rules-coscheduling.yaml": "charts.tooling.rules coscheduling",

@@ -41,8 +41,10 @@ class Snapshot:
 
 
 def claim_of(resource: Object) -> str | None:
-    """Return the claim, or the URL, to which a resource's checkpoints go."""
-    checkpoint = (resource.get("spec") or {}).get("checkpoint") or {}
+    """Return the claim, or the URL, to which a resource's checkpoints go, by itself or by the profile it has taken."""
+    taken = ((resource.get("status") or {}).get("profile") or {}).get("job") or {}
+    parts = (taken.get("checkpoint") or {}, (resource.get("spec") or {}).get("checkpoint") or {})
+    checkpoint = {name: value for part in parts for name, value in part.items()}
     claim = checkpoint.get("claimName") or checkpoint.get("url")
     return claim if isinstance(claim, str) else None
 
@@ -165,6 +167,12 @@ class Cluster(Protocol):
         ``owner``: only a Job that is controlled by this UID; none is no error. Returns whether any had lost them.
 
         Raises: Refused.
+        """
+
+    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return a profile, of the namespace or for all; None: there is none. Raises: Refused where it may not be read.
+
+        As it is now, from no cache.
         """
 
     async def node(self, name: str) -> Object | None:

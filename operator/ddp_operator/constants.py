@@ -17,6 +17,8 @@ PLURAL: Final = "ddptrainingjobs"
 SINGULAR: Final = "ddptrainingjob"
 SHORT_NAMES: Final = ("ddp", "ddpjob")
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
+CLUSTER_PROFILE_KIND: Final = "ClusterDDPTrainingProfile"
+PROFILE_KIND: Final = "DDPTrainingProfile"
 
 # Labels on every child. A child is found by its label and trusted by its owner reference.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"

@@ -173,8 +173,9 @@ class Metrics:
         self.gpu_seconds = counter(
             "ddp_operator_gpu_seconds_total",
             "GPU-seconds by what GPUs were held for (status.usage): Productive, Waiting (for the first step), or what "
-            "they were lost to: a category of failure, Resized, Stalled. Repeated steps are in both of the two.",
-            ["namespace", "purpose"],
+            "they were lost to: a category of failure, Resized, Stalled. Repeated steps are in both of the two. "
+            "profile: the name of the jobs' profile, or empty.",
+            ["namespace", "profile", "purpose"],
         )
         self.node_failures = counter(
             "ddp_operator_node_failures_total",
@@ -218,5 +219,5 @@ class Metrics:
                 self.finished.labels(result).inc()
             case Blamed(node):
                 self.node_failures.labels(node).inc()
-            case Used(purpose, gpu_seconds):
-                self.gpu_seconds.labels(namespace, purpose).inc(gpu_seconds)
+            case Used(purpose, gpu_seconds, profile):
+                self.gpu_seconds.labels(namespace, profile, purpose).inc(gpu_seconds)

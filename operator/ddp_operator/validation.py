@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_field
-from ddp_operator.api.parse import Manifest, parse_manifest
+from ddp_operator.api.parse import FindProfile, Manifest, find_none, parse_manifest
 from ddp_operator.constants import POD_GROUP
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 
@@ -18,12 +18,12 @@ from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 _KUBERNETES = "1.31"
 
 
-def check_manifest(text: str, code: Mapping[str, Any] | None = None) -> Manifest:
+def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none) -> Manifest:
     """Return the manifest in ``text``, with what the operator would create for it. Raises: InvalidManifest.
 
-    ``code``: where its spec.code is to come from.
+    ``code``: where its spec.code is to come from. ``profiles``: finds profiles that the file does not have.
     """
-    manifest = parse_manifest(text, code)
+    manifest = parse_manifest(text, code, profiles)
     job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
     fetch = build_children(job, attempt=0, nodes=0)[-1:] if job.spec.inputs else []
     children = [*fetch, *build_children(job, attempt=1, nodes=job.spec.nodes)]

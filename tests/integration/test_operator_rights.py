@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.constants import KIND
+from ddp_operator.api.crd import build_profile_crd
+from ddp_operator.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
 from ddp_operator.kube.resources import plural
 from ddp_operator.kube.startup_checks import HOME_PERMISSIONS, PERMISSIONS, split_permission
 from ddp_operator.status import scheduling
-from tests.support.builders import job_manifest
+from tests.support.builders import job_manifest, profile
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
 from tests.support.standin.kueue import LOCAL_QUEUE, WORKLOAD
+from tests.support.standin.resources import custom_kind
 
 from .test_operator_recovery import quick_to_stop
 
@@ -50,6 +52,8 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
         server.faults.add(409, verb="delete", resource=resource, nth=nth)
     server.serve(WORKLOAD)
     server.serve(LOCAL_QUEUE)
+    for kind in (PROFILE_KIND, CLUSTER_PROFILE_KIND):
+        server.serve(custom_kind(build_profile_crd(kind)))
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
     monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # of a Job without pods it asks at once
@@ -83,6 +87,11 @@ async def test_every_permission_is_used_and_no_other_call_is_made(
     for index in (0, 1):
         await actors.finish_pod("digits-2", index)
     await actors.gone(KIND, "digits")
+    await actors.create(profile({}, kind=PROFILE_KIND))
+    for kind in (PROFILE_KIND, CLUSTER_PROFILE_KIND):
+        await actors.create(job_manifest(kind[:3].lower(), profileRef={"kind": kind, "name": "gpu"}))
+        await until_used("get", plural(kind))
+    await until_used("create", plural(KIND))
     running.stop()
 
     wanted = named(PERMISSIONS) | named(HOME_PERMISSIONS)

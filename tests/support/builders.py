@@ -52,6 +52,13 @@ def resource(
     }
 
 
+def profile(job: Any, *locked: str, name: str = "gpu", kind: str = constants.CLUSTER_PROFILE_KIND) -> Json:
+    """Return a profile as a platform writes it."""
+    metadata = {"name": name} | ({"namespace": "default"} if kind == constants.PROFILE_KIND else {})
+    spec = {"job": job, "locked": list(locked)}
+    return {"apiVersion": constants.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
 def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DDPTrainingJob:
     """Return a stored job, typed."""
     raw = resource(name, **spec)

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from ddp_operator import constants
+from ddp_operator.api.cel import check_rules
 from ddp_operator.api.status import Condition, Status
-from ddp_operator.cluster import ClusterError, Event, Key, Object, Snapshot
+from ddp_operator.cluster import ClusterError, Event, Key, Object, Refused, Snapshot
 from ddp_operator.local import pods
 from ddp_operator.local.cluster import LocalCluster
 from ddp_operator.local.job_controller import completion_index
@@ -72,12 +73,24 @@ class FakeCluster(LocalCluster):
         self.kubelet = self.still = kubelet
         self.page: str | None = None
         self.calls: list[str] = []
+        self.hidden = False
+        """Whether profiles may not be read."""
         self.changes = 0
         self.events: list[Event] = []
         self.on_event = lambda resource, event: self.events.append(event)
 
+    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
+        self.calls.append(f"get {kind}")
+        if self.hidden:
+            raise Refused(f"{kind.lower()}s is forbidden", reason="Forbidden")
+        return await super().profile(kind, namespace, name)
+
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
+        if manifest["kind"] == constants.KIND and dry_run:
+            errors = check_rules(manifest | {"spec": {"nodes": 1, "suspend": False} | manifest["spec"]})
+            if errors:
+                raise Refused("\n".join(map(str, errors)), reason="Invalid")
         return await super().create(manifest, dry_run=dry_run)
 
     async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:

@@ -14,7 +14,7 @@ import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.crd import build_crd
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.parse import find_among, parse_manifest
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Phase
 from ddp_operator.manifests.children import build_children
@@ -153,10 +153,12 @@ class TestPages:
 
     @pages_with(partial(fenced, language="yaml"))
     def test_yaml_is_what_the_operator_takes(self, path: Path) -> None:
-        for block in fenced(path.read_text(encoding="utf-8"), "yaml"):
-            kinds = {document.get("kind") for document in yaml.safe_load_all(block) if isinstance(document, dict)}
-            if constants.KIND in kinds:
-                parse_manifest(block)
+        blocks = fenced(path.read_text(encoding="utf-8"), "yaml")
+        documents = {block: [one for one in yaml.safe_load_all(block) if isinstance(one, dict)] for block in blocks}
+        profiles = find_among(one for found in documents.values() for one in found)
+        for block, found in documents.items():
+            if constants.KIND in {one.get("kind") for one in found}:
+                parse_manifest(block, profiles=profiles)
 
     @pages_with(partial(fenced, language="python"))
     def test_python_runs(self, path: Path) -> None:

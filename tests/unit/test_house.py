@@ -27,6 +27,17 @@ LONG_FILES = {
     "deploy/crds/ddptrainingjobs.yaml": "generated: the whole schema",
     "charts/files/crd.yaml": "generated: the same",
     "deploy/manifests/crd.yaml": "generated: the same, where kustomize may read it",
+    **dict.fromkeys(
+        (
+            "deploy/crds/clusterddptrainingprofiles.yaml",
+            "deploy/crds/ddptrainingprofiles.yaml",
+            "charts/files/cluster-profile-crd.yaml",
+            "charts/files/profile-crd.yaml",
+            "deploy/manifests/cluster-profile-crd.yaml",
+            "deploy/manifests/profile-crd.yaml",
+        ),
+        "generated: the schema of a job's parts",
+    ),
     ".ci/constraints.txt": "generated: one line a package",
     "LICENSE": "the licence",
 }

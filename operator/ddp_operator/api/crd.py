@@ -1,12 +1,13 @@
-"""The CustomResourceDefinition, generated from ``spec.py``, ``status.py`` and ``rules.py``.
+"""The CustomResourceDefinitions, generated from ``spec.py``, ``status.py`` and ``rules.py``.
 
-``python -m ddp_operator.api.crd`` prints it; ``make generate`` writes it to ``deploy/crds/ddptrainingjobs.yaml``.
+``python -m ddp_operator.api.crd`` prints the job's, or that of a kind of profiles; ``make generate`` writes them to
+``deploy/crds``.
 A structural schema has no ``$ref`` and no ``anyOf`` over types, so this walks the types itself and inlines everything.
 """
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,7 @@ import yaml
 from msgspec import inspect as mi
 
 from ddp_operator import constants
-from ddp_operator.api.rules import RULES
+from ddp_operator.api.rules import RULES, Rule
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -92,12 +93,49 @@ DEFAULTED: Final = ("nodes", "suspend")
 
 
 def build_spec_schema() -> dict[str, Any]:
-    """Return the schema of a spec as it is stored: the operator fills in the other defaults when it reads one."""
+    """Return the schema of a spec as it is stored, which a profile may complete; the operator fills in the defaults."""
     whole = build_schema(Spec)
-    schema: dict[str, Any] = without_defaults(whole)
+    spec, needed = _optional(whole)
     for name in DEFAULTED:
-        schema["properties"][name] = whole["properties"][name]
-    return schema
+        spec["properties"][name] = whole["properties"][name]
+    spec["properties"]["profileRef"]["required"] = [needed.pop(needed.index("profileRef.name")).partition(".")[2]]
+    # A schema's own `required` would ask it of a job with a profile too.
+    there = {path: _unless_there(path) for path in needed}
+    listed = " + ".join(f"({one} ? '' : 'spec.{path} ')" for path, one in there.items())
+    spec["x-kubernetes-validations"] = [
+        {
+            "rule": f"has(self.profileRef) || ({' && '.join(there.values())})",
+            "message": f"{', '.join(needed)} have no default; add what is missing, or name a profile that has it",
+            "messageExpression": f"({listed}).trim().replace(' ', ', ')"
+            " + ': no default; add it, or name a profile that has it in spec.profileRef'",
+            "reason": "FieldValueRequired",
+        }
+    ]
+    return spec
+
+
+def _optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Return a schema in which objects may lack members and get no defaults, and the paths of what was required.
+
+    What has no type stays required: CEL could not ask for it.
+    """
+    kept = {name: value for name, value in schema.items() if name not in ("default", "required")}
+    if "properties" not in schema:
+        return kept, []
+    required = schema.get("required", ())
+    untyped = [name for name in required if "type" not in schema["properties"][name]]
+    kept |= {"required": untyped} if untyped else {}
+    kept["properties"], paths = {}, [f"{path}{name}" for name in required if name not in untyped]
+    for name, child in schema["properties"].items():
+        kept["properties"][name], below = _optional(child, f"{path}{name}.")
+        paths += below
+    return kept, paths
+
+
+def _unless_there(path: str) -> str:
+    """Return CEL that is true where the member at a path is there, or an object that would hold it is not."""
+    holders = (path[:end] for end, letter in enumerate(path) if letter == ".")
+    return f"({' || '.join([*(f'!has(self.{one})' for one in holders), f'has(self.{path})'])})"
 
 
 COLUMNS: tuple[tuple[str, str, str, int], ...] = (
@@ -136,41 +174,58 @@ def read_column(resource: Mapping[str, Any], path: str) -> Any:
 
 def build_crd() -> dict[str, Any]:
     """Return the CustomResourceDefinition as JSON. Pure: the same classes give the same object."""
+    scale = {
+        "specReplicasPath": ".spec.nodes",
+        "statusReplicasPath": ".status.nodes.desired",
+        "labelSelectorPath": ".status.selector",
+    }
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+        for name, kind, path, priority in COLUMNS
+    ]
+    names = {"kind": constants.KIND, "shortNames": list(constants.SHORT_NAMES), "categories": ["all"]}
+    return _define(names, "Namespaced", build_resource_schema(), columns, {"status": {}, "scale": scale})
+
+
+_PROFILES: Final = {
+    constants.CLUSTER_PROFILE_KIND: ("Cluster", "cddpprofile"),
+    constants.PROFILE_KIND: ("Namespaced", "ddpprofile"),
+}
+
+
+def build_profile_crd(kind: str) -> dict[str, Any]:
+    """Return the CustomResourceDefinition of a kind of profiles: for all namespaces, or of one."""
+    scope, short = _PROFILES[kind]
+    columns = [
+        {"name": "Locked", "type": "string", "jsonPath": ".spec.locked"},
+        {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    ]
+    return _define({"kind": kind, "shortNames": [short]}, scope, build_profile_schema(), columns)
+
+
+def _define(
+    names: dict[str, Any],
+    scope: str,
+    schema: dict[str, Any],
+    columns: list[Any],
+    subresources: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    kind = names["kind"]
+    plural = f"{kind.lower()}s"
+    version = {"name": constants.VERSION, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    version |= {"subresources": subresources} if subresources else {}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": constants.CRD_NAME, "labels": {"app.kubernetes.io/name": constants.MANAGED_BY}},
+        "metadata": {
+            "name": f"{plural}.{constants.GROUP}",
+            "labels": {"app.kubernetes.io/name": constants.MANAGED_BY},
+        },
         "spec": {
             "group": constants.GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": constants.KIND,
-                "listKind": f"{constants.KIND}List",
-                "plural": constants.PLURAL,
-                "singular": constants.SINGULAR,
-                "shortNames": list(constants.SHORT_NAMES),
-                "categories": ["all"],
-            },
-            "versions": [
-                {
-                    "name": constants.VERSION,
-                    "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": build_resource_schema()},
-                    "subresources": {
-                        "status": {},
-                        "scale": {
-                            "specReplicasPath": ".spec.nodes",
-                            "statusReplicasPath": ".status.nodes.desired",
-                            "labelSelectorPath": ".status.selector",
-                        },
-                    },
-                    "additionalPrinterColumns": [
-                        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
-                        for name, kind, path, priority in COLUMNS
-                    ],
-                }
-            ],
+            "scope": scope,
+            "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()} | names,
+            "versions": [version | {"additionalPrinterColumns": columns}],
         },
     }
 
@@ -193,7 +248,71 @@ def build_resource_schema() -> dict[str, Any]:
             "status": status,
         },
     }
-    for rule in RULES:
+    _add_rules(schema, "", RULES)
+    _bound_lists(schema["properties"]["spec"])
+    return schema
+
+
+def build_profile_schema() -> dict[str, Any]:
+    """Return the schema of a profile. Of its job the rules hold that look at no more than one group of fields."""
+    job, _ = _optional(build_schema(Spec))
+    _bound_lists(job)
+    job["description"] = "A part of a DDPTrainingJob's spec, under the job's own values."
+    for name in NOT_OF_PROFILES:
+        del job["properties"][name]
+    lockable = [path for path in list_fields(job) if not path.startswith("template")]
+    in_template = r"^template[.](spec|metadata)([.][A-Za-z]+|\[[^\[\]]+\])*$"
+    locked = {
+        "type": "array",
+        "description": "Fields that a job may not set otherwise than job has them; where job has none, not at all. "
+        "Such as recovery.maxRestarts or, in the template, template.spec.nodeSelector, "
+        "template.spec.containers[trainer].env[NCCL_DEBUG]: [NAME] is an item by its name, or a member of any name.",
+        "maxItems": 256,
+        "items": {"type": "string", "maxLength": 512},
+        "x-kubernetes-list-type": "set",
+        "x-kubernetes-validations": [
+            {
+                "rule": f"self.all(path, path in {lockable} || path.matches(r'{in_template}'))",
+                "message": "must be fields of a job's spec without the leading spec., such as recovery.maxRestarts or "
+                f"template.spec.nodeSelector, and not {', '.join(NOT_OF_PROFILES)}; correct or remove the others",
+            }
+        ],
+    }
+    schema: dict[str, Any] = {
+        "type": "object",
+        "description": "What a platform gives the jobs that name it in spec.profileRef, and what they may not change.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": {
+                "type": "object",
+                "description": "What jobs get.",
+                "properties": {"job": job, "locked": locked},
+            },
+        },
+    }
+    of_groups = [rule for rule in RULES if rule.at.startswith("spec.") and rule.at.split(".")[1] in job["properties"]]
+    _add_rules({"properties": {"spec": job}}, "spec.job", of_groups)
+    return schema
+
+
+NOT_OF_PROFILES: Final = ("nodes", "suspend", "profileRef", "code")
+"""Fields of a spec that are each job's own."""
+
+
+def list_fields(schema: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return the paths of all members of an object, of those in objects below too."""
+    found = []
+    for name, child in schema.get("properties", {}).items():
+        found += [f"{path}{name}", *list_fields(child, f"{path}{name}.")]
+    return found
+
+
+def _add_rules(schema: dict[str, Any], root: str, rules: Iterable[Rule]) -> None:
+    """Put CEL rules at their nodes."""
+    for rule in rules:
         node = schema
         for name in rule.at.split(".") if rule.at else ():
             node = node["properties"][name]
@@ -201,8 +320,6 @@ def build_resource_schema() -> dict[str, Any]:
         entry |= {"messageExpression": rule.explanation} if rule.explanation else {}
         entry |= {"fieldPath": rule.field} if rule.field and rule.field != ".metadata.name" else {}
         node.setdefault("x-kubernetes-validations", []).append(entry)
-    _bound_lists(schema["properties"]["spec"])
-    return schema
 
 
 def _bound_lists(spec: dict[str, Any]) -> None:
@@ -221,11 +338,13 @@ def _bound_lists(spec: dict[str, Any]) -> None:
         node["maxLength"] = 4096
 
 
-def render_crd() -> str:
-    """Return the CRD as YAML, with a note that it is generated."""
+def render_crd(definition: Mapping[str, Any]) -> str:
+    """Return a definition as YAML, with a note that it is generated."""
     header = "# Generated from operator/ddp_operator/api by `make generate`. Do not edit.\n"
-    return header + yaml.safe_dump(build_crd(), sort_keys=False, width=120, allow_unicode=True)
+    return header + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render_crd())
+    definitions = [build_crd(), *(build_profile_crd(kind) for kind in _PROFILES)]
+    [wanted] = [one for one in definitions if one["spec"]["names"]["kind"] == (sys.argv[1:] or [constants.KIND])[0]]
+    sys.stdout.write(render_crd(wanted))

@@ -6,7 +6,7 @@
 
 import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from ddp_operator import constants
 from ddp_operator.api.crd import build_schema, build_spec_schema
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.profile import complete_spec, profile_reference, read_profile
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -31,12 +32,22 @@ class Manifest:
     others: tuple[Mapping[str, Any], ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     """The job as the file has it, without defaults."""
+    completed: Mapping[str, Any] = field(default_factory=dict)
+    """The spec as the file and its profile have it, without defaults."""
     children: tuple[Mapping[str, Any], ...] = ()
     """The children of its first attempt in the order of creation, once that has been checked too."""
 
 
+def parse_status(raw: Mapping[str, Any]) -> Status:
+    """Return a resource's status. An unreadable one counts as none: the next pass writes it anew."""
+    try:
+        return msgspec.convert(raw.get("status") or {}, Status)
+    except msgspec.ValidationError:
+        return Status()
+
+
 def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None) -> DDPTrainingJob:
-    """Return the typed resource. An unreadable status counts as none: the next pass writes it anew.
+    """Return the typed resource.
 
     ``spec``: what has been made of this generation's already.
 
@@ -45,10 +56,6 @@ def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None) -> DDPTrain
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
         raise InvalidManifest([FieldError("metadata", "Required value: add metadata.name")])
-    try:
-        status = msgspec.convert(raw.get("status") or {}, Status)
-    except msgspec.ValidationError:
-        status = Status()
     return DDPTrainingJob(
         name=metadata.get("name") or "",
         namespace=metadata.get("namespace") or "default",
@@ -60,14 +67,29 @@ def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None) -> DDPTrain
         deleting="deletionTimestamp" in metadata,
         created=metadata.get("creationTimestamp") or "",
         spec=spec or _parse_spec(raw.get("spec")),
-        status=status,
+        status=parse_status(raw),
     )
 
 
-def parse_manifest(text: str, code: Mapping[str, Any] | None = None) -> Manifest:
+FindProfile = Callable[[str, str, str], Mapping[str, Any] | None]
+"""Returns a profile by its kind, the namespace that the job names, if any, and its name."""
+
+
+def find_none(kind: str, namespace: str, name: str) -> None:
+    """Return None: no profile is known."""
+
+
+def find_among(documents: Iterable[Mapping[str, Any]], otherwise: FindProfile = find_none) -> FindProfile:
+    """Return what finds profiles among these objects, whatever their namespaces."""
+    found = {(one.get("kind"), (one.get("metadata") or {}).get("name")): one for one in documents}
+    return lambda kind, namespace, name: found.get((kind, name)) or otherwise(kind, namespace, name)
+
+
+def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none) -> Manifest:
     """Return the one training job in a YAML file (which may hold other objects too), fully checked offline.
 
     ``code``: what its spec.code is to be, but for what only the file says there (mountPath).
+    Its profile is looked for in the file, then by ``profiles``.
 
     Raises: InvalidManifest.
     """
@@ -90,15 +112,35 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None) -> Manifest
     if code is not None and isinstance(raw.get("spec"), Mapping):
         kept = {name: value for name, value in (raw["spec"].get("code") or {}).items() if name in ("mountPath", "pip")}
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
-    job = parse_resource(raw)
+    own = _as_stored(raw.get("spec"), _spec_schema())
+    completed = _complete(raw, own, find_among(others, profiles))
+    job = parse_resource(dict(raw) | {"spec": completed})
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not carry
 
-    errors = check_rules(dict(raw) | {"spec": _with_defaults(spec, build_spec_schema())})
+    # The API server is given the job as it is written, the operator then asks it about the whole.
+    for part in (own, spec) if job.spec.profile_ref else (spec,):
+        errors = check_rules(dict(raw) | {"spec": _with_defaults(part, build_spec_schema())})
+        if errors:
+            raise InvalidManifest(errors)
+    resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
+    return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed)
+
+
+def _complete(raw: Mapping[str, Any], own: Any, profiles: FindProfile) -> Any:
+    """Return the spec of a manifest with its profile. Raises: InvalidManifest."""
+    reference = profile_reference(raw)
+    if reference is None:
+        return own
+    kind, name = reference
+    found = profiles(kind, raw["metadata"].get("namespace") or "", name)
+    if found is None:
+        words = f"there is no {kind} {name}; create it, give a file that has it with --profiles, or correct the name"
+        raise InvalidManifest([FieldError("spec.profileRef", words)])
+    spec, errors = complete_spec(own, read_profile(found))
     if errors:
         raise InvalidManifest(errors)
-    resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
-    return Manifest(job, resource, others, raw)
+    return spec
 
 
 def _check_shape(raw: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ def _given(path: str, default: str | int) -> str:
 _BACKEND = _given("rendezvous.backend", Rendezvous().backend)
 _PORTS = _given("rendezvous.port", Rendezvous().port), _given("metrics.port", Metrics().port)
 
-ONCE_STARTED = ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
+ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
 """Fixed from attempt 1 on: objects that serve all attempts are built from them."""
 ONCE_RUN = (
     "procPerNode",
@@ -120,6 +120,11 @@ RULES: tuple[Rule, ...] = (
         "metadata.name must be lower-case letters, digits and '-', begin with a letter and end with a letter or digit, "
         "because a Service is named after it; change it",
         field=".metadata.name",
+    ),
+    Rule(
+        "spec.profileRef.name",
+        "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
+        "must consist of lower-case letters, digits, '-' and '.'; change it",
     ),
     _between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
     _between("spec.spares", 0, 16, "0 has no pod wait"),

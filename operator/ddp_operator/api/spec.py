@@ -353,8 +353,29 @@ class Template(_Fields, frozen=True, kw_only=True):
     spec: Annotated[Any, Meta(description="The pods, as in a Job: containers, volumes, nodeSelector, …")]
 
 
+class ProfileRef(_Fields, frozen=True, kw_only=True):
+    """A profile of the platform: it gives what the job leaves out, and locks what the job may not change."""
+
+    kind: Annotated[
+        Literal["ClusterDDPTrainingProfile", "DDPTrainingProfile"] | None,
+        Meta(
+            description="ClusterDDPTrainingProfile, also where unset: one for all namespaces. DDPTrainingProfile: one "
+            "of the job's own namespace."
+        ),
+    ] = None
+    name: Annotated[str, Meta(description="Name of the profile; `ddp profile list` lists them.")]
+
+
 class Spec(_Fields, frozen=True, kw_only=True):
     """The desired job."""
+
+    profile_ref: Annotated[
+        ProfileRef | None,
+        Meta(
+            description="The profile that completes this spec. The job takes it when it starts; what is edited in it "
+            "later does not change the job (docs/profiles.md)."
+        ),
+    ] = None
 
     nodes: Annotated[int, Meta(description="Number of pods (torchrun nodes), 1 to 5000. The scale subresource.")] = 1
     proc_per_node: Annotated[

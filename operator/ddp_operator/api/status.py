@@ -5,7 +5,7 @@ is put in has been through ``timestamps.truncate``, so that it equals what is re
 """
 
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -244,6 +244,16 @@ class InputStatus(_Fields, frozen=True, kw_only=True):
     message: str = ""
 
 
+class Profile(_Fields, frozen=True, kw_only=True):
+    """The profile as the job has taken it, when it started: what is edited there later does not change the job."""
+
+    kind: str
+    name: str
+    digest: Annotated[str, Meta(description="Of job and locked: two jobs with the same one have taken the same.")]
+    job: Annotated[Any, Meta(description="What it gave: a part of a spec, over which go the job's own values.")]
+    locked: Annotated[tuple[str, ...], Meta(description="Fields of the spec that the job may not set otherwise.")] = ()
+
+
 class Status(_Fields, frozen=True, kw_only=True):
     """The observed job; ``attempt``, ``restarts`` and ``lastFailure`` are what the operator has decided."""
 
@@ -297,6 +307,7 @@ class Status(_Fields, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Kubernetes nodes that were lost with a pod on them, the latest last; at most 10."),
     ] = ()
+    profile: Profile | None = None
     conditions: tuple[Condition, ...] = ()
 
     def condition(self, kind: str) -> Condition | None:

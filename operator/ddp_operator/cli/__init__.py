@@ -25,6 +25,7 @@ COMMANDS: Final = (
     ("render", "ddp_operator.cli.render", "check a job's YAML and print what the operator would create"),
     ("report", "ddp_operator.cli.report", "write an HTML report with the charts of a run"),
     ("board", "ddp_operator.cli.board", "open TensorBoard, MLflow and W&B where they have a run or a job"),
+    ("profile", "ddp_operator.cli.profile", "list the profiles of a cluster, or show what one sets and locks"),
     ("convert", "ddp_operator.cli.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
     ("submit", "ddp_operator.cli.submit", "check a job's YAML and create the job in a cluster"),
     ("list", "ddp_operator.cli.list_jobs", "list the jobs of a namespace"),

@@ -4,6 +4,7 @@ import argparse
 import json
 
 from ddp_operator.cli.io import CommandError, ExitCode, print_note, read_file
+from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.workdir import add_workdir_arguments, read_workdir
 
 
@@ -13,6 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="default: yaml")
     parser.add_argument("--check", action="store_true", help="print errors only")
     add_workdir_arguments(parser)
+    parser.add_argument("--whole", action="store_true", help="print the job itself as its profile completes it")
+    add_profiles_argument(parser)
     parser.epilog = "Owner references have a UID of zeros, since only an API server assigns one."
 
 
@@ -22,8 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.extra:
         raise CommandError("unexpected arguments after --; they are for `ddp run`")
-    text, workdir = read_file(arguments.file), read_workdir(arguments)
-    children = check_job(text, workdir, in_cluster=True, note=print_note)[0].children
+    text, workdir, profiles = read_file(arguments.file), read_workdir(arguments), read_profiles(arguments.profiles)
+    manifest, _ = check_job(text, workdir, in_cluster=True, note=print_note, profiles=profiles)
+    children = ({**manifest.written, "spec": manifest.completed},) if arguments.whole else manifest.children
     if arguments.check:
         return ExitCode.OK
     if arguments.output == "json":

@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp_operator.cli.init import add_script, find_script, write_manifest
 from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
+from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_workdir
 
 
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--procs", type=integer(1), metavar="N", help="worker processes per pod; default: spec.procPerNode"
     )
     parser.add_argument("--cpu", action="store_true", help="use no GPUs; one worker per pod unless --procs is set")
+    add_profiles_argument(parser)
     parser.add_argument(
         "--max-restarts",
         type=integer(0),
@@ -98,7 +100,8 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.manifests.template import resolve_template
     from ddp_operator.report import build_report
 
-    manifest, code = check_job(text, read_workdir(arguments), in_cluster=False, note=print_note)
+    profiles = read_profiles(arguments.profiles)
+    manifest, code = check_job(text, read_workdir(arguments), in_cluster=False, note=print_note, profiles=profiles)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
             f"PyTorch is not installed for {sys.executable}, which would run the pods; pip install torch there, or "
@@ -108,7 +111,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     cpus, port = adapt.count_cpus(), adapt.hold_free_port()
     others = [*manifest.others, *([code.build_config_map(manifest.job.namespace)] if code else [])]
     adapt.check_code(manifest.resource, others)
-    resource = adapt.adapt_resource(manifest.resource, changes, port, manifest.written["spec"].get("recovery"))
+    resource = adapt.adapt_resource(manifest.resource, changes, port, manifest.completed.get("recovery"))
     resource = adapt.use_own_credentials(resource, others)
     errors = check_rules(resource, None)  # --nodes and --procs may violate one
     if errors:

@@ -1,4 +1,4 @@
-"""`ddp usage`: what GPUs were held for, by job or by namespace, from ``status.usage``."""
+"""`ddp usage`: what GPUs were held for, by job, by namespace or by profile, from ``status.usage``."""
 
 import argparse
 import json
@@ -21,6 +21,7 @@ from ddp_operator.cli.list_jobs import align
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="sum up the jobs of each namespace")
+    parser.add_argument("--by-profile", action="store_true", help="sum up the jobs of each profile")
     add_output_argument(parser)
     add_cluster_arguments(parser)
     add_local_arguments(parser, named=False)
@@ -36,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     every = arguments.all_namespaces
     backend = open_client(arguments, local=is_local(arguments)).backend
-    sums = sum_up(backend.list(everywhere=every)["items"], "namespace" if every else "name")
+    by = "profile" if arguments.by_profile else "namespace" if every else "name"
+    sums = sum_up(backend.list(everywhere=every)["items"], by)
     if arguments.output == "json":
         print(json.dumps(sums, indent=2))
         return ExitCode.OK
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     total: Counter[str] = Counter()
     for row in sums.values():
         total.update(row)
-    rows = [["NAMESPACE" if every else "NAME", "GPU-HOURS", "PRODUCTIVE", "WAITING", "LOST", "LOST TO"]]
+    rows = [[by.upper(), "GPU-HOURS", "PRODUCTIVE", "WAITING", "LOST", "LOST TO"]]
     for name, row in [*sorted(sums.items()), *([("total", total)] if len(sums) > 1 else [])]:
         held, kept, waited = sum(row.values()), row.get(PRODUCTIVE, 0), row.get(WAITING, 0)
         causes = sorted(((seconds, cause) for cause, seconds in row.items() if cause not in (PRODUCTIVE, WAITING)))
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def sum_up(items: Iterable[Mapping[str, Any]], by: str) -> dict[str, dict[str, int]]:
-    """Return GPU-seconds by purpose of all jobs with the same ``metadata`` member ``by``; those that held none not."""
+    """Return GPU-seconds by purpose of all jobs with the same name, namespace or profile; those that held none not."""
     import msgspec
 
     from ddp_operator.api.status import Usage
@@ -67,7 +69,8 @@ def sum_up(items: Iterable[Mapping[str, Any]], by: str) -> dict[str, dict[str, i
 
     sums: dict[str, Counter[str]] = {}
     for item in items:
-        usage = (item.get("status") or {}).get("usage")
-        if usage:
-            sums.setdefault(item["metadata"][by], Counter()).update(purposes(msgspec.convert(usage, Usage)))
+        status = item.get("status") or {}
+        if usage := status.get("usage"):
+            name = status.get("profile", {}).get("name", "-") if by == "profile" else item["metadata"][by]
+            sums.setdefault(name, Counter()).update(purposes(msgspec.convert(usage, Usage)))
     return {name: dict(row) for name, row in sums.items()}

@@ -203,6 +203,22 @@ def list_jobs(api: Api, namespace: str | None) -> Object:
         ) from None
 
 
+def profile_path(kind: str, namespace: str, name: str = "") -> str:
+    """Return the path of a profile, or of all of that kind, in a namespace where they have one."""
+    where = namespace if kind == constants.PROFILE_KIND else None
+    return api_path(constants.API_VERSION, f"{kind.lower()}s", where, name)
+
+
+def get_profile(api: Api, kind: str, namespace: str, name: str) -> Object | None:
+    """Return a profile; None: there is none of that name. Raises: ClientError."""
+    try:
+        return {"kind": kind} | api.request("GET", profile_path(kind, namespace, name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+    return None
+
+
 def list_pods(api: Api, name: str) -> list[Object]:
     """Return the pods of a job, of all attempts that still have some. Raises: ClientError."""
     query = {"labelSelector": f"{constants.LABEL_JOB_NAME}={name}"}

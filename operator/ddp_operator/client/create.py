@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 from ddp_operator import constants
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_resource
-from ddp_operator.client.api import FIELD_MANAGER, Api, Object, api_path, call_job, list_jobs
+from ddp_operator.client.api import FIELD_MANAGER, Api, Object, api_path, call_job, get_profile, list_jobs
 from ddp_operator.client.code import own_code, stored_code
 from ddp_operator.client.errors import ApiError, ClientError, Conflict
 from ddp_operator.client.workdir import Workdir, check_job
@@ -22,8 +22,13 @@ def create_job(
 
     ``note`` is told, in a line each, what else was made. Raises: ClientError.
     """
+
+    def find_profile(kind: str, namespace: str, name: str) -> Object | None:
+        where = api.within(namespace or None)
+        return get_profile(where, kind, where.namespace, name)
+
     try:
-        manifest, code = check_job(text, workdir, in_cluster=True, note=note)
+        manifest, code = check_job(text, workdir, in_cluster=True, note=note, profiles=find_profile)
     except InvalidManifest as error:
         raise ClientError(f"refused\n{error}") from None
     api = api.within(manifest.resource["metadata"].get("namespace"))
@@ -35,7 +40,7 @@ def create_job(
         with nullcontext("") if dry_run else stored_code(api, code, manifest.job) as placed:
             if placed:
                 note(f"code: {placed}")
-            created = call_job(api, "POST", name, _without_server_fields(manifest.resource), dry_run=dry_run)
+            created = call_job(api, "POST", name, _without_server_fields(manifest.written), dry_run=dry_run)
     except ApiError as error:
         if error.status != 409:
             raise
@@ -44,7 +49,7 @@ def create_job(
             f"delete it with `ddp delete {name}{api.option}`, or choose another metadata.name"
         ) from None
     if not dry_run:
-        own_code(api, code, parse_resource(created))
+        own_code(api, code, replace(manifest.job, uid=created["metadata"]["uid"]))
     return api, created
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_operator.api.parse import Manifest
+from ddp_operator.api.parse import FindProfile, Manifest, find_none
 from ddp_operator.client.errors import ClientError
 from ddp_operator.code.files import CannotPack
 from ddp_operator.code.packed import Code, pack_code
@@ -58,14 +58,21 @@ def check_folder(folder: Path) -> Path:
 
 
 def check_job(
-    text: str, workdir: Workdir | None, *, in_cluster: bool, note: Callable[[str], None]
+    text: str,
+    workdir: Workdir | None,
+    *,
+    in_cluster: bool,
+    note: Callable[[str], None],
+    profiles: FindProfile = find_none,
 ) -> tuple[Manifest, Code | None]:
     """Return the manifest in ``text``, checked, with the folder that it takes along, packed.
 
-    ``note`` is told what is packed. Raises: ClientError, InvalidManifest.
+    ``note`` is told what is packed; ``profiles`` finds those that the file does not have.
+
+    Raises: ClientError, InvalidManifest.
     """
     code = workdir.pack() if workdir is not None else None
-    manifest = check_manifest(text, code.spec if code else None)
+    manifest = check_manifest(text, code.spec if code else None, profiles)
     if code is not None:
         template = resolve_template(manifest.job)
         try:

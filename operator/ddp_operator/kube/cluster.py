@@ -18,7 +18,15 @@ from ddp_operator.cluster import (
     claim_of,
     controller_of,
 )
-from ddp_operator.constants import API_VERSION, KIND, KUEUE_JOB_UID_LABEL, LABEL_JOB_NAME, MANAGED_BY, POD_GROUP
+from ddp_operator.constants import (
+    API_VERSION,
+    KIND,
+    KUEUE_JOB_UID_LABEL,
+    LABEL_JOB_NAME,
+    MANAGED_BY,
+    POD_GROUP,
+    PROFILE_KIND,
+)
 from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, ObjectCache, build_snapshot, key_of, trimmed
 from ddp_operator.kube.calls import INVALID, NotFound, call
 from ddp_operator.kube.client import ApiClient, ApiError
@@ -225,6 +233,11 @@ class KubeCluster:
             except NotFound:
                 return False
         return lost
+
+    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Read a profile: seldom, when a job starts."""
+        found: Object | None = await self._get(kind, namespace if kind == PROFILE_KIND else None, name, refusable=True)
+        return found
 
     async def node(self, name: str) -> Object | None:
         """Read a node: seldom, where a pod on it does not end."""

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.constants import GROUP, KIND, PLURAL, POD_GROUP, VERSION
+from ddp_operator.constants import CLUSTER_PROFILE_KIND, GROUP, KIND, PLURAL, POD_GROUP, PROFILE_KIND, VERSION
 
 _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     KIND: (GROUP, VERSION, PLURAL),
+    CLUSTER_PROFILE_KIND: (GROUP, VERSION, "clusterddptrainingprofiles"),
+    PROFILE_KIND: (GROUP, VERSION, "ddptrainingprofiles"),
     "Job": ("batch", "v1", "jobs"),
     "Pod": ("", "v1", "pods"),
     "Service": ("", "v1", "services"),

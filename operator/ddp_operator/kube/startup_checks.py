@@ -8,12 +8,22 @@ from collections.abc import Sequence
 from typing import Final
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.constants import API_VERSION, CRD_NAME, GROUP, KIND, LAUNCHER_USERS, PLURAL, VERSION
+from ddp_operator.constants import (
+    API_VERSION,
+    CLUSTER_PROFILE_KIND,
+    CRD_NAME,
+    GROUP,
+    KIND,
+    LAUNCHER_USERS,
+    PLURAL,
+    PROFILE_KIND,
+    VERSION,
+)
 from ddp_operator.kube.client import ApiClient, ApiError, StartupError
 from ddp_operator.kube.resources import group, plural
 
 PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
-    KIND: ("get", "list", "watch", "patch", "delete"),
+    KIND: ("get", "list", "watch", "create", "patch", "delete"),
     f"{KIND}/status": ("update",),
     "Job": ("get", "list", "watch", "create", "patch", "delete"),
     "Pod": ("get", "list", "watch", "create", "delete"),
@@ -23,13 +33,16 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     f"ConfigMap:{LAUNCHER_USERS}": ("patch", "delete"),
     "NetworkPolicy": ("get", "list", "create"),
     "Event": ("list", "create"),
+    CLUSTER_PROFILE_KIND: ("get",),
+    PROFILE_KIND: ("get",),
     "Node": ("get",),
     "Workload": ("list",),
     "LocalQueue": ("get",),
 }
 """Every call the operator makes, by kind, and behind a colon only to objects of that name.
 
-The roles in charts/ and deploy/manifests/ are generated from this table. Nothing deletes a ConfigMap, but where the
+The roles in charts/ and deploy/manifests/ are generated from this table. Jobs are created in dry runs only, to have the
+rules tried on what a job and its profile are together. Nothing deletes a ConfigMap, but where the
 admission plug-in OwnerReferencesPermissionEnforcement is on, only those who may delete an object may add to its owners.
 """
 
@@ -43,8 +56,9 @@ them only the jobs that ask for it are refused."""
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
 """What the operator does in its own namespace, whichever it serves."""
 
-OPTIONAL: Final = frozenset({"Node", "Workload", "LocalQueue"})
-"""What an operator works without. A Role of one namespace can't grant nodes: pods on lost ones are then freed later.
+OPTIONAL: Final = frozenset({CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Workload", "LocalQueue"})
+"""What an operator works without. A Role of one namespace can't grant nodes: pods on lost ones are then freed later;
+nor profiles of the cluster: jobs that name one are refused, and say so.
 Without Kueue's Workloads and LocalQueues status does not say why a job waits in a queue."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}

@@ -128,6 +128,7 @@ def adapt_resource(
     """
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     spec = adapted["spec"]
+    spec.pop("profileRef", None)  # what it gives is in the spec by now
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes
     template = spec["template"]

@@ -14,6 +14,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+import msgspec
+
 from ddp_operator import constants, names
 from ddp_operator.api.errors import InvalidManifest, explain_refusal
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
@@ -54,6 +56,8 @@ from ddp_operator.status.views import JobView
 SERVER_PATIENCE = 10.0
 """Seconds. A single error of the API server passes; one that stays has to be told."""
 
+_QUOTA = "exceeded quota"
+
 Manifest = Mapping[str, Any]
 Outcome = Refusal | float | None
 """Why the API server refuses it, or in how many seconds to look again; None: it is done."""
@@ -82,6 +86,10 @@ class Executor:
             children = build_children(job, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
         except InvalidManifest as error:
             return Refusal("InvalidSpec", str(error))
+        if job.spec.profile_ref is not None:
+            outcome = await self._explain(memory, self._check_rules(job))
+            if isinstance(outcome, Refusal):
+                return outcome
         memory.checked = spec
         if job.status.attempt > 0:
             return None
@@ -126,6 +134,21 @@ class Executor:
             if seconds_since(memory.failing_since, now) < SERVER_PATIENCE:
                 raise
             return Refusal("ServerError", f"the API server fails to create {error.message}")
+
+    async def _check_rules(self, job: DDPTrainingJob) -> None:
+        """Have the API server try the schema and the rules on a spec with its profile. Raises: Refused, ClusterError.
+
+        There is a job of that name, which is found out last.
+        """
+        metadata = {"name": job.name, "namespace": job.namespace, "labels": dict(job.labels)}
+        whole = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "metadata": metadata}
+        try:
+            await self._cluster.create(whole | {"spec": msgspec.to_builtins(job.spec)}, dry_run=True)
+        except AlreadyExists:
+            pass
+        except Refused as error:
+            if _QUOTA not in error.message:  # that the job itself has been counted in; the rules come before it
+                raise
 
     async def _dry_run(self, job: DDPTrainingJob, children: Sequence[Manifest], memory: Memory) -> Outcome:
         """Ask the API server whether it takes the children, before there is any."""

@@ -12,9 +12,11 @@ from math import inf
 from typing import Any
 
 from ddp_operator import constants, names
+from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.status import Straggler
+from ddp_operator.api.profile import complete_spec
+from ddp_operator.api.status import Profile, Straggler
 from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.failures import Termination
 from ddp_operator.kubeobjects import scheduling_gates
@@ -71,11 +73,25 @@ class Memory:
     status_written: datetime | None = None
     last_parsed: DDPTrainingJob | None = None
 
-    def parse(self, resource: Object) -> DDPTrainingJob:
-        """Return the typed resource; the spec of one generation is parsed once. Raises: InvalidManifest."""
+    locked: tuple[FieldError, ...] = ()
+    """What of that spec is not as its profile has locked it."""
+
+    def parse(self, resource: Object, profile: Profile | None = None) -> DDPTrainingJob:
+        """Return the typed resource with its profile, parsing a generation's spec once. Raises: InvalidManifest."""
         last, meta = self.last_parsed, resource["metadata"]
-        same = last is not None and (last.uid, last.generation) == (meta.get("uid"), meta.get("generation"))
-        self.last_parsed = parse_resource(resource, last.spec if last is not None and same else None)
+        if last is not None and (last.uid, last.generation, last.status.profile) == (
+            meta.get("uid"),
+            meta.get("generation"),
+            profile,
+        ):
+            self.last_parsed = parse_resource(resource, last.spec)
+            return self.last_parsed
+        errors: list[FieldError] = []
+        if profile is not None:
+            spec, errors = complete_spec(resource["spec"], profile)
+            resource = {**resource, "spec": spec}
+        self.last_parsed = parse_resource(resource)
+        self.locked = tuple(errors)
         return self.last_parsed
 
 

@@ -10,14 +10,19 @@ from contextlib import suppress
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Status
-from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object
+from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object, Snapshot
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
-from ddp_operator.status.decide import decide, is_finished, report_unreadable
+from ddp_operator.reconcile.profiles import find_profile, refuse_changes
+from ddp_operator.status import conditions as c
+from ddp_operator.status.decide import decide, is_finished, report_refused, report_unreadable
+from ddp_operator.status.decision import AT_ONCE, Refusal
 from ddp_operator.status.history import extend_history
 from ddp_operator.status.transitions import Blamed, Transition, find_transitions, is_minor_change, transition_events
 
@@ -28,6 +33,8 @@ _AFTER_CONFLICT = 0.5
 _SUSPICION = 24 * 3600.0
 # Until a spec that this version cannot read is read again: what helps is done to the definition.
 _AFTER_UNREADABLE = 300.0
+# Until a profile that is not there, or does not complete the job, is looked at again.
+_AFTER_NO_PROFILE = 10.0
 
 
 class Reconciler:
@@ -69,19 +76,29 @@ class Reconciler:
             self._forget(key)
             return None
         memory = self._memory[key]
+        if "deletionTimestamp" in snapshot.resource["metadata"]:
+            return None  # owner references take the children away
+        profile = await find_profile(self._cluster, snapshot)
+        if isinstance(profile, Refusal):
+            return await self._tell(key, snapshot, report_refused(snapshot.resource, profile, self._clock()))
+        if profile is not None or "profile" in (snapshot.resource.get("status") or {}):
+            status = parse_status(snapshot.resource)
+            if status.profile != profile:  # taken before anything is made of it
+                await self._write(key, snapshot.resource, status, replace(status, profile=profile), memory)
+                return AT_ONCE
         try:
-            job = memory.parse(snapshot.resource)
+            job = memory.parse(snapshot.resource, profile)
         except InvalidManifest as error:
             if not fresh:
                 # Another definition shows other fields of the same version of a resource, so that no watch tells of it.
                 return await self._pass(key, fresh=True)
-            old, new = report_unreadable(snapshot.resource, error, self._clock())
-            postponed = await self._write(key, snapshot.resource, old, new, memory)
-            return None if is_finished(old) else postponed or _AFTER_UNREADABLE
-        if job.deleting:
-            return None  # owner references take the children away
+            if profile is None:
+                statuses = report_unreadable(snapshot.resource, error, self._clock())
+                return await self._tell(key, snapshot, statuses, _AFTER_UNREADABLE)
+            invalid = Refusal(c.INVALID_SPEC, f"with {profile.kind} {profile.name}: {error}")
+            return await self._tell(key, snapshot, report_refused(snapshot.resource, invalid, self._clock()))
         observation = await self._observer.observe(key, job, snapshot, memory)
-        refusal = await self._executor.check(job, observation, memory)
+        refusal = refuse_changes(memory.locked) or await self._executor.check(job, observation, memory)
         decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
         if decision.needs_fresh_read and not fresh:
             # Watches may show the Job's end before that of the pod to blame, or of the one that has the last step.
@@ -95,6 +112,14 @@ class Reconciler:
             self._forget(key)
         waits = (decision.requeue_after, wait, observation.recheck_after, postponed)
         return min((seconds for seconds in waits if seconds is not None), default=None)
+
+    async def _tell(
+        self, key: Key, snapshot: Snapshot, statuses: tuple[Status, Status], again: float = _AFTER_NO_PROFILE
+    ) -> float | None:
+        """Write that a job cannot be looked at. Returns when it is tried again. Raises: Conflict, ClusterError."""
+        old, new = statuses
+        postponed = await self._write(key, snapshot.resource, old, new, self._memory[key])
+        return None if is_finished(old) else postponed or again
 
     async def _write(
         self,

@@ -34,6 +34,8 @@ INVALID_SPEC: Final = "InvalidSpec"
 VERSION_MISMATCH: Final = "VersionMismatch"
 NAME_CONFLICT: Final = "NameConflict"
 CLAIM_IN_USE: Final = "ClaimInUse"
+PROFILE_NOT_FOUND: Final = "ProfileNotFound"
+PROFILE_LOCKED: Final = "ProfileLocked"
 FORBIDDEN: Final = "Forbidden"
 SERVER_ERROR: Final = "ServerError"
 # Suspended

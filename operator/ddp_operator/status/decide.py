@@ -11,12 +11,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from ddp_operator import __version__, constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Status
 from ddp_operator.status import attempts, budget, lost_nodes
 from ddp_operator.status import conditions as c
@@ -224,14 +224,16 @@ def _reject(state: State, refusal: Refusal) -> Decision:
 
 def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
     """Return the status as it is, and with Accepted=False in it; a job that has ended keeps its own."""
-    try:
-        old = msgspec.convert(resource.get("status") or {}, Status)
-    except msgspec.ValidationError:
-        old = Status()
+    unattended = f"; until then {_UNATTENDED}" if parse_status(resource).attempt else ""
+    return report_refused(resource, Refusal(c.VERSION_MISMATCH, f"{error}; {_REMEDY}{unattended}"), now)
+
+
+def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
+    """Return the same of a job whose spec is not known, and why. One whose profile is not there yet waits for it."""
+    old = parse_status(resource)
     if is_finished(old):
         return old, old
-    message = f"{error}; {_REMEDY}" + (f"; until then {_UNATTENDED}" if old.attempt else "")
-    fact = c.Fact(c.ACCEPTED, "False", c.VERSION_MISMATCH, message)
     generation = (resource.get("metadata") or {}).get("generation") or 0
-    new = msgspec.structs.replace(old, phase=old.phase if old.attempt else "Rejected")
-    return old, take_facts(new, [fact], now, generation)
+    begins = "Pending" if refusal.reason == c.PROFILE_NOT_FOUND else "Rejected"
+    new = replace(old, phase=old.phase if old.attempt else begins)
+    return old, take_facts(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)

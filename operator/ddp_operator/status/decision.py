@@ -92,7 +92,16 @@ Action = (
 class Refusal:
     """The resource cannot be carried out as it is, or as the API server is. ``reason`` is a reason of Accepted."""
 
-    reason: Literal["InvalidSpec", "NameConflict", "ClaimInUse", "Forbidden", "ServerError"]
+    reason: Literal[
+        "InvalidSpec",
+        "VersionMismatch",
+        "NameConflict",
+        "ClaimInUse",
+        "ProfileNotFound",
+        "ProfileLocked",
+        "Forbidden",
+        "ServerError",
+    ]
     message: str
 
 

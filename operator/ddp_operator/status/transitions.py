@@ -62,10 +62,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """GPUs were held for it: Productive, Waiting, or a cause of ``status.usage.lost``."""
+    """GPUs were held for it: Productive, Waiting, or a cause of ``status.usage.lost``. ``profile``: empty for none."""
 
     purpose: str
     gpu_seconds: int
+    profile: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,10 @@ def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition
     if category == CUDA.name and new.last_failure is not None and new.last_failure.node_name:
         nodes[new.last_failure.node_name] = None
     yield from map(Blamed, nodes)
-    before = purposes(old.usage)
+    before, profile = purposes(old.usage), new.profile.name if new.profile is not None else ""
     for purpose, seconds in purposes(new.usage).items():
         if seconds > before.get(purpose, 0):  # steps that are repeated were productive before
-            yield Used(purpose, seconds - before.get(purpose, 0))
+            yield Used(purpose, seconds - before.get(purpose, 0), profile)
 
 
 def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:

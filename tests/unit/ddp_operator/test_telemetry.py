@@ -34,7 +34,7 @@ def marks(old: Status, new: Status, seconds: float = 7) -> tuple[Transition, ...
 
 
 OOM = LastFailure(attempt=1, category="OOM")
-USED = Used("OOM", 40)
+USED = Used("OOM", 40, "h100")
 
 
 class TestTransitions:
@@ -173,7 +173,7 @@ class TestMetrics:
         assert get("ddp_operator_restarts_total", {"level": "group", "category": "OOM"}) == 2
         assert get("ddp_operator_start_to_stage_seconds_sum", {"stage": "first_step"}) == 3
         assert get("ddp_operator_finished_jobs_total", {"result": "Failed"}) == 1
-        assert get("ddp_operator_gpu_seconds_total", {"namespace": "team", "purpose": "OOM"}) == 40
+        assert get("ddp_operator_gpu_seconds_total", {"namespace": "team", "profile": "h100", "purpose": "OOM"}) == 40
 
     def test_series_that_are_known_beforehand_begin_at_zero(self) -> None:
         get = Metrics(lambda: 0.0).registry.get_sample_value

@@ -104,6 +104,10 @@ class TestUsage:
         assert main(["usage", "-A", "-o", "json"]) == 0
         sums = {"Productive": 9000, "Waiting": 0, "OOM": 1500, "Stalled": 300}
         assert json.loads(capsys.readouterr().out) == {"x": sums}
+        jobs[0]["status"]["profile"] = {"name": "h100"}
+        assert main(["usage", "-A", "--by-profile", "-o", "json"]) == 0
+        by_profile = json.loads(capsys.readouterr().out)
+        assert by_profile == {"h100": {"Productive": 7200, "Waiting": 0}, "-": sums | {"Productive": 1800}}
 
     def test_nothing_held_is_said(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.answer(monkeypatch, [job(**RUNNING)])

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator import constants
-from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
+from ddp_operator.api.status import ENDED_PHASES, LostUsage, Profile, Status, Usage
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
@@ -121,6 +121,8 @@ def test_a_write_of_it_can_wait_and_is_counted_once() -> None:
     assert is_minor_change(old, new)
     assert find_transitions(old, new, NOW) == (Used(PRODUCTIVE, 20), Used("OOM", 5))
     assert find_transitions(new, new, NOW) == ()
+    of_profile = replace(new, profile=Profile(kind="ClusterDDPTrainingProfile", name="h100", digest="d", job={}))
+    assert find_transitions(old, of_profile, NOW)[0] == Used(PRODUCTIVE, 20, "h100")
 
 
 class TestIdle:

@@ -1,0 +1,79 @@
+"""A job's own values over those of its profile, by the rules by which Kubernetes merges a patch into a pod template.
+
+There is no kept library for it in Python. What is no pod template has no list that is merged, so one function serves
+both.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+MERGE_KEYS: Final = {
+    "containers": "name",
+    "ephemeralContainers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "ports": "containerPort",
+    "volumeDevices": "devicePath",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+    "hostAliases": "ip",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "topologySpreadConstraints": "topologyKey",
+}
+"""Lists of a pod template that are merged item by item, and what tells the items apart:
+``x-kubernetes-patch-merge-key`` of Kubernetes' OpenAPI. Every other list, such as args and tolerations, is replaced."""
+ALTERNATIVES: Final = frozenset({"env", "resourceClaims", "volumes"})
+"""Lists whose items have one of several sources. An item that is given again keeps no member that it does not name,
+since with two sources it would be refused: ``retainKeys`` in Kubernetes, which has no such strategy for env."""
+DIRECTIVE: Final = "$patch"
+
+
+def merge(base: Any, own: Any, field: str = "") -> Any:
+    """Return ``own`` over ``base``, both left as they are; ``field``: the name of the member that holds them.
+
+    A null removes a member. ``$patch: replace`` in an object or in a list keeps nothing of the base, and an item of a
+    merged list with ``$patch: delete`` removes the base's.
+    """
+    if isinstance(own, Mapping):
+        if own.get(DIRECTIVE) in ("replace", "delete"):
+            return {name: value for name, value in own.items() if name != DIRECTIVE and own[DIRECTIVE] == "replace"}
+        merged = dict(base) if isinstance(base, Mapping) else {}
+        for name, value in own.items():
+            if value is None:
+                merged.pop(name, None)
+            else:
+                merged[name] = merge(merged.get(name), value, name)
+        return merged
+    key = MERGE_KEYS.get(field)
+    if key is not None and _is_keyed(own, key):
+        return _merge_items(base if _is_keyed(base, key) else (), own, key, keep=field not in ALTERNATIVES)
+    return own
+
+
+def _is_keyed(items: Any, key: str) -> bool:
+    return isinstance(items, list) and all(
+        isinstance(item, Mapping) and (key in item or DIRECTIVE in item) for item in items
+    )
+
+
+def _merge_items(base: Sequence[Any], own: Sequence[Any], key: str, *, keep: bool) -> list[Any]:
+    """Merge lists of objects. The own items keep their order; one of the base alone stays before those it was before.
+
+    ``keep``: an own item keeps the members of the base's that it does not name.
+    """
+    if any(item.get(DIRECTIVE) == "replace" for item in own):
+        return [item for item in own if DIRECTIVE not in item]
+    dropped = [item.get(key) for item in own if item.get(DIRECTIVE) == "delete"]
+    own = [item for item in own if DIRECTIVE not in item]
+    places = {item[key]: place for place, item in enumerate(base) if item[key] not in dropped}
+    named = [item[key] for item in own]
+    alone = [name for name in places if name not in named]
+    merged = []
+    for item in own:
+        former = base[places[item[key]]] if item[key] in places else {}
+        while alone and places[alone[0]] < places.get(item[key], -1):
+            merged.append(base[places[alone.pop(0)]])
+        merged.append(merge(former if keep else {name: former[name] for name in item if name in former}, item))
+    return merged + [base[places[name]] for name in alone]

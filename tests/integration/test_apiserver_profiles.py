@@ -1,0 +1,281 @@
+"""Profiles at a real API server: its own strategic merge as an oracle, the definitions' rules, and the operator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
+from ddp_operator.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
+from ddp_operator.kube.client import ApiError
+from ddp_operator.kube.cluster import STRATEGIC
+from ddp_operator.kube.resources import path
+from tests.support import ROOT
+from tests.support.builders import Json, profile, resource, template, trainer
+from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.operator_process import OperatorProcess
+from tests.support.standin import ClusterActors
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
+POLICY = ROOT / "deploy" / "profiles" / "required.yaml"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def definitions(plane: ControlPlane) -> None:
+    """Both kinds of profiles."""
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "deploy" / "crds"))
+    for kind in (CLUSTER_PROFILE_KIND, PROFILE_KIND):
+        plane.kubectl("wait", "--for=condition=Established", f"crd/{kind.lower()}s.ddp-operator.dev")
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own, without profiles for all."""
+    name = f"p-{abs(hash(request.node.nodeid)) % 10**8}"
+    plane.kubectl("create", "namespace", name)
+    yield name
+    plane.kubectl("delete", "namespace", name, "--wait=false")
+    plane.kubectl("delete", CLUSTER_PROFILE_KIND, "--all")
+
+
+@pytest_asyncio.fixture
+async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
+    """Users, and kubelets that let deleted pods go."""
+    async with ClusterActors(plane.admin, namespace) as found, found.kubelet():
+        yield found
+
+
+@pytest.fixture
+def start(plane: ControlPlane, tmp_path: Path) -> Iterator[Callable[[], OperatorProcess]]:
+    """Start the operator as its own service account."""
+    kubeconfig = plane.account("ddp-operator", "ddp-operator")
+    (port,) = free_ports(1)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(OperatorProcess(kubeconfig, tmp_path / "operator.log", port=port))
+
+
+BASE = template(
+    {
+        "name": "trainer",
+        "image": "a:1",
+        "args": ["x", "y"],
+        "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "C", "value": "3"}],
+        "ports": [{"containerPort": 1, "name": "one", "protocol": "TCP"}],
+        "volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/w", "readOnly": True}],
+        "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+    },
+    {"name": "side", "image": "s:1"},
+    {"name": "last", "image": "l:1"},
+    metadata={"labels": {"app": "x", "a": "b"}},
+    volumes=[{"name": "v", "emptyDir": {"medium": "Memory"}}, {"name": "w", "emptyDir": {}}],
+    tolerations=[{"key": "a", "operator": "Exists"}],
+    nodeSelector={"pool": "gpu", "zone": "a"},
+    imagePullSecrets=[{"name": "one"}],
+    hostAliases=[{"ip": "10.0.0.1", "hostnames": ["a"]}],
+    topologySpreadConstraints=[
+        {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}
+    ],
+)
+PATCHES: dict[str, Json] = {
+    "values": template({"name": "trainer", "image": "b:2", "args": ["z"], "resources": {"limits": {"memory": "2Gi"}}}),
+    "items": template(
+        {
+            "name": "trainer",
+            "env": [{"name": "D", "value": "4"}, {"name": "B", "value": "9"}],
+            "ports": [{"containerPort": 2, "protocol": "TCP"}, {"containerPort": 1, "name": "other"}],
+            "volumeMounts": [{"mountPath": "/w", "name": "w", "readOnly": False}, {"mountPath": "/x", "name": "v"}],
+        }
+    ),
+    "order": template({"name": "new", "image": "n:1"}, {"name": "side", "image": "s:2"}, {"name": "trainer"}),
+    "pod": template(
+        {"name": "trainer"},
+        metadata={"labels": {"a": "c", "d": "e"}},
+        tolerations=[{"key": "b", "operator": "Exists"}],
+        nodeSelector={"zone": "b"},
+        imagePullSecrets=[{"name": "two"}],
+        hostAliases=[{"ip": "10.0.0.2", "hostnames": ["b"]}, {"ip": "10.0.0.1", "hostnames": ["c"]}],
+        topologySpreadConstraints=[{"topologyKey": "zone", "maxSkew": 2}],
+    ),
+    "volumes": template(
+        {"name": "trainer"},
+        volumes=[
+            {"name": "v", "hostPath": {"path": "/v", "type": ""}},
+            {"name": "w", "emptyDir": {"sizeLimit": "1Gi"}},
+            {"name": "u", "emptyDir": {}},
+        ],
+    ),
+    "nulls": template({"name": "trainer", "args": None, "resources": {"limits": {"cpu": None}}}, nodeSelector=None),
+    "deleted": template(
+        {"name": "trainer", "env": [{"name": "A", "$patch": "delete"}, {"name": "E", "value": "5"}]},
+        {"name": "side", "$patch": "delete"},
+    ),
+    "replaced": template(
+        {"name": "trainer", "env": [{"$patch": "replace"}, {"name": "E", "value": "5"}]},
+        nodeSelector={"$patch": "replace", "zone": "c"},
+    ),
+}
+
+
+def with_retained_keys(value: Any, field: str = "") -> Any:
+    """Return a patch that says of volumes what `kubectl apply` says: no source is kept that is not named."""
+    if isinstance(value, dict):
+        return {name: with_retained_keys(member, name) for name, member in value.items()}
+    if not isinstance(value, list):
+        return value
+    items = [with_retained_keys(item) for item in value]
+    if field in ALTERNATIVES - {"env"} and field in MERGE_KEYS:
+        return [item | {"$retainKeys": list(item)} for item in items]
+    return items
+
+
+@pytest.mark.parametrize("case", PATCHES)
+async def test_a_template_is_merged_as_the_api_server_merges_it(actors: ClusterActors, case: str) -> None:
+    stored = await actors.client.request(
+        "POST",
+        f"/api/v1/namespaces/{actors.namespace}/podtemplates",
+        body={"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "base"}, "template": BASE},
+        kind="podtemplates",
+    )
+    patched = await actors.client.request(
+        "PATCH",
+        f"/api/v1/namespaces/{actors.namespace}/podtemplates/base",
+        body={"template": with_retained_keys(copy.deepcopy(PATCHES[case]))},
+        content_type=STRATEGIC,
+        kind="podtemplates",
+    )
+    merged = merge(stored["template"], PATCHES[case])
+    # What the API server fills in, for items that are new.
+    again = await actors.client.request(
+        "POST",
+        f"/api/v1/namespaces/{actors.namespace}/podtemplates",
+        body={"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "merged"}, "template": merged},
+        kind="podtemplates",
+    )
+    assert again["template"] == patched["template"]
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "a job's own field": ({"job": {"nodes": 2}}, 'unknown field "spec.job.nodes"'),
+    "a bound": ({"job": {"recovery": {"maxRestarts": -1}}}, "spec.job.recovery.maxRestarts"),
+    "a choice": ({"job": {"securityProfile": "None"}}, "spec.job.securityProfile"),
+    "a lock of no field": ({"locked": ["recovry.maxRestarts"]}, "spec.locked"),
+    "a lock of the job's own": ({"locked": ["nodes"]}, "spec.locked"),
+    "a lock with spec.": ({"locked": ["spec.recovery"]}, "spec.locked"),
+    "two equal locks": ({"locked": ["recovery", "recovery"]}, "spec.locked"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_a_profile_is_refused_by_its_field(actors: ClusterActors, case: str) -> None:
+    spec, words = REFUSED[case]
+    with pytest.raises(ApiError) as caught:
+        await actors.client.request(
+            "POST",
+            path(CLUSTER_PROFILE_KIND, None),
+            params={"fieldValidation": "Strict"},
+            body=profile({}) | {"spec": spec},
+        )
+    assert words in caught.value.message
+
+
+async def test_a_job_without_a_profile_needs_its_template(actors: ClusterActors) -> None:
+    bare = resource("bare", namespace=actors.namespace, checkpoint={"claimName": "c"})
+    del bare["spec"]["template"]
+    with pytest.raises(ApiError) as caught:
+        await actors.create(bare)
+    assert "spec.template, spec.checkpoint.path: no default" in caught.value.message
+    bare["spec"]["profileRef"] = {"name": "gpu"}
+    created = await actors.create(bare)
+    assert set(created["spec"]) == {"nodes", "suspend", "checkpoint", "profileRef"}
+
+
+GIVEN: Json = {
+    "recovery": {"maxRestarts": 9},
+    "elastic": {"minNodes": 1, "maxNodes": 3},
+    "template": template(trainer(), nodeSelector={"kubernetes.io/os": "linux"}),
+}
+OWN = template({"name": "trainer", "command": ["python", "own.py"]})
+
+
+def reason_is(reason: str) -> Callable[[Json], bool]:
+    return lambda found: bool((found.get("status") or {}).get("reason") == reason)
+
+
+async def test_a_job_takes_its_profile_once(
+    plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
+) -> None:
+    first = start()
+    await actors.create(resource("j", namespace=actors.namespace, template=OWN, profileRef={"name": "gpu"}))
+    await actors.resource("j", reason_is("ProfileNotFound"))
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile(GIVEN, "recovery.maxRestarts")))
+    await actors.run_pod("j-1", 0)
+    running = await actors.phase("j", "Running")
+    job = await actors.child_job("j-1")
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert running["status"]["profile"]["job"] == GIVEN
+    assert running["spec"]["template"] == OWN
+    # What is edited, or deleted, later is none of its business.
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile({})))
+    plane.kubectl("delete", CLUSTER_PROFILE_KIND, "gpu")
+    first.stop()
+    start()  # it has the job's copy alone
+    await actors.patch(KIND, "j", {"spec": {"nodes": 4}})
+    refused = await actors.resource("j", reason_is("InvalidSpec"))
+    assert "elastic.maxNodes" in str(refused["status"]["conditions"])
+    await actors.patch(KIND, "j", {"spec": {"nodes": 1, "recovery": {"maxRestarts": 0}}})
+    await actors.resource("j", reason_is("ProfileLocked"))
+    await actors.patch(KIND, "j", {"spec": {"recovery": None}})
+    await actors.finish_pod("j-1", 0)
+    await actors.phase("j", "Succeeded")
+    with pytest.raises(ApiError, match="profileRef"):
+        await actors.patch(KIND, "j", {"spec": {"profileRef": {"name": "other"}}})
+
+
+async def test_a_quota_of_jobs_that_is_used_up_keeps_none_from_its_profile(
+    plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
+) -> None:
+    what = "count/ddptrainingjobs.ddp-operator.dev"
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {what: "1"}}}
+    where = f"/api/v1/namespaces/{actors.namespace}/resourcequotas"
+    await actors.client.request("POST", where, body=quota, kind="resourcequotas")
+    used = {"status": {"hard": {what: "1"}, "used": {what: "0"}}}  # as its controller writes some time later
+    await actors.client.request(
+        "PATCH", f"{where}/q/status", body=used, content_type="application/merge-patch+json", kind="resourcequotas"
+    )
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile(GIVEN)))
+    start()
+    await actors.create(resource("j", namespace=actors.namespace, template=OWN, profileRef={"name": "gpu"}))
+    await actors.run_pod("j-1", 0)
+
+
+async def test_a_namespace_can_require_a_profile(plane: ControlPlane, actors: ClusterActors) -> None:
+    plane.kubectl("apply", "-f", str(POLICY))
+    try:
+        plane.kubectl("label", "namespace", actors.namespace, "ddp-operator.dev/profiles=required")
+        allowed = resource("with", namespace=actors.namespace, template=OWN, profileRef={"name": "h100"})
+
+        async def refusal(manifest: Json) -> str:
+            try:
+                await actors.client.request(
+                    "POST", path(KIND, actors.namespace), params={"dryRun": "All"}, body=manifest
+                )
+            except ApiError as error:
+                return error.message
+            return ""
+
+        async def enforced() -> bool:
+            return "needs a profile" in await refusal(resource("without", namespace=actors.namespace))
+
+        await actors.until(enforced, "the policy is enforced")
+        other = allowed | {"spec": allowed["spec"] | {"profileRef": {"kind": PROFILE_KIND, "name": "own"}}}
+        assert "ClusterDDPTrainingProfile" in await refusal(other)
+        assert await refusal(allowed) == ""
+    finally:
+        plane.kubectl("delete", "-f", str(POLICY))

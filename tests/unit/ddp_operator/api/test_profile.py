@@ -1,0 +1,224 @@
+"""A job's whole spec from its own and its profile's, and what is locked."""
+
+import copy
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from cel_expr_python import cel
+
+from ddp_operator.api.crd import NOT_OF_PROFILES, build_profile_schema
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import find_among, parse_manifest
+from ddp_operator.api.profile import complete_spec, describe_values, profile_reference, read_profile
+from ddp_operator.api.status import Profile
+from ddp_operator.validation import check_manifest
+from tests.support import ROOT
+from tests.support.builders import profile, resource, template, trainer
+
+
+def dump(*objects: Any) -> str:
+    return yaml.safe_dump_all(objects)
+
+
+def taken(job: dict[str, Any], *locked: str) -> Profile:
+    return read_profile(profile(job, *locked))
+
+
+def trainer_of(spec: dict[str, Any]) -> dict[str, Any]:
+    return next(one for one in spec["template"]["spec"]["containers"] if one["name"] in ("trainer", "main"))
+
+
+class TestMerge:
+    def test_own_values_win_also_where_they_are_the_defaults(self) -> None:
+        given = taken({"recovery": {"maxRestarts": 9, "countDisruptions": True}, "securityProfile": "Restricted"})
+        spec, errors = complete_spec({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, given)
+        assert errors == []
+        assert spec == {"recovery": {"maxRestarts": 3, "countDisruptions": False}, "securityProfile": "Restricted"}
+
+    @pytest.mark.parametrize(
+        ("theirs", "ours", "wanted"),
+        [
+            (["trainer"], ["main"], ["main"]),
+            (["main"], ["trainer"], ["trainer"]),
+            (["trainer", "side"], ["main"], ["main", "side"]),
+            (["trainer", "side"], ["side"], ["trainer", "side"]),
+            (["main"], ["side", "trainer"], ["side", "trainer"]),
+        ],
+    )
+    def test_training_containers_are_the_same_whatever_their_names(
+        self, theirs: list[str], ours: list[str], wanted: list[str]
+    ) -> None:
+        base = {"template": template(*({"name": name, "image": name} for name in theirs))}
+        own = {"template": template(*({"name": name, "command": [name]} for name in ours))}
+        before = copy.deepcopy((base, own))
+        spec, _ = complete_spec(own, taken(base))
+        assert [one["name"] for one in spec["template"]["spec"]["containers"]] == wanted
+        assert (base, own) == before
+
+    def test_a_container_needs_no_name(self) -> None:
+        spec, _ = complete_spec(
+            {"template": template({"command": ["a"]})}, taken({"template": template({"image": "b"})})
+        )
+        assert spec["template"]["spec"]["containers"] == [{"name": "trainer", "image": "b", "command": ["a"]}]
+
+    def test_the_digest_is_that_of_what_is_taken(self) -> None:
+        assert taken({"shm": {}}).digest == taken({"shm": {}}).digest
+        others = {taken({}).digest, taken({"shm": {}}).digest, taken({"shm": {}}, "shm").digest}
+        assert len(others) == 3
+
+
+BASE = {
+    "recovery": {"maxRestarts": 9},
+    "template": template(
+        trainer(name="t", env=[{"name": "A", "value": "1"}], resources={"limits": {"nvidia.com/gpu": "8"}}),
+        nodeSelector={"a.b/c": "d"},
+        volumes=[{"name": "v", "emptyDir": {}}],
+    ),
+}
+OWN_TRAINER = {"name": "main", "command": ["x"]}
+
+
+class TestLocks:
+    @pytest.mark.parametrize(
+        ("lock", "own"),
+        [
+            ("recovery.maxRestarts", {"recovery": {"maxRestarts": 3}}),
+            ("recovery", {"recovery": {"resetAfterSteps": 3}}),
+            ("networkPolicy.enabled", {"networkPolicy": {"enabled": False}}),
+            ("template.spec.hostNetwork", {"template": template(OWN_TRAINER, hostNetwork=False)}),
+            ("template.spec.nodeSelector", {"template": template(OWN_TRAINER, nodeSelector={"e": "f"})}),
+            ("template.spec.nodeSelector", {"template": template(OWN_TRAINER, nodeSelector=None)}),
+            ("template.spec.nodeSelector[a.b/c]", {"template": template(OWN_TRAINER, nodeSelector={"a.b/c": "x"})}),
+            (
+                "template.spec.nodeSelector[a.b/c]",
+                {"template": template(OWN_TRAINER, nodeSelector={"$patch": "replace", "e": "f"})},
+            ),
+            (
+                "template.spec.containers[trainer].env[A]",
+                {"template": template(OWN_TRAINER | {"env": [{"name": "A", "value": "2"}]})},
+            ),
+            (
+                "template.spec.containers[trainer].env[A]",
+                {"template": template(OWN_TRAINER | {"env": [{"name": "A", "$patch": "delete"}]})},
+            ),
+            (
+                "template.spec.containers[trainer].env[A].value",
+                {"template": template(OWN_TRAINER | {"env": [{"$patch": "replace"}, {"name": "B", "value": "2"}]})},
+            ),
+            (
+                "template.spec.containers[trainer].resources.limits[nvidia.com/gpu]",
+                {"template": template(OWN_TRAINER | {"resources": {"limits": {"nvidia.com/gpu": "4"}}})},
+            ),
+            ("template.spec.volumes", {"template": template(OWN_TRAINER, volumes=[{"name": "w", "emptyDir": {}}])}),
+            (
+                "template.spec.containers[trainer].securityContext",
+                {"template": template(OWN_TRAINER | {"securityContext": {}})},
+            ),
+        ],
+    )
+    def test_what_is_set_otherwise_is_named_and_does_not_hold(self, lock: str, own: dict[str, Any]) -> None:
+        free, errors = complete_spec(own, taken(BASE))
+        assert errors == []
+        spec, [error] = complete_spec(own, taken(BASE, lock))
+        assert str(error).startswith(f"spec.{lock}: ")
+        assert "ClusterDDPTrainingProfile" in error.message
+        assert spec != free
+        _, again = complete_spec(spec, taken(BASE, lock))
+        assert again == []
+
+    def test_what_is_left_out_or_the_same_is_no_matter(self) -> None:
+        locks = ("recovery.maxRestarts", "networkPolicy", "template.spec.containers[trainer].env", "watchdog.action")
+        own = {
+            "nodes": 2,
+            "recovery": {"maxRestarts": 9, "resetAfterSteps": 5},
+            "template": template(OWN_TRAINER | {"env": [{"name": "A", "value": "1"}], "args": ["y"]}),
+        }
+        spec, errors = complete_spec(own, taken(BASE, *locks))
+        assert errors == []
+        assert trainer_of(spec)["args"] == ["y"]
+
+    def test_every_other_value_stays(self) -> None:
+        own = {"recovery": {"maxRestarts": 3, "resetAfterSteps": 5}, "nodes": 2}
+        spec, _ = complete_spec(own, taken(BASE, "recovery.maxRestarts"))
+        assert (spec["recovery"], spec["nodes"]) == ({"maxRestarts": 9, "resetAfterSteps": 5}, 2)
+
+    def test_each_value_that_is_described_can_be_locked(self) -> None:
+        paths = dict(describe_values(BASE))
+        assert paths["template.spec.containers[t].resources.limits[nvidia.com/gpu]"] == "8"
+        [rule] = build_profile_schema()["properties"]["spec"]["properties"]["locked"]["x-kubernetes-validations"]
+        program = cel.NewEnv(variables={"self": cel.Type.DYN}).compile(rule["rule"])
+        assert program.eval(data={"self": list(paths)}).value() is True
+        for mistake in ("recovry", "nodes", "spec.recovery", "template.status", "template.spec[", "recovery."):
+            assert program.eval(data={"self": ["recovery", mistake]}).value() is False
+        for path, value in paths.items():
+            _, errors = complete_spec({}, taken(BASE, path))
+            assert (errors, value is not None) == ([], True)
+            changed = {"recovery": {"maxRestarts": 1}, "template": {"$patch": "replace", "spec": {}}}
+            assert complete_spec(changed, taken(BASE, path))[1] != []
+
+
+@pytest.mark.parametrize("spec", [{"job": [1]}, {"locked": {"a": 1}}, {"job": "x"}])
+def test_a_profile_of_another_form_is_refused(spec: dict[str, Any]) -> None:
+    with pytest.raises(InvalidManifest, match="docs/profiles"):
+        read_profile({"kind": "DDPTrainingProfile", "metadata": {"name": "x"}, "spec": spec})
+
+
+@pytest.mark.parametrize("spec", [None, [], {}, {"profileRef": None}, {"profileRef": "x"}, {"profileRef": {"name": 3}}])
+def test_what_names_no_profile(spec: Any) -> None:
+    assert profile_reference({"spec": spec}) is None
+
+
+class TestManifest:
+    def test_is_completed_from_its_own_file(self) -> None:
+        raw = resource(profileRef={"name": "gpu"}, template=template({"name": "trainer", "command": ["x"]}))
+        manifest = parse_manifest(dump(raw, profile(BASE)))
+        assert manifest.job.spec.recovery.max_restarts == 9
+        assert manifest.written["spec"] == raw["spec"]
+        assert manifest.completed["recovery"] == {"maxRestarts": 9}
+        assert manifest.resource["spec"]["recovery"]["resetAfterSteps"] == 1000
+
+    def test_may_leave_out_what_its_profile_has(self) -> None:
+        raw = resource(profileRef={"name": "gpu"}, checkpoint={"claimName": "c"})
+        del raw["spec"]["template"]
+        find = find_among([profile(BASE | {"checkpoint": {"path": "/ckpt"}})])
+        checkpoint = parse_manifest(dump(raw), profiles=find).job.spec.checkpoint
+        assert checkpoint is not None
+        assert (checkpoint.path, checkpoint.claim_name) == ("/ckpt", "c")
+
+    @pytest.mark.parametrize(
+        ("own", "base", "words"),
+        [
+            ({}, None, "there is no ClusterDDPTrainingProfile gpu"),
+            ({"recovery": {"maxRestarts": 1}}, BASE, "spec.recovery.maxRestarts: Invalid value: 1: locked at 9"),
+            ({"nodes": 2}, {"elastic": {"minNodes": 3, "maxNodes": 4}}, "spec.nodes: .*elastic.minNodes"),
+            ({"scheduling": {"topologyKey": "zone"}}, {"scheduling": {"placement": "Pack"}}, "spec.scheduling.topolog"),
+            ({"checkpoint": {"claimName": "c"}}, {}, "spec.checkpoint.path: Required value"),
+            ({"profileRef": {"name": "-"}}, BASE, "there is no"),
+            ({"profileRef": {"kind": "Other", "name": "gpu"}}, BASE, "there is no Other gpu"),
+        ],
+    )
+    def test_is_refused_by_its_field(self, own: dict[str, Any], base: Any, words: str) -> None:
+        raw = resource(**{"profileRef": {"name": "gpu"}, **own})
+        find = find_among([profile(base, "recovery.maxRestarts")] if base is not None else [])
+        with pytest.raises(InvalidManifest, match=words):
+            parse_manifest(dump(raw), profiles=find)
+
+
+def test_the_schema_of_a_profile_is_that_of_a_job_with_nothing_required() -> None:
+    schema = build_profile_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    job = schema["properties"]["spec"]["properties"]["job"]
+    assert not set(NOT_OF_PROFILES) & set(job["properties"])
+    assert "required" not in job
+    assert "required" not in job["properties"]["checkpoint"]
+    assert job["properties"]["recovery"]["properties"]["maxRestarts"]["x-kubernetes-validations"]
+    assert "default" not in str(job["properties"]["recovery"])
+
+
+def test_the_sample_completes_a_job() -> None:
+    sample = yaml.safe_load((ROOT / "deploy" / "profiles" / "h100.yaml").read_text(encoding="utf-8"))
+    jsonschema.validate(sample, build_profile_schema())
+    raw = resource(profileRef={"name": "h100"}, template=template({"name": "trainer", "command": ["python", "x.py"]}))
+    assert check_manifest(dump(raw, sample)).job.spec.recovery.max_restarts == 10

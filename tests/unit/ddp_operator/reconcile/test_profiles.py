@@ -1,0 +1,189 @@
+"""What becomes of a job that names a profile: it takes it once, waits for it, and is refused what is locked."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator import constants
+from tests.support.builders import Json, profile, resource, template, trainer
+from tests.support.fake_cluster import ReconcilerHarness
+
+GIVEN: Json = {
+    "recovery": {"maxRestarts": 9},
+    "template": template(trainer(env=[{"name": "A", "value": "1"}]), nodeSelector={"pool": "gpu"}),
+}
+OWN = template({"name": "trainer", "command": ["python", "own.py"]})
+
+
+def harness_of(given: Any = GIVEN, *locked: str, kind: str = "", **spec: Any) -> ReconcilerHarness:
+    """Return a job that names a profile, which is there unless ``given`` is None."""
+    reference = {"name": "gpu"} | ({"kind": kind} if kind else {})
+    harness = ReconcilerHarness(resource(**{"nodes": 2, "template": OWN, "profileRef": reference, **spec}))
+    if given is not None:
+        harness.cluster.add(profile(given, *locked, kind=kind or constants.CLUSTER_PROFILE_KIND))
+    return harness
+
+
+def edit_profile(harness: ReconcilerHarness, job: Json, *locked: str) -> None:
+    found = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
+    assert found is not None
+    harness.cluster.store.change(found, spec={"job": job, "locked": list(locked)})
+
+
+def pod_spec(harness: ReconcilerHarness) -> Json:
+    *_, job = harness.cluster.store.list("Job")
+    spec: Json = job["spec"]["template"]["spec"]
+    return spec
+
+
+class TestTaken:
+    @pytest.mark.parametrize("kind", ["", *(constants.CLUSTER_PROFILE_KIND, constants.PROFILE_KIND)])
+    async def test_its_values_are_under_the_jobs_own(self, kind: str) -> None:
+        harness = await harness_of(kind=kind).settle()
+        pod = pod_spec(harness)
+        assert pod["nodeSelector"] == {"pool": "gpu"}
+        assert pod["containers"][0]["image"] == "example.com/train:1"
+        assert "own.py" in str(pod["containers"][0])
+        taken = harness.status.profile
+        assert taken is not None
+        assert (taken.kind, taken.name, taken.job) == (kind or constants.CLUSTER_PROFILE_KIND, "gpu", GIVEN)
+        assert harness.raw is not None
+        assert harness.raw["spec"]["template"] == OWN
+
+    async def test_before_anything_is_made_of_it(self) -> None:
+        harness = harness_of()
+        await harness.reconcile()
+        assert (harness.cluster.calls, harness.requeue) == ([f"get {constants.CLUSTER_PROFILE_KIND}", "status"], 0)
+        await harness.settle()
+        calls = harness.cluster.calls
+        assert calls.index("create Job") > calls.index(f"dry-run {constants.KIND}") > calls.index("status")
+
+    async def test_later_edits_change_no_job_that_has_started(self) -> None:
+        harness = await harness_of().train()
+        calls = len(harness.cluster.calls)
+        edit_profile(harness, {"recovery": {"maxRestarts": 0}, "template": template(trainer(image="new"))}, "recovery")
+        harness.restart_operator()
+        harness.end_pod(0, constants.EXIT_RETRYABLE)
+        await harness.train()
+        assert harness.status.attempt == 2
+        assert pod_spec(harness)["containers"][0]["image"] == "example.com/train:1"
+        assert f"get {constants.CLUSTER_PROFILE_KIND}" not in harness.cluster.calls[calls:]
+
+    async def test_a_job_goes_on_after_it_is_deleted(self) -> None:
+        harness = await harness_of().train()
+        found = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
+        assert found is not None
+        harness.cluster.store.delete(found)
+        harness.restart_operator()
+        await harness.settle()
+        assert harness.status.phase == "Running"
+
+    async def test_a_copy_that_a_job_was_made_with_is_kept_though_its_start_was_lost(self) -> None:
+        harness = harness_of()
+        await harness.settle()
+        assert harness.raw is not None
+        taken = harness.raw["status"]["profile"]
+        harness.cluster.store.change(harness.raw, status={"profile": taken})  # the write of attempt 1 never came
+        edit_profile(harness, {})
+        harness.restart_operator()
+        await harness.settle()
+        assert harness.status.attempt == 1
+        assert harness.status.profile is not None
+        assert harness.status.profile.digest == taken["digest"]
+
+    async def test_until_it_starts_a_job_follows_the_edits(self) -> None:
+        harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
+        assert harness.status.phase == "Rejected"
+        edit_profile(harness, {"elastic": {"minNodes": 1, "maxNodes": 4}})
+        await harness.settle()
+        assert (harness.status.phase, harness.status.attempt) == ("Pending", 1)
+
+    async def test_a_job_that_names_none_any_more_has_none(self) -> None:
+        harness = await harness_of(None, template=template()).settle()
+        harness.edit(profileRef=None)
+        await harness.settle()
+        assert (harness.status.attempt, harness.status.profile) == (1, None)
+
+
+class TestWaits:
+    async def test_for_a_profile_that_is_not_there_yet(self) -> None:
+        harness = await harness_of(None).settle()
+        assert (harness.status.phase, harness.status.reason, harness.requeue) == ("Pending", "ProfileNotFound", 10.0)
+        assert "does not exist" in harness.condition("Accepted").message
+        assert harness.jobs() == []
+        harness.cluster.add(profile(GIVEN))
+        await harness.settle()
+        assert (harness.state("Accepted"), harness.jobs()) == (("True", "Valid"), ["train-1"])
+
+    async def test_for_one_of_its_own_namespace(self) -> None:
+        harness = harness_of(None, kind=constants.PROFILE_KIND)
+        there = profile(GIVEN, kind=constants.PROFILE_KIND)
+        harness.cluster.add(there | {"metadata": {"name": "gpu", "namespace": "other"}})
+        await harness.settle()
+        assert "does not exist in namespace default" in harness.condition("Accepted").message
+
+    async def test_for_the_right_to_read_it(self) -> None:
+        harness = harness_of()
+        harness.cluster.hidden = True
+        await harness.settle()
+        assert (harness.state("Accepted"), harness.requeue) == (("False", "Forbidden"), 10.0)
+        assert "clusterddptrainingprofiles is forbidden" in harness.condition("Accepted").message
+        harness.cluster.hidden = False
+        await harness.settle()
+        assert harness.jobs() == ["train-1"]
+
+
+class TestRefused:
+    async def test_what_is_locked(self) -> None:
+        harness = await harness_of(GIVEN, "recovery.maxRestarts", recovery={"maxRestarts": 1}).settle()
+        assert (harness.status.phase, harness.status.reason, harness.jobs()) == ("Rejected", "ProfileLocked", [])
+        message = harness.condition("Accepted").message
+        assert "spec.recovery.maxRestarts: Invalid value: 1: locked at 9" in message
+        harness.edit(recovery={})
+        await harness.settle()
+        assert harness.jobs() == ["train-1"]
+
+    async def test_a_running_job_keeps_what_is_locked(self) -> None:
+        harness = await harness_of(GIVEN, "recovery.maxRestarts").train()
+        harness.edit(recovery={"maxRestarts": 0})
+        await harness.settle()
+        assert (harness.status.phase, harness.state("Accepted")) == ("Running", ("False", "ProfileLocked"))
+        harness.end_pod(0, constants.EXIT_RETRYABLE)
+        await harness.settle()
+        assert harness.status.attempt == 2
+        harness.edit(recovery={})
+        await harness.train()
+        assert harness.state("Accepted") == ("True", "Valid")
+
+    async def test_a_whole_that_breaks_a_rule(self) -> None:
+        harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
+        assert (harness.status.phase, harness.status.reason) == ("Rejected", "InvalidSpec")
+        assert "spec.nodes" in harness.condition("Accepted").message
+
+    async def test_a_size_beyond_the_profiles_bounds_while_it_runs(self) -> None:
+        harness = await harness_of({"elastic": {"minNodes": 1, "maxNodes": 3}}, template=template()).train()
+        harness.edit(nodes=4)
+        await harness.settle()
+        assert (harness.status.attempt_nodes, harness.state("Accepted")) == (2, ("False", "InvalidSpec"))
+        harness.edit(nodes=3)
+        await harness.settle()
+        assert (harness.status.attempt_nodes, harness.state("Accepted")) == (3, ("True", "Valid"))
+
+    @pytest.mark.parametrize(
+        ("given", "words"), [({"checkpoint": {"claimName": "c"}}, "checkpoint.path"), ({"recovery": []}, "recovery")]
+    )
+    async def test_a_whole_that_lacks_something(self, given: Json, words: str) -> None:
+        harness = await harness_of(given, template=template()).settle()
+        assert (harness.status.phase, harness.status.reason) == ("Rejected", "InvalidSpec")
+        assert words in harness.condition("Accepted").message
+
+
+async def test_a_claim_of_the_profile_is_the_first_jobs_alone() -> None:
+    harness = harness_of({"checkpoint": {"path": "/c", "claimName": "c"}}, template=template())
+    await harness.settle()
+    second = resource("second", template=template(), checkpoint={"path": "/c", "claimName": "c"})
+    later = ReconcilerHarness(second)
+    assert harness.raw is not None
+    later.cluster.add(harness.raw)
+    await later.settle()
+    assert later.status.reason == "ClaimInUse"
