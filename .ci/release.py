@@ -115,14 +115,15 @@ class Build:
         )  # fmt: skip
 
     def manifests(self) -> None:
-        """Write what ``kubectl apply`` takes: the definition alone, and everything with the image's digest."""
+        """Write what ``kubectl apply`` takes: the definitions alone, and everything with the image's digest."""
         folder = self.source / "deploy/manifests"
         names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
         text = "---\n".join((folder / name).read_text() for name in names)
+        definitions = "---\n".join((folder / name).read_text() for name in names if name.endswith("crd.yaml"))
         name, digest = f"ddp-operator/operator:{self.version}", self.digest("operator")
         pinned = f"{self.registry}/{name}" + (f"@{digest}" if digest else "")
         (self.out / f"ddp-operator-{self.version}.yaml").write_text(text.replace(f"localhost/{name}", pinned))
-        shutil.copy(folder / "crd.yaml", self.out / f"ddptrainingjobs-{self.version}.crd.yaml")
+        (self.out / f"ddptrainingjobs-{self.version}.crd.yaml").write_text(definitions)
 
     def checksums(self) -> dict[str, str]:
         """Write ``SHA256SUMS`` and return it. A layout's blobs are named by their own digests."""
