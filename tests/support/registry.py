@@ -32,6 +32,10 @@ class Registry:
     types: dict[str, str] = field(default_factory=dict)
     calls: list[tuple[str, str, int]] = field(default_factory=list)
     scopes: list[str] = field(default_factory=list)
+    logins: list[str] = field(default_factory=list)
+    """The header Authorization of each call."""
+    uploads: str = ""
+    """Scheme and host to which blobs are to be sent; nothing: here."""
     host: str = ""
 
     def pushed(self) -> int:
@@ -50,6 +54,7 @@ def serve_registry(registry: Registry) -> Iterator[Registry]:
             url = urlsplit(self.path)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, headers, said = self._answer(url.path, parse_qs(url.query), body)
+            registry.logins.append(self.headers.get("Authorization") or "")
             registry.calls.append((self.command, url.path, status))
             self.send_response(status)
             for name, value in (headers | {"Content-Length": str(len(said))}).items():
@@ -78,7 +83,7 @@ def serve_registry(registry: Registry) -> Iterator[Registry]:
                     return 404, {}, b""
                 return 200, {"Docker-Content-Digest": _digest(kept[name])}, b""
             if (self.command, path) == ("POST", "/v2/team/code/blobs/uploads/"):
-                return 202, {"Location": "/v2/team/code/blobs/uploads/7?_state=a%2Bb"}, b""
+                return 202, {"Location": f"{registry.uploads}/v2/team/code/blobs/uploads/7?_state=a%2Bb"}, b""
             if self.command == "PUT" and head == "/blobs/uploads" and query.get("_state") == ["a+b"]:
                 registry.blobs[query["digest"][0]] = body
                 return (201 if query["digest"] == [_digest(body)] else 400), {}, b""

@@ -14,7 +14,7 @@ from urllib.request import getproxies, parse_http_list, parse_keqv_list, proxy_b
 import urllib3
 
 from ddp_operator.client.errors import ClientError
-from ddp_operator.code.image import INDEX, MANIFEST, Image
+from ddp_operator.code.image import INDEX, MANIFEST, Image, is_loopback
 
 _DOCKER_HUB: Final = "docker.io"
 _DOCKER_HUB_LOGIN: Final = "index.docker.io/v1/"
@@ -115,8 +115,9 @@ class _Registry:
         scheme = "http" if image.plain else "https"
         address = _DOCKER_HUB_HOST if image.host == _DOCKER_HUB else image.host
         self._base = f"{scheme}://{address}/v2/{image.repository}/"
-        proxy = getproxies().get(scheme)
-        self._pool = urllib3.ProxyManager(proxy) if proxy and not proxy_bypass(address) else urllib3.PoolManager()
+        direct = is_loopback(address) or proxy_bypass(address)
+        proxy = None if direct else getproxies().get(scheme)
+        self._pool = urllib3.ProxyManager(proxy) if proxy else urllib3.PoolManager()
         self._authorization = ""
         self._login: Login | None = None
 

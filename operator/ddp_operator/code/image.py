@@ -83,7 +83,7 @@ def build_image(name: str, archive: Archive) -> Image:
     index = _encode({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
     # Never that of another image, which a registry might clear away once it has lost its tag.
     tag = match["tag"] or hashlib.sha256(index).hexdigest()[:12]
-    plain = match["scheme"] == "http://" or (match["scheme"] is None and _is_loopback(match["host"]))
+    plain = match["scheme"] == "http://" or (match["scheme"] is None and is_loopback(match["host"]))
     return Image(match["host"], plain, match["repository"], tag, blobs, manifests, index)
 
 
@@ -105,7 +105,8 @@ def _encode(document: dict[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tell whether a host, with a port or without, is this machine."""
     name = urlsplit(f"//{host}").hostname or ""
     try:
         return ipaddress.ip_address(name).is_loopback

@@ -27,7 +27,7 @@ from tests.support.registry import Registry, serve_registry
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user without logins or proxies."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("DOCKER_CONFIG", "http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+    for name in ("DOCKER_CONFIG", "http_proxy", "HTTP_PROXY", "https_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -80,6 +80,15 @@ def test_an_image_of_one_file_is_pushed_once(tmp_path: Path, registry: Registry)
     assert image(tmp_path, f"{registry.host}/team/code").tag == built.digest.removeprefix("sha256:")[:12]
 
 
+def test_a_proxy_is_for_other_machines(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://{registry.host}")
+    push_image(image(tmp_path, "http://registry.example.com/team/code"))
+    assert registry.pushed() == 6
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    push_image(image(tmp_path, f"{registry.host}/team/code:again"))
+    assert "again" in registry.manifests
+
+
 def test_the_same_files_are_the_same_image(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     first = image(tmp_path, "registry.example.com/team/code:a")
@@ -103,6 +112,20 @@ def test_a_token_buys_tokens(tmp_path: Path, home: Path, registry: Registry) -> 
     log_in(home, auths={registry.host: {"auth": password(("0000", ""))["auth"], "identitytoken": "kept"}})
     push_image(image(tmp_path, f"{registry.host}/team/code"))
     assert ("POST", "/token", 200) in registry.calls
+
+
+def test_a_login_goes_to_the_registry_alone_and_by_its_own_scheme(
+    tmp_path: Path, home: Path, registry: Registry
+) -> None:
+    registry.auth, registry.uploads = "basic", f"https://{registry.host}"  # as one says behind a proxy that ends TLS
+    log_in(home, auths={registry.host: password()})
+    push_image(image(tmp_path, f"{registry.host}/team/code"))
+    assert registry.pushed() == 6
+    registry.blobs.clear()
+    with serve_registry(Registry(blobs=registry.blobs)) as storage:
+        registry.uploads = f"http://{storage.host}"
+        push_image(image(tmp_path, f"{registry.host}/team/code:again"))
+        assert (storage.pushed(), set(storage.logins)) == (3, {""})
 
 
 HELPER = """#!/bin/sh
