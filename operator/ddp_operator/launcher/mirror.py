@@ -168,8 +168,8 @@ class Mirror:
         self._report({"done": self._last.name if self._last else "", "number": asked["number"]})
 
     def _claim(self) -> None:
+        # Nothing is pruned before this attempt's own first snapshot: the newest that is there may turn out damaged.
         self._last = self._store.claim()
-        self._store.prune()  # what an attempt has left that was killed over an upload
         self._uploads = True
 
     def _fetch(self, name: Optional[str]) -> None:

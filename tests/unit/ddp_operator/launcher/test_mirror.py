@@ -33,11 +33,11 @@ class Clock:
 class Run:
     """A mirror whose clock is the test's."""
 
-    def __init__(self, root: Path, clock: Clock, attempt: int = 1) -> None:
+    def __init__(self, root: Path, clock: Clock, attempt: int = 1, keep: int = 3) -> None:
         self.clock, self.folder = clock, root / f"ckpt-{attempt}"
         self.folder.mkdir(exist_ok=True)
         (root / "metrics").mkdir(exist_ok=True)
-        pod = launcher_pod(root, checkpoint=CheckpointConfig(f"file://{root}/store", 3))
+        pod = launcher_pod(root, checkpoint=CheckpointConfig(f"file://{root}/store", keep))
         given = {"pod": encode_config(pod), "folder": str(self.folder), "attempt": attempt, "runId": f"job-{attempt}"}
         self.events: list[dict[str, Any]] = []
         self.mirror = Mirror(given, self.events.append)
@@ -185,6 +185,19 @@ def test_the_next_attempt_goes_on_from_what_was_uploaded(run: Run, tmp_path: Pat
     second.flush()
     assert second.saved() == before
     assert second.events[-1] == {"done": "000000001-000000001", "number": 2}
+
+
+def test_no_older_snapshot_goes_before_the_newest_is_known_to_be_whole(run: Run, tmp_path: Path, clock: Clock) -> None:
+    for step in (1, 2):
+        (run.folder / "step.pt").write_text(f"state {step}")
+        run.flush()
+    ((digest, _),) = run.saved()["files"].values()
+    (tmp_path / "store" / "objects" / digest).write_text("damaged")
+    second = Run(tmp_path, clock, attempt=2, keep=1)
+    assert (second.folder / "step.pt").read_text() == "state 1"
+    (second.folder / "step.pt").write_text("state 3")
+    second.flush()
+    assert len(list((tmp_path / "store" / "objects").iterdir())) == 1
 
 
 @pytest.mark.parametrize(
