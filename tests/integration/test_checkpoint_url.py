@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from ddp_operator.launcher.pod import CheckpointConfig, WatchdogConfig
 from tests.support.launcher_pods import Pods
 from tests.support.object_store import FolderStore, ObjectStore
+from tests.support.saved_states import load, same
 
 pytestmark = pytest.mark.process
 
@@ -44,6 +47,7 @@ while step < last and not rank:
         time.sleep(0.05)
 open("over", "w").close()
 """
+TRAINEE = [str(Path(__file__).parents[1] / "drills" / "trainee.py")]
 Attempt = Callable[..., Pods]
 Store = FolderStore | ObjectStore
 
@@ -184,6 +188,50 @@ def test_a_store_that_cannot_be_used_ends_the_pod_before_training(
     assert end.code == 81, end.log
     assert "begins at" not in end.log
     assert store.url in end.message["message"]
+
+
+@pytest.mark.nightly
+def test_the_trainer_ends_bit_by_bit_as_without_an_end_in_the_middle(store: Store, tmp_path: Path) -> None:
+    arguments = [*TRAINEE, "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "16", "--max-steps", "40"]
+    arguments += ["--dropout", "0.2", "--checkpoint-every-steps", "5", "--checkpoint-keep", "1", "--log-every", "1"]
+
+    def start(name: str, number: int, config: dict[str, object], pause: float) -> Pods:
+        folder = tmp_path / name
+        folder.mkdir()
+        pods = Pods(folder, arguments, nodes=2, config=config)
+        about = {"DRILL_FOLDER": folder, "DRILL_PAUSE": pause, "DDP_ATTEMPT": number, "DDP_RUN_ID": f"job-{number}"}
+        for index in range(2):  # each pod has a disk of its own; what the reference's ranks share is the first one's
+            about["DDP_CHECKPOINT_DIR"] = folder / f"ckpt-{index if config else 0}"
+            pods.env = {**store.env, **{key: str(value) for key, value in about.items()}}
+            pods.start(index)
+        made.append(pods)
+        return pods
+
+    def read_losses(log: str) -> dict[str, str]:
+        return dict(re.findall(r"step (\d+)\b.*?loss ([\d.]+)", log))
+
+    made: list[Pods] = []
+    kept = {"checkpoint": CheckpointConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 100, "Report")}
+    try:
+        reference = start("reference", 1, {}, 0.0)
+        whole = [reference.wait(index) for index in range(2)][0]
+        first = start("first", 1, kept, 0.5)
+        first.until(lambda: re.search(r"^ddp_checkpoint_upload_step [1-9]", first.page(), re.M), "a step in the store")
+        for index in range(2):
+            first.signal(index, signal.SIGKILL)
+        first.stop()
+        shutil.rmtree(first.folder)
+        second = start("second", 2, kept, 0.0)
+        ends = [second.wait(index) for index in range(2)]
+        assert [end.code for end in ends] == [0, 0], ends[0].log
+        losses = read_losses(ends[0].log)
+        assert 0 < len(losses) < 40, ends[0].log
+        assert losses.items() <= read_losses(whole.log).items()
+        states = [load(max((pods.folder / "ckpt-0").glob("step-*40*.pt"))) for pods in (reference, second)]
+        assert same(*states)
+    finally:
+        for pods in made:
+            pods.stop()
 
 
 @pytest.mark.nightly
