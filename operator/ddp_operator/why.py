@@ -22,8 +22,10 @@ _LOOK_AT_LOGS: Final = "Look at the end of its log: ddp logs {name}."
 # reason -> what to do. A reason that is not here still gets its message, and kubectl describe as the remedy.
 REMEDIES: Final = {
     # Accepted
-    "ProfileNotFound": "list the profiles: ddp profile list; create it, or correct spec.profileRef.",
-    "ProfileLocked": "leave the named fields out; `ddp profile show` tells what a profile sets and locks.",
+    "ProfileNotFound": "Create that profile, or correct spec.profileRef: ddp profile list{option} shows those that "
+    "exist.",
+    "ProfileLocked": "Leave the named fields out of the job and apply it again: ddp profile show NAME{option} has "
+    "what a profile sets and locks.",
     "InvalidSpec": "Fix that field and apply the file again; `ddp render FILE` checks it without a cluster.",
     "VersionMismatch": "Bring the operator and the definition to one version with helm upgrade or helm rollback; the "
     "job is read again within five minutes.",

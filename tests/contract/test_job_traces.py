@@ -113,7 +113,8 @@ class Stage:
 
     async def pod(self) -> dict[str, Any]:
         """Return what the Job controller made of the template in pod 0."""
-        pod = await self._pod(0)
+        await self._pod(0)
+        (pod,) = [pod for pod in await self._driver.list_whole_pods(KEY) if index_of(pod) == 0]
         meta, spec = pod["metadata"], pod["spec"]
         kept = {
             key: meta.get(key) for key in ("labels", "annotations", "finalizers", "ownerReferences", "generateName")

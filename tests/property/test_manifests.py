@@ -108,7 +108,8 @@ def program(text: str) -> Any:
 
 def holds(schema: dict[str, Any], value: Any) -> bool:
     if isinstance(value, dict):
-        value = {name: member for name, member in value.items() if name not in ("template", "spec", "status")}
+        # Rules ask of these no more than whether they are there.
+        value = {name: {} if name in ("template", "spec", "status") else member for name, member in value.items()}
     elif isinstance(value, float):
         value = int(value)
     texts = [rule["rule"] for rule in schema.get("x-kubernetes-validations", []) if "oldSelf" not in rule["rule"]]

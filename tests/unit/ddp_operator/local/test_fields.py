@@ -24,11 +24,13 @@ ROWS = re.findall(
     r"^\| `(\S+[.])([a-z]\w+)` \| (honoured|warned about|refused) \| (.*) \|$", DOCS.read_text(), re.MULTILINE
 )
 
+OF_THE_JOB = {("spec.", name) for name in ("scheduling", "networkPolicy", "code", "inputs", "profileRef")}
+
 
 @pytest.mark.parametrize(("prefix", "name", "support", "note"), [row for row in ROWS if row[0] != "metadata."])
 def test_the_documentation_says_what_becomes_of_a_field(prefix: str, name: str, support: str, note: str) -> None:
-    if (prefix, name) in (("spec.", "scheduling"), ("spec.", "networkPolicy"), ("spec.", "code"), ("spec.", "inputs")):
-        return  # of the job
+    if (prefix, name) in OF_THE_JOB:
+        return
     assert find_refusal(prefix, name) == {"honoured": None, "warned about": "", "refused": note}[support]
 
 
