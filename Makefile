@@ -187,8 +187,9 @@ bench-scale: install ## measure the operator with many jobs, at the kube-apiserv
 	@$(PY) -m tests.bench.beside_jobset
 
 .PHONY: scale
-scale: install ## a job of 1,000 pods and 1,000 jobs of 8, at the control plane of KUBEBUILDER_ASSETS with pretended nodes
+scale: install ## a job of 1,000 pods and 1,000 jobs of 8, at the control plane of KUBEBUILDER_ASSETS with pretended nodes; dashboards of 8,000 ranks
 	@$(PY) -m tests.bench.large_jobs $(ARGS)
+	@$(PY) -m tests.bench.dashboards
 
 .PHONY: drills
 drills: install ## break real jobs in every way we know, and see that nothing is lost (ARGS='--list', '--only NAME', '--runs 3')

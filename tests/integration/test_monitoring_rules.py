@@ -24,6 +24,7 @@ MONITORING = ROOT / "deploy" / "monitoring"
 BOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
 ALERT_FILES = sorted((MONITORING / "alerts").glob("*.yaml"))
 
+RECORDED = re.compile(r"\bddp:\w+:\w+")
 SERIES = re.compile(r"\b(?:ddp_(?!job\b|attempt\b)|process_)\w+")
 
 
@@ -68,6 +69,15 @@ class TestDashboards:
         named |= set(SERIES.findall(json.dumps(json.loads(path.read_text())["annotations"])))
         assert named
         assert named - exported() == set()
+
+    def test_what_dashboards_take_from_rules_is_recorded(self) -> None:
+        """And whatever is recorded is looked at, by a dashboard or by another rule."""
+        known = {rule["record"] for path in ALERT_FILES for rule in rules(path) if "record" in rule}
+        shown = set(RECORDED.findall("".join(path.read_text() for path in BOARDS)))
+        used = {name for path in ALERT_FILES for rule in rules(path) for name in RECORDED.findall(rule["expr"])}
+        assert shown
+        assert shown - known == set()
+        assert known - shown - used == set()
 
     @board
     def test_panels_lie_beside_each_other_on_the_grid(self, path: Path) -> None:
@@ -145,7 +155,8 @@ class TestDashboards:
         test = {"interval": "1m", "promql_expr_test": cases}
         test["input_series"] = [{"series": name, "values": values} for name, values in series.items()]
         path = tmp_path / "test.yaml"
-        path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+        recorded = [str(MONITORING / "alerts" / "jobs.yaml")]
+        path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "rule_files": recorded, "tests": [test]}))
         ran = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, timeout=60)
         assert ran.returncode == 0, ran.stdout + ran.stderr
 

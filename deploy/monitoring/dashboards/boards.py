@@ -140,29 +140,32 @@ def build_job() -> dashboard.Dashboard:
                     "A mean step", [q.JOB_STEP_DATA, q.JOB_STEP_COMPUTE, q.JOB_STEP_WAIT], unit="s", stacked=True,
                     about="Where a step's time goes. Much data: a slow loader. Much wait: a slow rank or network.",
                 ),
-                show_course("Step time", q.JOB_STEP_QUANTILES, unit="s", about="Of all ranks."),
+                show_course("Step time", q.JOB_STEP_QUANTILES, unit="s", about="Of rank 0, which waits for all."),
             ]),
             ("Stragglers", 9, [
                 show_rows(
                     "Own work a step, by rank", q.JOB_RANK_WORK, unit="s",
-                    about="Data and computation, before the wait for others. A rank that stands out slows all.",
+                    about="Data and computation before the wait for others; the 32 slowest. An outlier slows all.",
                 ),
                 show_course("Slowest rank", q.JOB_STRAGGLER, about="Own work against the median rank's."),
-                show_course("GPU memory", q.JOB_GPU_MEMORY, unit="bytes", about="Most that its tensors have held."),
+                show_course(
+                    "GPU memory", q.JOB_GPU_MEMORY, unit="bytes",
+                    about="Most that a rank's tensors have held; the 32 highest.",
+                ),
             ]),
             ("GPUs, where dcgm-exporter is scraped", 8, [
                 show_course(
                     "GPU utilisation", q.JOB_GPU_UTILISATION, unit="percent", highest=100, link=to_logs,
-                    about="Share of the time in which a kernel ran.",
+                    about="Share of the time in which a kernel ran; the 32 lowest.",
                 ),
-                show_course("GPU power", q.JOB_GPU_POWER, unit="watt", link=to_logs, about="Drawn now."),
+                show_course("GPU power", q.JOB_GPU_POWER, unit="watt", link=to_logs, about="Drawn now; the 32 lowest."),
                 show_course(
                     "GPU memory in use", q.JOB_GPU_MEMORY_SHARE, unit="percentunit", highest=1, link=to_logs,
-                    about="Of the device's capacity, PyTorch's cache and other processes included.",
+                    about="Of the device's capacity, PyTorch's cache and other processes included; the 32 highest.",
                 ),
                 show_course(
                     "XID errors", q.JOB_GPU_XID, link=to_logs,
-                    about="The last error of the driver; 0: none. NVIDIA's XID catalogue has the numbers.",
+                    about="The last error of the driver, of GPUs that had one. NVIDIA's XID catalogue has the numbers.",
                 ),
             ]),
             ("Safety", 8, [
@@ -171,7 +174,10 @@ def build_job() -> dashboard.Dashboard:
                 ),
                 show_course("Checkpoint", q.JOB_CHECKPOINT_SECONDS, unit="s", about="From the snapshot to the rename."),
                 show_course("Pods by phase", q.JOB_PODS_BY_PHASE, stacked=True, about="As their launchers say."),
-                show_course("Restarts in the same pods", q.JOB_RESTARTS, link=to_logs, about="Of the pods that run."),
+                show_course(
+                    "Restarts in the same pods", q.JOB_RESTARTS, link=to_logs,
+                    about="Of the pods that run, those with the most.",
+                ),
             ]),
         ],
     )  # fmt: skip

@@ -103,7 +103,8 @@ def show_table(
 
 def _with(panel: Panel, queries: Queries) -> Panel:
     for index, query in enumerate([queries] if isinstance(queries, Query) else queries):
-        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + index)).datasource(SOURCE).range()
+        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(ord("A") + index)).datasource(SOURCE)
+        target = target.instant() if query.once else target.range()
         panel = panel.with_target(target.legend_format(query.legend) if query.legend else target)
     return panel
 
