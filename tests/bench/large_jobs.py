@@ -220,7 +220,7 @@ class LargeJobs:
                     await until(lambda: leads(standby), 0.05)
                     took_over = time.perf_counter() - since
                     third = await seen.phase(1, "Running", 3) - since
-            back = await self._restart("one", 1)
+            back, _ = await self._restart("one", 1)
         self.rows += [
             Row(f"{name}: resource to Job", made, "s", 1),
             Row(f"{name}: resource to Running", ran, "s", 60),
@@ -261,8 +261,9 @@ class LargeJobs:
                     operator.kill()
                     await until(lambda: has_passed_over(standby, count), 0.5)
                     took_over = time.perf_counter() - since
+                    successor = Meter(standby).peak
                     versions = await self._jobs(actors)
-            back = await self._restart("many", count)
+            back, restarted = await self._restart("many", count)
             touched = sum(versions[name] != version for name, version in (await self._jobs(actors)).items())
         self.rows += [
             Row(f"{name}: resources to Jobs", made, "s", 60),
@@ -273,20 +274,22 @@ class LargeJobs:
             Row(f"{name}: status writes a second while they train", steady.statuses / steady.seconds, "1/s", 100),
             Row(f"{name}: most memory", peak, "MiB", 250),
             Row(f"{name}: leader killed, until its successor has looked at all", took_over, "s", 30),
+            Row(f"{name}: the successor's most memory", successor, "MiB", 250),
             Row(f"{name}: restart until all are looked at", back, "s", 15),
+            Row(f"{name}: its most memory", restarted, "MiB", 250),
             Row(f"{name}: Jobs touched by it", touched, "", 0),
         ]
 
     async def _fail(self, actors: ClusterActors, index: int, attempt: int) -> None:
         await actors.finish_pod(f"train-{attempt}", index, exit_code=EXIT_RETRYABLE, message='{"category":"OOM"}')
 
-    async def _restart(self, namespace: str, count: int) -> float:
-        """Start an operator; return the seconds until it has looked at all jobs."""
+    async def _restart(self, namespace: str, count: int) -> tuple[float, float]:
+        """Start an operator; return the seconds until it has looked at all jobs, and the most MiB it had by then."""
         again = self.operator(namespace)
         since = time.perf_counter()
         with again:
             await until(lambda: has_passed_over(again, count), 0.1)
-            return time.perf_counter() - since
+            return time.perf_counter() - since, Meter(again).peak
 
     async def _jobs(self, actors: ClusterActors) -> dict[str, str]:
         return {job["metadata"]["name"]: job["metadata"]["generation"] for job in await actors.list("Job")}

@@ -9,13 +9,13 @@ each kind, at the start, in intervals, and soon after a watch has listed anew.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ddp_operator.cluster import ClusterError, Key
+from ddp_operator.cluster import ClusterError, Key, Object
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
-from ddp_operator.kube.cache import UNWATCHED_KINDS, ObjectCache, key_of, version_number
+from ddp_operator.kube.cache import UNWATCHED_KINDS, ObjectCache, key_of, trimmed, version_number
 from ddp_operator.kube.calls import NotFound, call, pages
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
@@ -31,8 +31,11 @@ GRACE: Final = 2.0
 NUDGE_DELAY: Final = 2.0
 RETRY: Final = 1.0
 
-Laggard = tuple[str, dict[str, Any]]
+Laggard = tuple[str, Mapping[str, Any]]
 """A kind, and the metadata of an object that is newer in the list than in the store."""
+
+COMPARED: Final = ("name", "namespace", "uid", "resourceVersion", "labels")
+"""What is needed of what is watched: the metadata of all is held at once, and managedFields are most of it."""
 
 
 @dataclass(eq=False)
@@ -120,13 +123,13 @@ class Resync:
         metas = [item["metadata"] for item in items if key_of(kind, item["metadata"]) is not None]
         return [(kind, meta) for meta in metas if not self.store.is_current(kind, meta)]
 
-    async def _list(self, kind: str, scope: str | None) -> tuple[list[dict[str, Any]], int | None]:
+    async def _list(self, kind: str, scope: str | None) -> tuple[list[Object], int | None]:
         """Return the objects of a kind (metadata only) and the version at which the list was true."""
         params = {"limit": CHUNK} | ({"labelSelector": CHILD_SELECTOR} if kind != KIND else {})
-        items: list[dict[str, Any]] = []
+        items: list[Object] = []
         version: Any = None
         async for page in pages(self.client, kind, scope, params, accept=METADATA_ONLY):
-            items += page.get("items") or []
+            items += [_reduced(kind, item) for item in page.get("items") or ()]
             version = (page.get("metadata") or {}).get("resourceVersion")
         return items, version_number(version)
 
@@ -143,7 +146,7 @@ class Resync:
             lagging = left
             await asyncio.sleep(POLL)
 
-    async def _read(self, kind: str, meta: dict[str, Any]) -> None:
+    async def _read(self, kind: str, meta: Mapping[str, Any]) -> None:
         try:
             obj = await call(self.client, "GET", kind, meta["namespace"], meta["name"])
         except NotFound:
@@ -151,3 +154,9 @@ class Resync:
         key = self.store.apply(kind, obj)
         if key is not None:
             self.on_change(key)
+
+
+def _reduced(kind: str, item: dict[str, Any]) -> Object:
+    if kind in UNWATCHED_KINDS:
+        return trimmed(kind, item)
+    return {"metadata": {name: item["metadata"][name] for name in COMPARED if name in item["metadata"]}}
