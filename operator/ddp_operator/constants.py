@@ -19,6 +19,8 @@ SHORT_NAMES: Final = ("ddp", "ddpjob")
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
 CLUSTER_PROFILE_KIND: Final = "ClusterDDPTrainingProfile"
 PROFILE_KIND: Final = "DDPTrainingProfile"
+# In status.profile of a job that names none: what the operator's settings give every job.
+JOB_DEFAULTS: Final = "JobDefaults"
 
 # Labels on every child. A child is found by its label and trusted by its owner reference.
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"

@@ -11,6 +11,8 @@ import kopf
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.status import Profile
 from ddp_operator.cluster import Key
 from ddp_operator.constants import KIND
 from ddp_operator.kube.cache import ObjectCache, key_of
@@ -23,7 +25,8 @@ from ddp_operator.kube.watch import watch
 from ddp_operator.leader import FENCE_SHARE, Leader, new_identity
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
-from ddp_operator.settings import Settings
+from ddp_operator.reconcile.profiles import read_job_defaults
+from ddp_operator.settings import PREFIX, Settings, SettingsError
 from ddp_operator.telemetry import Metrics
 from ddp_operator.workqueue import WorkQueue
 
@@ -46,7 +49,7 @@ def end_at_once() -> None:
 class Operator:
     """Everything that lives as long as the process. Create, start and stop it inside one event loop.
 
-    ``on_lost`` is called when another operator has taken over.
+    ``on_lost`` is called when another operator has taken over. Raises: SettingsError.
     """
 
     def __init__(self, settings: Settings, *, on_lost: Callable[[], None] = end_at_once) -> None:
@@ -65,7 +68,10 @@ class Operator:
         )
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)
         self.reconciler = Reconciler(
-            self.cluster, progress_interval=settings.progress_interval, on_transition=self.metrics.on_transition
+            self.cluster,
+            progress_interval=settings.progress_interval,
+            defaults=_read_defaults(settings),
+            on_transition=self.metrics.on_transition,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
             self.reconciler.reconcile, workers=settings.workers, pause=self._pause, on_result=self.metrics.on_reconcile
@@ -177,6 +183,14 @@ class Operator:
         if self.leader is not None and self.leader.follows:
             return None  # it stands by, ready to take over
         return None if self.sync.synced.is_set() else "the caches are not filled yet"
+
+
+def _read_defaults(settings: Settings) -> Profile | None:
+    """Return what jobs have that do not set it. Raises: SettingsError."""
+    try:
+        return read_job_defaults(settings.job_defaults)
+    except InvalidManifest as error:
+        raise SettingsError(f"{PREFIX}JOB_DEFAULTS: {error}") from None
 
 
 class HealthServer:

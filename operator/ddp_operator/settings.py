@@ -6,7 +6,7 @@ that form into the pod when a Service is named ``ddp-operator`` (service links).
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -48,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: Annotated[
         int, Meta(ge=3, le=3600, description="seconds after which a silent leader is succeeded")
     ] = 15
+    job_defaults: Annotated[
+        dict[str, Any],
+        Meta(description="networkPolicy and securityProfile of jobs that do not set them, as a spec in JSON"),
+    ] = {}
     identity: Annotated[
         str | None,
         Meta(description="holder of the Lease; no two processes may share it; unset: host name and a random part"),
@@ -68,8 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             elif name in ("log_format", "log_level"):
                 value = given.lower()
             try:
+                if name == "job_defaults" and given:
+                    value = msgspec.json.decode(given)
                 values |= {name: msgspec.convert(value, kind, strict=False)} if value else {}
-            except msgspec.ValidationError as error:
+            except msgspec.DecodeError as error:
                 problem = str(error).partition(" - at")[0].partition(", got")[0]
                 problem = problem.replace("`int`", "a whole number").replace("`float`", "a number")
                 raise SettingsError(
@@ -88,7 +94,7 @@ def _describe_variables() -> dict[str, tuple[object, str]]:
     found = {}
     for field in msgspec.structs.fields(Settings):
         about = [part.description for part in getattr(field.type, "__metadata__", ()) if part.description]
-        default = f" (default: {field.default})" if field.default not in (None, ()) else ""
+        default = f" (default: {field.default})" if field.default not in (None, (), msgspec.NODEFAULT) else ""
         if about:
             found[field.name] = (field.type, f"{about[0]}{default}")
     return found

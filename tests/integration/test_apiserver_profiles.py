@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest_asyncio
 import yaml
 
 from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
-from ddp_operator.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
+from ddp_operator.constants import CLUSTER_PROFILE_KIND, EXIT_RETRYABLE, KIND, PROFILE_KIND
 from ddp_operator.kube.client import ApiError
 from ddp_operator.kube.cluster import STRATEGIC
 from ddp_operator.kube.resources import path
@@ -53,12 +54,17 @@ async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterAc
 
 
 @pytest.fixture
-def start(plane: ControlPlane, tmp_path: Path) -> Iterator[Callable[[], OperatorProcess]]:
-    """Start the operator as its own service account."""
+def start(plane: ControlPlane, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
+    """Start the operator as its own service account; keywords are settings."""
     kubeconfig = plane.account("ddp-operator", "ddp-operator")
     (port,) = free_ports(1)
+
+    def begin(**settings: str) -> OperatorProcess:
+        env = {f"DDP_OPERATOR_{name.upper()}": value for name, value in settings.items()}
+        return stack.enter_context(OperatorProcess(kubeconfig, tmp_path / "operator.log", port=port, env=env))
+
     with ExitStack() as stack:
-        yield lambda: stack.enter_context(OperatorProcess(kubeconfig, tmp_path / "operator.log", port=port))
+        yield begin
 
 
 BASE = template(
@@ -236,6 +242,45 @@ async def test_a_job_takes_its_profile_once(
     await actors.phase("j", "Succeeded")
     with pytest.raises(ApiError, match="profileRef"):
         await actors.patch(KIND, "j", {"spec": {"profileRef": {"name": "other"}}})
+
+
+async def test_an_upgrade_with_other_defaults_changes_no_job_that_has_begun(
+    plane: ControlPlane, actors: ClusterActors, start: Callable[..., OperatorProcess]
+) -> None:
+    first = start()
+    await actors.create(resource("before", namespace=actors.namespace))
+    await actors.run_pod("before-1", 0)
+    await actors.phase("before", "Running")
+    old = await actors.child_job("before-1")
+    first.stop()
+    defaults = {"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.0/8"]}, "securityProfile": "Restricted"}
+    second = start(job_defaults=json.dumps(defaults))
+    await actors.create(resource("after", namespace=actors.namespace))
+    await actors.create(resource("apart", namespace=actors.namespace, networkPolicy={"enabled": False}))
+    await actors.run_pod("after-1", 0)
+    await actors.run_pod("apart-1", 0)
+    running = await actors.phase("after", "Running")
+    assert running["status"]["profile"]["job"] == defaults
+    assert "networkPolicy" not in running["spec"]
+    await actors.phase("apart", "Running")
+
+    def policies() -> list[str]:
+        return str(plane.kubectl("-n", actors.namespace, "get", "networkpolicies", "-o", "name").stdout).split()
+
+    def user(job: Json) -> Any:
+        return job["spec"]["template"]["spec"]["securityContext"].get("runAsNonRoot")
+
+    assert policies() == ["networkpolicy.networking.k8s.io/after"]
+    assert [user(await actors.child_job(f"{name}-1")) for name in ("after", "apart")] == [True, True]
+    kept = await actors.child_job("before-1")
+    assert (kept["metadata"]["uid"], kept["spec"]) == (old["metadata"]["uid"], old["spec"])
+    # A later attempt is as the first one was.
+    second.stop()
+    start()
+    await actors.finish_pod("before-1", 0, exit_code=EXIT_RETRYABLE)
+    assert user(await actors.child_job("before-2")) is None
+    await actors.finish_pod("after-1", 0, exit_code=EXIT_RETRYABLE)
+    assert user(await actors.child_job("after-2")) is True
 
 
 async def test_a_quota_of_jobs_that_is_used_up_keeps_none_from_its_profile(

@@ -172,3 +172,13 @@ def test_readers_of_the_metrics_and_networks_are_those_that_are_named() -> None:
     through = probe(build_ruleset(named, list(pods().values()), NAMESPACES), [*open_now, *closed_now])
     assert [found for found in open_now if not through[found]] == []
     assert [found for found in closed_now if through[found]] == []
+
+
+def test_whoever_may_read_the_metrics_nobody_but_the_jobs_own_pods_reaches_the_rendezvous() -> None:
+    everybody = policies(metricsFrom=[{"namespaceSelector": {}}, {"ipBlock": {"cidr": "0.0.0.0/0"}}])
+    reads = tcp("grafana", "train-0", ports=(METRICS,))
+    strangers = [name for name in pods() if name not in ("train-0", "train-1")]
+    closed = [found for who in strangers for found in tcp(who, "train-0", ports=(RENDEZVOUS, GLOO))]
+    through = probe(build_ruleset(everybody, list(pods().values()), NAMESPACES), [*reads, *OPEN, *closed])
+    assert [found for found in (*reads, *OPEN) if not through[found]] == []
+    assert [found for found in closed if through[found]] == []

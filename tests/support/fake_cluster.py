@@ -14,7 +14,7 @@ import msgspec
 
 from ddp_operator import constants
 from ddp_operator.api.cel import check_rules
-from ddp_operator.api.status import Condition, Status
+from ddp_operator.api.status import Condition, Profile, Status
 from ddp_operator.cluster import ClusterError, Event, Key, Object, Refused, Snapshot
 from ddp_operator.local import pods
 from ddp_operator.local.cluster import LocalCluster
@@ -88,7 +88,8 @@ class FakeCluster(LocalCluster):
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
         if manifest["kind"] == constants.KIND and dry_run:
-            errors = check_rules(manifest | {"spec": {"nodes": 1, "suspend": False} | manifest["spec"]})
+            sent = msgspec.json.decode(msgspec.json.encode(manifest["spec"]))  # a tuple becomes a list
+            errors = check_rules(manifest | {"spec": {"nodes": 1, "suspend": False} | sent})
             if errors:
                 raise Refused("\n".join(map(str, errors)), reason="Invalid")
         return await super().create(manifest, dry_run=dry_run)
@@ -140,12 +141,14 @@ class ReconcilerHarness:
         self.key = Key(item["metadata"].get("namespace", "default"), item["metadata"]["name"])
         self.item = item
         self.cluster.add(item)
+        self.defaults: Profile | None = None
+        """What the operator's settings give every job, from its next start on."""
         self.reconciler = self.restart_operator()
         self.requeue: float | None = None
 
     def restart_operator(self, cluster: Any = None) -> Reconciler:
         """Begin with a reconciler that remembers nothing."""
-        self.reconciler = Reconciler(cluster or self.cluster, clock=self.clock)
+        self.reconciler = Reconciler(cluster or self.cluster, clock=self.clock, defaults=self.defaults)
         return self.reconciler
 
     async def reconcile(self) -> float | None:

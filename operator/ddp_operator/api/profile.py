@@ -25,12 +25,17 @@ def profile_reference(resource: Mapping[str, Any]) -> tuple[str, str] | None:
     return str(reference.get("kind") or CLUSTER_PROFILE_KIND), reference["name"]
 
 
-def read_profile(raw: Mapping[str, Any]) -> Profile:
-    """Return what a job takes of a profile as it is now, with a digest of that. Raises: InvalidManifest."""
+def read_profile(raw: Mapping[str, Any], defaults: Profile | None = None) -> Profile:
+    """Return what a job takes of a profile as it is now, with a digest of that. Raises: InvalidManifest.
+
+    ``defaults``: what it has where neither the job nor the profile sets it.
+    """
     spec = raw.get("spec") or {}
     job, locked = spec.get("job") or {}, spec.get("locked") or []
     if not isinstance(job, Mapping) or not isinstance(locked, list):
         raise InvalidManifest([FieldError("spec", "must have an object job and a list locked; see docs/profiles.md")])
+    if defaults is not None:
+        job = {**job, **merge(defaults.job, {name: job[name] for name in defaults.job if name in job})}
     digest = hashlib.sha256(json.dumps([job, locked], sort_keys=True).encode()).hexdigest()[:16]
     return Profile(kind=raw["kind"], name=raw["metadata"]["name"], digest=digest, job=job, locked=tuple(locked))
 
@@ -55,6 +60,10 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
                 break
             own = _without(own, steps[:end])
             spec = merge(base, own)
+    policy = spec.get("networkPolicy")
+    if isinstance(policy, Mapping) and not policy.get("enabled"):
+        # What it would let through was set for one that is enabled, and is refused without.
+        spec["networkPolicy"] = {name: value for name, value in policy.items() if name == "enabled"}
     return spec, errors
 
 

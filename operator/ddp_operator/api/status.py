@@ -247,7 +247,10 @@ class InputStatus(_Fields, frozen=True, kw_only=True):
 class Profile(_Fields, frozen=True, kw_only=True):
     """The profile as the job has taken it, when it started: what is edited there later does not change the job."""
 
-    kind: str
+    kind: Annotated[
+        str,
+        Meta(description="That of spec.profileRef; JobDefaults, without a name: what the operator's settings give."),
+    ]
     name: str
     digest: Annotated[str, Meta(description="Of job and locked: two jobs with the same one have taken the same.")]
     job: Annotated[Any, Meta(description="What it gave: a part of a spec, over which go the job's own values.")]

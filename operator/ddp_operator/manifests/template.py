@@ -13,7 +13,7 @@ from typing import Any, Final
 from ddp_operator import constants
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.spec import Peer, Spec
+from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
 from ddp_operator.launcher.log_patterns import compile_log_pattern
 from ddp_operator.manifests.inputs import check_inputs
@@ -233,15 +233,22 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         words = f"must be {least}, as torchrun waits for all others; change it, or remove it"
         yield FieldError(f"metadata.annotations[{constants.KUEUE_MIN_PARALLELISM}]", words, fewest)
     if spec.network_policy.enabled and pod.get("hostNetwork"):
-        words = f"cannot hold pods with {_POD}.hostNetwork, which no NetworkPolicy sees; remove one of the two"
+        words = (
+            f"cannot hold pods with {_POD}.hostNetwork, which no NetworkPolicy sees; remove that, or set this to false"
+        )
         yield FieldError("spec.networkPolicy.enabled", words)
-    for index, cidr in enumerate(spec.network_policy.egress_cidrs):
+    yield from check_network_policy(spec.network_policy)
+
+
+def check_network_policy(policy: NetworkPolicy) -> Iterator[FieldError]:
+    """Check what a NetworkPolicy would be made of."""
+    for index, cidr in enumerate(policy.egress_cidrs):
         try:
             ipaddress.ip_network(cidr)
         except ValueError as error:
             words = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
             yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", words, cidr)
-    for index, peer in enumerate(spec.network_policy.metrics_from or ()):
+    for index, peer in enumerate(policy.metrics_from or ()):
         if peer == Peer():
             words = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
             yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", words, {})

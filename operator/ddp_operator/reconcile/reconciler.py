@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_status
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import Profile, Status
 from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object, Snapshot
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.executor import Executor
@@ -46,11 +46,13 @@ class Reconciler:
         *,
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
+        defaults: Profile | None = None,
         on_transition: Callable[[str, Transition], None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._progress_interval = progress_interval
+        self._defaults = defaults
         self._observer = Observer(cluster, clock, progress_interval)
         self._executor = Executor(cluster, clock)
         self._on_transition = on_transition
@@ -78,7 +80,7 @@ class Reconciler:
         memory = self._memory[key]
         if "deletionTimestamp" in snapshot.resource["metadata"]:
             return None  # owner references take the children away
-        profile = await find_profile(self._cluster, snapshot)
+        profile = await find_profile(self._cluster, snapshot, self._defaults)
         if isinstance(profile, Refusal):
             return await self._tell(key, snapshot, report_refused(snapshot.resource, profile, self._clock()))
         if profile is not None or "profile" in (snapshot.resource.get("status") or {}):
@@ -95,7 +97,7 @@ class Reconciler:
             if profile is None:
                 statuses = report_unreadable(snapshot.resource, error, self._clock())
                 return await self._tell(key, snapshot, statuses, _AFTER_UNREADABLE)
-            invalid = Refusal(c.INVALID_SPEC, f"with {profile.kind} {profile.name}: {error}")
+            invalid = Refusal(c.INVALID_SPEC, f"with {profile.kind} {profile.name}".rstrip() + f": {error}")
             return await self._tell(key, snapshot, report_refused(snapshot.resource, invalid, self._clock()))
         observation = await self._observer.observe(key, job, snapshot, memory)
         refusal = refuse_changes(memory.locked) or await self._executor.check(job, observation, memory)

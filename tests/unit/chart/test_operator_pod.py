@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddp_operator import __version__
 from ddp_operator.constants import (
@@ -20,6 +21,7 @@ from ddp_operator.constants import (
 )
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
+from ddp_operator.reconcile.profiles import read_job_defaults
 from ddp_operator.settings import Settings
 from ddp_operator.validation import check_manifest
 from tests.support import ROOT
@@ -43,7 +45,21 @@ def settings_of(objects: list[Object]) -> Settings:
 
 class TestSettings:
     def test_defaults_are_the_operators_own(self) -> None:
-        assert settings_of(render()) == Settings(log_format="json")
+        settings = settings_of(render())
+        assert read_job_defaults(settings.job_defaults) is None
+        assert replace(settings, job_defaults={}) == Settings(log_format="json")
+
+    @pytest.mark.parametrize("given", [None, {"networkPolicy": None, "securityProfile": None}])
+    def test_defaults_of_jobs_that_an_older_release_does_not_know_are_none(self, given: Any) -> None:
+        assert read_job_defaults(settings_of(render({"jobDefaults": given})).job_defaults) is None
+
+    def test_defaults_of_jobs_arrive_in_the_operator(self) -> None:
+        peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
+        policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [peer]}
+        for given in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}):
+            found = read_job_defaults(settings_of(render({"jobDefaults": given})).job_defaults)
+            assert found is not None
+            assert found.job == given
 
     def test_settings_of_the_chart_arrive_in_the_operator(self) -> None:
         values = {
@@ -55,7 +71,7 @@ class TestSettings:
             namespaces=("a", "b"), health_port=9090, workers=3, qps=0.5, burst=100000, call_timeout=1.5,
             progress_interval=60, resync_interval=86400, lease_seconds=30, log_format="text", log_level="error",
         )  # fmt: skip
-        assert settings_of(render(values)) == wanted
+        assert replace(settings_of(render(values)), job_defaults={}) == wanted
 
     def test_every_setting_has_a_value(self) -> None:
         names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}

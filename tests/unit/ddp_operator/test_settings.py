@@ -24,6 +24,7 @@ def test_every_variable_is_read() -> None:
             "DDP_OPERATOR_HEALTH_PORT": "9000",
             "DDP_OPERATOR_LEASE_NAME": "team",
             "DDP_OPERATOR_LEASE_SECONDS": "30",
+            "DDP_OPERATOR_JOB_DEFAULTS": '{"securityProfile": "Restricted"}',
             "DDP_OPERATOR_IDENTITY": "pod-a",
             "KUBECONFIG": "/x/y",
         }
@@ -41,6 +42,7 @@ def test_every_variable_is_read() -> None:
         health_port=9000,
         lease_name="team",
         lease_seconds=30,
+        job_defaults={"securityProfile": "Restricted"},
         identity="pod-a",
         kubeconfig="/x/y",
     )
@@ -64,6 +66,8 @@ def test_every_variable_is_read() -> None:
         ("HEALTH_PORT", "tcp://10.0.0.1:8080"),  # what a Service named ddp-operator-health would put there
         ("LEASE_NAME", "My_Lease"),
         ("LEASE_SECONDS", "1"),
+        ("JOB_DEFAULTS", "securityProfile: Restricted"),
+        ("JOB_DEFAULTS", '["Restricted"]'),
         ("NAMESPACES", "a b"),
         ("NAMESPACES", "team-*"),
     ],

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from ddp_operator import constants
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.reconcile.profiles import read_job_defaults
 from tests.support.builders import Json, profile, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -176,6 +178,114 @@ class TestRefused:
         harness = await harness_of(given, template=template()).settle()
         assert (harness.status.phase, harness.status.reason) == ("Rejected", "InvalidSpec")
         assert words in harness.condition("Accepted").message
+
+
+SECURE: Json = {"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.0/8"]}, "securityProfile": "Restricted"}
+
+
+def with_defaults(harness: ReconcilerHarness, given: Json = SECURE) -> ReconcilerHarness:
+    """Return a harness with an operator that has been started with these defaults."""
+    harness.defaults = read_job_defaults(given)
+    harness.restart_operator()
+    return harness
+
+
+def security(harness: ReconcilerHarness) -> tuple[list[str], bool]:
+    """Return what the NetworkPolicies let through beside the pods and DNS, and whether pods may be root."""
+    policies = harness.cluster.store.list("NetworkPolicy")
+    cidrs = [to["ipBlock"]["cidr"] for one in policies for rule in one["spec"]["egress"][2:] for to in rule["to"]]
+    assert len(policies) == 1 or not cidrs
+    return (cidrs if policies else ["everything"]), not pod_spec(harness)["securityContext"].get("runAsNonRoot")
+
+
+class TestDefaultsOfTheOperator:
+    async def test_hold_for_a_job_that_sets_nothing_else(self) -> None:
+        harness = await with_defaults(ReconcilerHarness()).train()
+        assert security(harness) == (["10.0.0.0/8"], False)
+        taken = harness.status.profile
+        assert taken is not None
+        assert (taken.kind, taken.name, taken.job) == (constants.JOB_DEFAULTS, "", SECURE)
+        assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # nobody else's rules are in it
+
+    async def test_a_job_may_set_otherwise(self) -> None:
+        own = {"networkPolicy": {"enabled": False}, "securityProfile": "Default"}
+        harness = await with_defaults(ReconcilerHarness(**own)).train()
+        assert security(harness) == (["everything"], True)
+
+    async def test_a_job_may_add_to_them(self) -> None:
+        harness = ReconcilerHarness(networkPolicy={"enabled": True, "metricsFrom": []})
+        assert security(await with_defaults(harness).train()) == (["10.0.0.0/8"], False)
+
+    async def test_are_under_a_profiles_values(self) -> None:
+        given = GIVEN | {"securityProfile": "Default", "networkPolicy": {"egressCidrs": ["192.168.0.0/16"]}}
+        harness = await with_defaults(harness_of(given)).train()
+        assert security(harness) == (["192.168.0.0/16"], True)
+        taken = harness.status.profile
+        assert taken is not None
+        assert (taken.name, taken.job["networkPolicy"]["enabled"]) == ("gpu", True)
+
+    async def test_a_lock_of_a_profile_is_on_them_too(self) -> None:
+        harness = with_defaults(harness_of(GIVEN, "networkPolicy", networkPolicy={"enabled": False}))
+        await harness.settle()
+        assert (harness.status.phase, harness.status.reason) == ("Rejected", "ProfileLocked")
+
+    async def test_what_a_policy_lets_through_is_dropped_with_it(self) -> None:
+        harness = await with_defaults(harness_of(networkPolicy={"enabled": False})).train()
+        assert security(harness) == (["everything"], False)
+
+    async def test_a_job_that_has_begun_keeps_what_it_began_with(self) -> None:
+        harness = await ReconcilerHarness(template=template(trainer())).train()
+        calls, jobs = len(harness.cluster.calls), harness.cluster.store.list("Job")
+        with_defaults(harness)
+        await harness.settle()
+        assert harness.cluster.store.list("Job") == jobs
+        assert not [call for call in harness.cluster.calls[calls:] if call.startswith(("create", "delete", "dry-run"))]
+        harness.end_pod(0, constants.EXIT_RETRYABLE)
+        await harness.train()
+        assert (harness.status.attempt, security(harness)) == (2, (["everything"], True))
+
+    async def test_a_queued_job_keeps_its_job(self) -> None:
+        labels = {constants.KUEUE_QUEUE_LABEL: "q"}
+        harness = await ReconcilerHarness(resource(labels=labels, nodes=2)).settle()
+        (job,) = harness.cluster.store.list("Job")
+        await with_defaults(harness).settle()
+        assert harness.cluster.store.list("Job") == [job]
+
+    async def test_they_stay_with_a_job_when_the_operator_has_none_any_more(self) -> None:
+        harness = await with_defaults(ReconcilerHarness()).train()
+        with_defaults(harness, {})
+        harness.end_pod(0, constants.EXIT_RETRYABLE)
+        await harness.train()
+        assert (harness.status.attempt, security(harness)) == (2, (["10.0.0.0/8"], False))
+
+    async def test_a_job_that_has_not_begun_follows_them(self) -> None:
+        harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
+        await with_defaults(harness).settle()
+        assert harness.status.phase == "Rejected"
+        await with_defaults(harness, {"networkPolicy": {"enabled": False}}).settle()
+        assert (harness.jobs(), harness.status.profile) == (["train-1"], None)
+
+    async def test_a_job_on_its_nodes_network_is_refused_with_what_to_set(self) -> None:
+        harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
+        await with_defaults(harness).settle()
+        message = harness.condition("Accepted").message
+        assert "spec.networkPolicy.enabled: cannot hold pods with spec.template.spec.hostNetwork" in message
+        assert "set this to false" in message
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"nodes": 3}, 'unknown field "nodes"; known fields: networkPolicy, securityProfile'),
+            ({"securityProfile": "Strict"}, 'spec.securityProfile: Unsupported value: "Strict"'),
+            ({"networkPolicy": {"enabled": "yes"}}, "spec.networkPolicy.enabled"),
+            ({"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.1/8"]}}, "egressCidrs[0]"),
+            ({"networkPolicy": {"enabled": True, "metricsFrom": [{}]}}, "metricsFrom[0]"),
+        ],
+    )
+    def test_that_cannot_be_used_are_refused(self, given: Json, words: str) -> None:
+        with pytest.raises(InvalidManifest) as caught:
+            read_job_defaults(given)
+        assert words in str(caught.value)
 
 
 async def test_a_claim_of_the_profile_is_the_first_jobs_alone() -> None:
