@@ -12,6 +12,7 @@ from .agreement import RestartCount, RunStep, SharedSnapshot
 from .contract import EXIT_PREEMPTED, RUN_STEP_FILE, STALL_REPORT_FILE, STOPPING_FILE
 from .failure import blame_early_ends, examine
 from .files import log
+from .fixed_group import FixedGroup, GroupClosed
 from .fork_server import RankForker
 from .pod import Pod
 from .preflight import PreflightError, run_preflight
@@ -27,6 +28,7 @@ _ELASTIC = "torch.distributed.elastic."
 _AGENT = f"{_ELASTIC}agent.server.local_elastic_agent:LocalElasticAgent"
 _PROCESSES = f"{_ELASTIC}multiprocessing.api"
 _RENDEZVOUS = f"{_ELASTIC}rendezvous.dynamic_rendezvous"
+_BACKEND = f"{_ELASTIC}rendezvous.c10d_rendezvous_backend:C10dRendezvousBackend"
 # By the module and the name in it: members of a module or a class, or attributes that a class gives its objects.
 _PRIVATE_PARTS = {
     f"{_AGENT}": ("_rendezvous", "_start_workers", "_restart_workers", "_monitor_workers", "_exit_barrier"),
@@ -35,12 +37,16 @@ _PRIVATE_PARTS = {
     f"{_PROCESSES}:PContext": ("close", "pids"),
     f"{_PROCESSES}:SubprocessHandler": ("_popen",),
     f"{_PROCESSES}:SubprocessHandler()": ("_stdout", "_stderr"),
-    f"{_RENDEZVOUS}": ("_delay", "_should_keep_alive", "_RendezvousExitOp"),
+    f"{_RENDEZVOUS}": ("_delay", "_should_keep_alive", "_RendezvousExitOp", "_RendezvousCloseOp", "_RendezvousState"),
     f"{_RENDEZVOUS}:_Action": ("SYNC", "KEEP_ALIVE", "MARK_RENDEZVOUS_COMPLETE"),
     f"{_RENDEZVOUS}:_NodeDescGenerator": ("generate",),
     f"{_RENDEZVOUS}:_RendezvousJoinOp": ("__call__",),
     f"{_RENDEZVOUS}:_BackendRendezvousStateHolder": ("_sanitize",),
-    f"{_RENDEZVOUS}:_BackendRendezvousStateHolder()": ("_state", "_settings"),
+    f"{_RENDEZVOUS}:_BackendRendezvousStateHolder()": ("_state", "_settings", "_backend"),
+    f"{_RENDEZVOUS}:_DistributedRendezvousOpExecutor": ("run",),
+    f"{_RENDEZVOUS}:_DistributedRendezvousOpExecutor()": ("_node", "_state_holder"),
+    f"{_BACKEND}": ("_call_store",),
+    f"{_BACKEND}()": ("_key",),
     f"{_RENDEZVOUS}:DynamicRendezvousHandler": ("num_nodes_waiting",),
     f"{_RENDEZVOUS}:DynamicRendezvousHandler()": ("_state_holder", "_op_executor"),
 }
@@ -131,6 +137,9 @@ class TorchrunPatches:
         self._gate = SignalGate(self._processes)
         self._board = StallBoard(os.path.join(pod.runtime, STALL_REPORT_FILE), max(0.5, min(5.0, pod.nodes / 100)))
         self._run_step = RunStep(os.path.join(pod.runtime, RUN_STEP_FILE))
+        # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
+        self._pause = min(1.0, pod.nodes / 100)
+        self._group = FixedGroup(pod, self._pause)
         self._quorum = RendezvousQuorum(pod.nodes)
         self._seats = Seats(pod)
         self._heartbeats: Optional[Heartbeats] = None
@@ -161,11 +170,13 @@ class TorchrunPatches:
             _wrap(rounds._RendezvousJoinOp, "__call__", self._join)
         if pod.regroups:
             _wrap(rounds._BackendRendezvousStateHolder, "_sanitize", self._remove_dead_nodes)
-        # torchrun looks for the others once a second, whatever their number: most of a small job's rendezvous is sleep.
-        pause = min(1.0, pod.nodes / 100)
-        rounds._BackendRendezvousStateHolder.__init__.__defaults__ = (pause,)
+        elif self._has_fixed_group:
+            _wrap(rounds._DistributedRendezvousOpExecutor, "run", self._meet_fixed_group)
+        # For an event that nobody records each of torchrun's steps looks up the source of every frame, twice.
+        rounds.get_method_name = lambda *_: ""
+        rounds._BackendRendezvousStateHolder.__init__.__defaults__ = (self._pause,)
         delay = rounds._delay
-        rounds._delay = lambda seconds: delay(pause if seconds == 1 else (0, min(0.3, pause)))
+        rounds._delay = lambda seconds: delay(self._pause if seconds == 1 else (0, min(0.3, self._pause)))
 
     def leave(self) -> None:
         """Take this pod out of the rendezvous, so that the others need not wait for its heartbeats to end."""
@@ -266,13 +277,40 @@ class TorchrunPatches:
     def _count_waiting(self, inner: Any, handler: Any) -> Any:
         if self._lost_store is None:
             try:
-                return inner(handler)
+                return self._ask_fixed_group(handler) if self._has_fixed_group else inner(handler)
             except Exception as error:
                 self._lost_store = AwakeClock(1.0, time.monotonic()), error
         clock, problem = self._lost_store
         if clock.tick(time.monotonic()) > _SECONDS_WITHOUT_STORE:
             raise problem
         return 0
+
+    @property
+    def _has_fixed_group(self) -> bool:
+        return self._pod.meets_others and not self._pod.regroups
+
+    def _ask_fixed_group(self, handler: Any) -> int:
+        backend = handler._state_holder._backend
+        return int(self._group.is_another_round_wanted(backend._call_store, backend._key, time.monotonic()))
+
+    def _meet_fixed_group(self, inner: Any, executor: Any, operation: Any, deadline: float, *args: Any) -> None:
+        """Do what torchrun's operation is for, without the document that it works on."""
+        rounds, holder = self._rounds, executor._state_holder
+        call, run = holder._backend._call_store, holder._backend._key
+        if isinstance(operation, rounds._RendezvousCloseOp):
+            self._group.close(call, run)
+        if not isinstance(operation, rounds._RendezvousJoinOp):
+            return  # there is nothing to leave, and no heartbeat to send
+        try:
+            number, addresses = self._group.meet(call, run, executor._node.addr, deadline)
+        except GroupClosed:
+            raise rounds.RendezvousClosedError from None
+        except TimeoutError:
+            raise rounds.RendezvousTimeoutError from None
+        holder._state = rounds._RendezvousState()
+        holder._state.round, holder._state.complete = number, True
+        nodes = [type(executor._node)(address, 0, 0) for address in addresses]
+        holder._state.participants = {node: rank for rank, node in enumerate(sorted(nodes))}
 
     def _identify(self, inner: Any, generator: Any, local_addr: Optional[str] = None) -> Any:
         node = inner(generator, local_addr)

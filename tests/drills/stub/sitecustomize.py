@@ -66,9 +66,25 @@ class DynamicRendezvousHandler:
 
 class BackendRendezvousStateHolder:
     def __init__(self, cache_duration: float = 1.0) -> None:
-        self._state = self._settings = None
+        self._state = self._settings = self._backend = None
 
     def _sanitize(self) -> None:
+        pass
+
+
+class DistributedRendezvousOpExecutor:
+    def __init__(self) -> None:
+        self._node = self._state_holder = None
+
+    def run(self) -> None:
+        pass
+
+
+class C10dRendezvousBackend:
+    def __init__(self) -> None:
+        self._key = ""
+
+    def _call_store(self) -> None:
         pass
 
 
@@ -154,13 +170,17 @@ _module(
     _terminate_process_handler=None,
 )
 _module("torch.distributed.elastic.agent.server.local_elastic_agent", LocalElasticAgent=LocalElasticAgent)
+_module("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", C10dRendezvousBackend=C10dRendezvousBackend)
 _module(
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
     DynamicRendezvousHandler=DynamicRendezvousHandler,
     _NodeDescGenerator=NodeDescGenerator,
     _BackendRendezvousStateHolder=BackendRendezvousStateHolder,
     _RendezvousJoinOp=RendezvousJoinOp,
+    _DistributedRendezvousOpExecutor=DistributedRendezvousOpExecutor,
     _RendezvousExitOp=None,
+    _RendezvousCloseOp=None,
+    _RendezvousState=None,
     _Action=Action,
     _delay=None,
     _should_keep_alive=None,
