@@ -287,7 +287,9 @@ class TorchrunPatches:
 
     @property
     def _has_fixed_group(self) -> bool:
-        return self._pod.meets_others and not self._pod.regroups
+        if self._pod.regroups or not self._pod.meets_others:
+            return False
+        return hasattr(importlib.import_module("torch.distributed").TCPStore, "check")  # torch 2.2 has none
 
     def _ask_fixed_group(self, handler: Any) -> int:
         backend = handler._state_holder._backend
