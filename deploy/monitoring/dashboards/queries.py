@@ -140,7 +140,7 @@ JOB_CHECKPOINT_LAG = Query(
     f"max({of_job('ddp:job_step:max')}) - max({of_job('ddp_checkpoint_step')})", "steps since the newest checkpoint"
 )
 JOB_PODS_BY_PHASE = Query(f"sum by (phase) ({of_job('ddp_launcher_phase')})", "{{phase}}")
-JOB_RESTARTS = Query(f"topk(32, sum by (pod) ({of_job('ddp_launcher_in_place_restarts_total')}) > 0)", "{{pod}}")
+JOB_RESTARTS = Query(f"topk(32, sum by (pod) ({of_job('ddp_launcher_in_place_restarts_total')}))", "{{pod}}")
 JOB_GPU_MEMORY = Query(of_job("ddp:rank_gpu_memory:top32"), "rank {{rank}}")
 JOB_GPU_UTILISATION = Query(of_job("ddp:gpu_utilisation:bottom32"), "{{pod}} GPU {{gpu}}")
 JOB_GPU_POWER = Query(of_job("ddp:gpu_power:bottom32"), "{{pod}} GPU {{gpu}}")
