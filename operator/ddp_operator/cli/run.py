@@ -94,6 +94,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.client.workdir import check_job
     from ddp_operator.kubeobjects import count_pod_gpus
     from ddp_operator.local import adapt
+    from ddp_operator.local.folder import ENV_RUN_FOLDER
     from ddp_operator.local.machine import find_gpus
     from ddp_operator.local.runner import RunPlan
     from ddp_operator.manifests.children import build_children
@@ -128,7 +129,8 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         adapt.check_ports(arguments.metrics_port, job.spec.nodes + job.spares)
     return RunPlan(
         text=text,
-        command=arguments.command_line,
+        # What a user of Python can do again is no command.
+        command="client.train(…) or client.submit(…)" if ENV_RUN_FOLDER in os.environ else arguments.command_line,
         resource=_as_new(resource),
         others=others,
         children=build_children(job, attempt=1, nodes=job.spec.nodes),

@@ -55,6 +55,7 @@ class Client:
         nodes: int = 1,
         procs: Literal["auto", "gpu", "cpu"] | int = "auto",
         gpus: int | None = None,
+        cpus: int | None = None,
         image: str = IMAGE,
         args: Sequence[object] | Mapping[str, Any] = (),
         env: Mapping[str, str] | None = None,
@@ -72,12 +73,13 @@ class Client:
         A function is called in each rank with ``args`` by name, which are plain data; its module's folder travels. A
         script gets ``args`` as its words; the current folder travels, or its own where it is outside of that.
 
-        ``procs``: ranks of a pod; auto: one for each GPU, or one. ``gpus``: of each pod; by default one in a cluster,
-        and here those that there are. ``image`` has Python and PyTorch; on this machine it is this Python. ``workdir``:
-        the folder that travels, as git would take it, with ``include`` though it is ignored; ``pip``: its
-        requirements.txt is installed; ``code_claim``: a claim by which it travels, where a ConfigMap is too small, or
-        ``code_image``: a repository of a registry, with a tag or without, where the cluster has image volumes.
-        ``checkpoint_claim``: a claim for checkpoints, at DDP_CHECKPOINT_DIR. ``spec``: any other fields of the spec.
+        ``procs``: ranks of a pod; auto: one for each GPU, or one; cpu: one for each of ``cpus``. ``gpus``: of each pod;
+        by default one in a cluster, and here those that there are. ``cpus``: the limit of each pod. ``image`` has
+        Python and PyTorch; on this machine it is this Python. ``workdir``: the folder that travels, as git would take
+        it, with ``include`` though it is ignored; ``pip``: its requirements.txt is installed; ``code_claim``: a claim
+        by which it travels, where a ConfigMap is too small, or ``code_image``: a repository of a registry, with a tag
+        or without, where the cluster has image volumes. ``checkpoint_claim``: a claim for checkpoints, at
+        DDP_CHECKPOINT_DIR. ``spec``: any other fields of the spec.
 
         Raises: TypeError, where arguments are not plain data or not those of the function; Conflict, where there is a
         job of that name; ClientError.
@@ -87,6 +89,8 @@ class Client:
                 "train() was called in a rank, where this module was imported: put the call under "
                 '`if __name__ == "__main__":`'
             )
+        if procs == "cpu" and not cpus and "template" not in (spec or {}):
+            raise ClientError('procs="cpu" is a rank for each CPU of a pod: say how many, such as cpus=4')
         if callable(program):
             called = find_function(program)
             if not isinstance(args, Mapping) and args:
@@ -109,6 +113,7 @@ class Client:
             nodes=nodes,
             procs=procs,
             gpus=self._share_gpus(nodes, procs) if gpus is None else gpus,
+            cpus=cpus,
             image=image,
             env=env or {},
             checkpoint_claim=checkpoint_claim,

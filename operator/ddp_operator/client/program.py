@@ -23,6 +23,7 @@ def build_job(
     nodes: int,
     procs: int | str,
     gpus: int,
+    cpus: int | None,
     image: str,
     env: Mapping[str, str],
     checkpoint_claim: str | None,
@@ -35,8 +36,9 @@ def build_job(
         "command": list(command),
         "env": [{"name": key, "value": str(value)} for key, value in env.items()],
     }
-    if gpus:
-        container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    limits = {"nvidia.com/gpu": gpus, "cpu": cpus}
+    if any(limits.values()):
+        container["resources"] = {"limits": {key: str(count) for key, count in limits.items() if count}}
     fields: dict[str, Any] = {"nodes": nodes, "procPerNode": procs}
     if checkpoint_claim is not None:
         fields["checkpoint"] = {"path": "/checkpoints", "claimName": checkpoint_claim}

@@ -14,6 +14,7 @@ import yaml
 from ddp_operator import __version__
 from ddp_operator.cli import main
 from ddp_operator.cli import run as cli_run
+from ddp_operator.local.folder import ENV_RUN_FOLDER
 
 GOOD: dict[str, Any] = {
     "apiVersion": "ddp-operator.dev/v1alpha1",
@@ -45,6 +46,12 @@ def prepare(*words: str, **changes: Any) -> Any:
     arguments = parser.parse_args([write(**changes), *before.split()])
     arguments.extra, arguments.command_line = after.split(), "ddp run job.yaml"
     return cli_run._prepare(Path("job.yaml").read_text(), arguments)
+
+
+def test_a_run_that_python_started_names_no_command_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prepare().command == "ddp run job.yaml"
+    monkeypatch.setenv(ENV_RUN_FOLDER, "3")
+    assert prepare().command == "client.train(…) or client.submit(…)"
 
 
 def test_it_is_also_a_module_to_run() -> None:

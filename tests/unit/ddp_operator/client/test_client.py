@@ -19,6 +19,7 @@ from ddp_operator.client.local import LocalBackend
 from ddp_operator.client.program import IMAGE
 from ddp_operator.client.workdir import Workdir
 from ddp_operator.local.folder import ENV_RUN_FOLDER, RunFolder
+from ddp_operator.manifests.template import resolve_template
 from ddp_operator.validation import check_manifest
 from tests.support import ROOT
 from tests.support.fake_backend import FakeBackend
@@ -83,11 +84,20 @@ def test_a_script_travels_with_the_current_folder_or_its_own(backend: FakeBacken
 )
 def test_gpus_are_shared_among_the_pods(backend: FakeBackend, found: int | None, procs: Any, gpus: int) -> None:
     backend.gpus = found
-    Client().train("my_training.py", nodes=2, procs=procs)
+    Client().train("my_training.py", nodes=2, procs=procs, cpus=2 if procs == "cpu" else None)
     limits = container(backend).get("resources", {"limits": {}})["limits"]
-    assert limits == ({"nvidia.com/gpu": str(gpus)} if gpus else {})
-    Client().train("my_training.py", nodes=2, procs=procs, gpus=0)
+    assert limits == ({"nvidia.com/gpu": str(gpus)} if gpus else {"cpu": "2"} if procs == "cpu" else {})
+    Client().train("my_training.py", nodes=2, procs="auto", gpus=0)
     assert "resources" not in container(backend)
+
+
+def test_a_rank_for_each_cpu_needs_their_number(backend: FakeBackend) -> None:
+    with pytest.raises(ClientError, match='procs="cpu" is a rank for each CPU of a pod: say how many, such as cpus=4'):
+        Client().train("my_training.py", procs="cpu")
+    assert backend.resource == {}
+    job = Client().train("my_training.py", procs="cpu", cpus=3, gpus=0)
+    made = check_manifest(json.dumps(job.resource)).job
+    assert resolve_template(made).nproc == 3
 
 
 def test_what_cannot_be_trained_is_named_before_anything_is_made(
