@@ -5,6 +5,7 @@ What a cluster needs beside the kubeconfig is said by environment variables:
 - ``DDP_E2E_OPERATOR``: ``installed`` (default: the operator runs there already) or ``process`` (the tests apply the CRD
   and run ``python -m ddp_operator`` from this checkout; it must be able to reach pod addresses for progress).
 - ``DDP_E2E_IMAGE``: the trainer's image; default: the samples' own.
+- ``DDP_E2E_TRACKING_IMAGE``: an image with PyTorch, tensorboard and mlflow, for the tests of trackers.
 - ``DDP_E2E_POD``: a YAML file merged into every pod's spec and its trainer container (a node selector, a mount).
 - ``DDP_E2E_CHECKPOINTS``: a volume that all nodes share, as in a pod's ``volumes`` without its name, such as
   ``{hostPath: {path: /shared}}``; without it the tests that resume from a checkpoint are skipped.
@@ -79,7 +80,7 @@ class Cluster:
         """Return what `ddp why` says of the training job."""
         line = [sys.executable, "-m", "ddp_operator.cli", "why", name, "--namespace", self.namespace]
         env = os.environ | {"KUBECONFIG": self.kubeconfig}
-        return subprocess.run(line, env=env, text=True, capture_output=True, timeout=60, check=True).stdout
+        return subprocess.run(line, env=env, text=True, capture_output=True, timeout=PATIENCE, check=True).stdout
 
     def until(self, probe: Callable[[], Any], what: str) -> Any:
         """Call ``probe`` until it returns something true."""
@@ -205,3 +206,31 @@ def cluster(operator: Operator | None) -> Iterator[Cluster]:
     """A new namespace, deleted afterwards."""
     with new_namespace() as found:
         yield found
+
+
+def make_claim(cluster: Cluster, name: str, source: dict[str, Any]) -> Iterator[str]:
+    """Make a claim on this volume, deleted afterwards."""
+    mode, volume = {"accessModes": ["ReadWriteMany"]}, f"{cluster.namespace}-{name}"
+    spec = {"capacity": {"storage": "1Gi"}, **mode, "claimRef": {"namespace": cluster.namespace, "name": name}}
+    cluster.core.create_persistent_volume({"metadata": {"name": volume}, "spec": spec | source})
+    asked = {"storageClassName": "", **mode, "resources": {"requests": {"storage": "1Gi"}}}
+    cluster.core.create_namespaced_persistent_volume_claim(
+        cluster.namespace, {"metadata": {"name": name}, "spec": asked | {"volumeName": volume}}
+    )
+    try:
+        yield name
+    finally:
+        cluster.core.delete_persistent_volume(volume)
+
+
+@pytest.fixture
+def claim(cluster: Cluster) -> Iterator[str]:
+    """A claim that all nodes share, empty at first."""
+    if not os.environ.get("DDP_E2E_CHECKPOINTS"):
+        pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
+    source = yaml.safe_load(os.environ["DDP_E2E_CHECKPOINTS"])
+    if "hostPath" in source:
+        source = {
+            "hostPath": {"path": f"{source['hostPath']['path']}/{cluster.namespace}", "type": "DirectoryOrCreate"}
+        }
+    yield from make_claim(cluster, "data", source)

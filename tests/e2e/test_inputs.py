@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from ddp_operator.constants import LABEL_ATTEMPT
 from tests.support.file_server import FileServer, pattern, serve_file
 
-from .conftest import Cluster
+from .conftest import Cluster, make_claim
 from .test_cluster import script_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -35,36 +33,9 @@ except OSError as error:
 
 
 @pytest.fixture
-def claim(cluster: Cluster) -> Iterator[str]:
-    """A claim that all nodes share, empty at first."""
-    if not os.environ.get("DDP_E2E_CHECKPOINTS"):
-        pytest.skip("DDP_E2E_CHECKPOINTS names no volume that all nodes share")
-    source = yaml.safe_load(os.environ["DDP_E2E_CHECKPOINTS"])
-    if "hostPath" in source:
-        source = {
-            "hostPath": {"path": f"{source['hostPath']['path']}/{cluster.namespace}", "type": "DirectoryOrCreate"}
-        }
-    yield from _claim(cluster, "data", source)
-
-
-@pytest.fixture
 def foreign(cluster: Cluster) -> Iterator[str]:
     """A claim into which nobody may write."""
-    yield from _claim(cluster, "foreign", {"hostPath": {"path": "/sys", "type": "Directory"}})
-
-
-def _claim(cluster: Cluster, name: str, source: dict[str, Any]) -> Iterator[str]:
-    mode, volume = {"accessModes": ["ReadWriteMany"]}, f"{cluster.namespace}-{name}"
-    spec = {"capacity": {"storage": "1Gi"}, **mode, "claimRef": {"namespace": cluster.namespace, "name": name}}
-    cluster.core.create_persistent_volume({"metadata": {"name": volume}, "spec": spec | source})
-    asked = {"storageClassName": "", **mode, "resources": {"requests": {"storage": "1Gi"}}}
-    cluster.core.create_namespaced_persistent_volume_claim(
-        cluster.namespace, {"metadata": {"name": name}, "spec": asked | {"volumeName": volume}}
-    )
-    try:
-        yield name
-    finally:
-        cluster.core.delete_persistent_volume(volume)
+    yield from make_claim(cluster, "foreign", {"hostPath": {"path": "/sys", "type": "Directory"}})
 
 
 def here(cluster: Cluster) -> str:

@@ -135,5 +135,6 @@ def build_commands(resource: Mapping[str, Any], port: int) -> Iterator[str]:
         f"  kubectl run {name} {where} --rm -it --restart=Never --image={shlex.quote(trainer['image'])} "
         f"--overrides={shlex.quote(overrides)}"
     )
-    yield f"and beside it, for http://localhost:{port}:"
+    # Too early, a browser would end the forwarding by a connection that is refused.
+    yield f'and beside it, once that says "Press CTRL+C to quit", for http://localhost:{port}:'
     yield f"  kubectl port-forward {where} pod/{name} {port}:{_PORT}"

@@ -1,0 +1,176 @@
+"""One run in TensorBoard and MLflow through a lost pod and a suspension, and what `ddp board` prints, typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from ddp_operator.constants import API_VERSION, KIND
+from tests.support.ports import HeldPort
+
+from .conftest import Cluster
+from .test_code import ddp
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        "DDP_E2E_TRACKING_IMAGE" not in os.environ,
+        reason="DDP_E2E_TRACKING_IMAGE names no image with PyTorch, tensorboard and mlflow",
+    ),
+]
+
+SCRIPT = """
+import json, os, time
+from pathlib import Path
+import mlflow
+import torch.distributed as dist
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+dist.init_process_group("gloo")
+rank, saved = dist.get_rank(), Path(os.environ["DDP_CHECKPOINT_DIR"], "step")
+first = int(saved.read_text()) + 1 if saved.exists() else 1
+dist.barrier()
+if rank == 0:
+    events = SummaryWriter(os.environ["TENSORBOARD_LOGGING_DIR"], purge_step=first)
+    mlflow.start_run()
+for step in range(first, 61):
+    if rank == 0:
+        events.add_scalar("loss", 1 / step, step)
+        events.flush()
+        mlflow.log_metric("loss", 1 / step, step=step)
+        saved.with_suffix(".new").write_text(str(step))
+        saved.with_suffix(".new").replace(saved)
+        print(f"Epoch [1/1], Step [{step}/60], Loss: {1 / step:.4f}", flush=True)
+    time.sleep(0.5)
+    dist.barrier()
+if rank == 0:
+    events.close()
+    mlflow.end_run()
+    folder = Path(os.environ["TENSORBOARD_LOGGING_DIR"])
+    (run,) = mlflow.search_runs(output_format="list")
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    print("tracked " + json.dumps({
+        "run": os.environ["DDP_TRACKING_RUN"],
+        "folders": [each.name for each in folder.parent.iterdir()],
+        "starts": len(list(folder.iterdir())),
+        "events": [one.step for one in EventAccumulator(str(folder)).Reload().Scalars("loss")],
+        "mlflow run": run.data.tags["ddp.run"],
+        "mlflow": sorted({one.step for one in history}),
+    }), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def job_of(claim: str) -> dict[str, Any]:
+    container = {
+        "name": "trainer",
+        "image": os.environ["DDP_E2E_TRACKING_IMAGE"],
+        "command": ["python3", "-c", SCRIPT],
+        "env": [{"name": "MLFLOW_ALLOW_FILE_STORE", "value": "true"}],
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": "tracked"},
+        "spec": {
+            "nodes": 2,
+            "checkpoint": {"path": "/ckpt", "claimName": claim},
+            "tracking": {
+                "tensorboard": {"path": "/ckpt/tensorboard"},
+                "mlflow": {"trackingUri": "file:///ckpt/mlflow"},
+            },
+            "template": {"spec": {"containers": [container]}},
+        },
+    }
+
+
+def test_a_lost_pod_and_a_suspension_are_one_run_and_the_board_shows_it(
+    cluster: Cluster, claim: str, tmp_path: Any
+) -> None:
+    applied = cluster.apply(job_of(claim))
+    assert applied.returncode == 0, applied.stderr
+
+    def reach(restarts: int) -> Any:
+        status = cluster.status("tracked")
+        enough = status.get("restarts", {}).get("all", 0) >= restarts and status.get("phase") == "Running"
+        return enough and (status.get("progress") or {}).get("step") and status["tracking"]["runId"]
+
+    identity = cluster.until(lambda: reach(0), "steps")
+    victim = next(pod for pod in cluster.pods("tracked") if pod.metadata.name.startswith("tracked-1-1-"))
+    cluster.core.delete_namespaced_pod(victim.metadata.name, cluster.namespace, grace_period_seconds=0)
+    assert cluster.until(lambda: reach(1), "steps after a lost pod") == identity
+    ddp(cluster, tmp_path, "suspend", "tracked")
+    assert cluster.phase("tracked", "Suspended")["tracking"]["runId"] == identity
+    ddp(cluster, tmp_path, "resume", "tracked")
+    status = cluster.phase("tracked", "Succeeded", "Failed")
+    assert (status["phase"], status["tracking"]["runId"]) == ("Succeeded", identity), status
+
+    (line,) = (one for one in ddp(cluster, tmp_path, "logs", "tracked").splitlines() if "tracked {" in one)
+    found = json.loads(line[line.index("{") :])
+    assert found.pop("starts") >= 3
+    every = list(range(1, 61))
+    assert found == {
+        "run": identity, "folders": [identity], "events": every, "mlflow run": identity, "mlflow": every
+    }  # fmt: skip
+
+    with HeldPort() as held:
+        port = held.number
+    board = ddp(cluster, tmp_path, "board", "tracked", "--port", str(port))
+    run, forward = (line.strip() for line in board.splitlines() if line.startswith("  kubectl "))
+    with typed(cluster, run) as terminal:
+        seen = bytearray()
+        cluster.until(lambda: b"Press CTRL+C to quit" in read_more(terminal, seen), f"TensorBoard's line in {seen!r}")
+        with typed(cluster, forward):
+            url = f"http://127.0.0.1:{port}/data/plugin/scalars/tags"
+            tags = cluster.until(lambda: read(url), "TensorBoard's answer")
+        assert list(tags[identity]) == ["loss"], tags
+        os.write(terminal, b"\x03")
+        cluster.until(lambda: b"deleted" in read_more(terminal, seen), "the end of its pod with Ctrl-C")
+    assert "tracked-board" not in [
+        pod.metadata.name for pod in cluster.core.list_namespaced_pod(cluster.namespace).items
+    ]
+
+
+@contextmanager
+def typed(cluster: Cluster, line: str) -> Iterator[int]:
+    """Run a command in a terminal, whose writing end it gives, until the end of the block."""
+    user, terminal = pty.openpty()
+    env = os.environ | {"KUBECONFIG": cluster.kubeconfig}
+    process = subprocess.Popen(
+        shlex.split(line), env=env, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
+    )
+    os.close(terminal)
+    try:
+        os.set_blocking(user, False)
+        yield user
+    finally:
+        with suppress(subprocess.TimeoutExpired):
+            process.terminate()
+            process.wait(30)
+        process.kill()
+        process.wait()
+        os.close(user)
+
+
+def read_more(terminal: int, seen: bytearray) -> bytearray:
+    """Add what the terminal shows meanwhile; its end, and nothing, are errors of the system."""
+    with suppress(OSError):
+        seen += os.read(terminal, 10_000)
+    return seen
+
+
+def read(url: str) -> Any:
+    """Return the JSON, or None while nothing answers."""
+    with suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+    return None
