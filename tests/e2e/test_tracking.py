@@ -10,6 +10,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def job_of(claim: str) -> dict[str, Any]:
             "checkpoint": {"path": "/ckpt", "claimName": claim},
             "tracking": {
                 "tensorboard": {"path": "/ckpt/tensorboard"},
-                "mlflow": {"trackingUri": "file:///ckpt/mlflow"},
+                "mlflow": {"trackingUri": Path("/ckpt/mlflow").as_uri()},
             },
             "template": {"spec": {"containers": [container]}},
         },
@@ -95,7 +96,7 @@ def job_of(claim: str) -> dict[str, Any]:
 
 
 def test_a_lost_pod_and_a_suspension_are_one_run_and_the_board_shows_it(
-    cluster: Cluster, claim: str, tmp_path: Any
+    cluster: Cluster, claim: str, tmp_path: Path
 ) -> None:
     applied = cluster.apply(job_of(claim))
     assert applied.returncode == 0, applied.stderr
