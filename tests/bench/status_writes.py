@@ -1,7 +1,8 @@
-"""What the rules of the CRD cost an API server with each write of a status: its CPU time, with them and without.
+"""What each write of a status costs an API server: CPU time with the CRD's rules and without, with figures and without.
 
 Real etcd and kube-apiserver from $KUBEBUILDER_ASSETS. The definitions stand side by side, each in a group of its own,
-and take turns within one run. ``--against`` adds another definition, such as that of a former commit. Asserts nothing:
+and take turns within one run; ``figures`` is ours with a full status.history. ``--against`` adds another definition,
+such as that of a former commit. Asserts nothing:
 
     KUBEBUILDER_ASSETS=… python -m tests.bench.status_writes --against former.yaml
 """
@@ -13,16 +14,21 @@ import asyncio
 import copy
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import psutil
 import yaml
+from msgspec.structs import replace
 
 from ddp_operator.api.crd import build_crd
+from ddp_operator.api.status import CheckpointStatus, Progress, Status
 from ddp_operator.constants import KIND, PLURAL, VERSION
 from ddp_operator.kube.client import ApiError
+from ddp_operator.status.history import MAX_ROWS, extend_history
 from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane
 from tests.support.standin import ClusterActors
@@ -44,8 +50,9 @@ STATUS: Final = {
 class Subject:
     """One definition and its jobs; ``turn`` writes their statuses."""
 
-    def __init__(self, name: str, crd: Any) -> None:
+    def __init__(self, name: str, crd: Any, status: Mapping[str, Any] = STATUS) -> None:
         self.name = name
+        self.status = status
         self.group = f"{name}.example.com"
         self.where = f"/apis/{self.group}/{VERSION}/namespaces/default/{PLURAL}"
         self.crd = copy.deepcopy(crd)
@@ -81,10 +88,30 @@ class Subject:
             self._step += 1
             old = self._jobs[index]
             metadata = {key: old["metadata"][key] for key in ("name", "resourceVersion")}
-            status = STATUS | {"progress": {"step": self._step, "totalSteps": 10**6}}
+            status = {**self.status, "progress": {"step": self._step, "totalSteps": 10**6}}
             body = {"apiVersion": old["apiVersion"], "kind": KIND, "metadata": metadata, "status": status}
             where = f"{self.where}/{metadata['name']}/status"
             self._jobs[index] = await actors.client.request("PUT", where, body=body)
+
+
+def full_history() -> dict[str, Any]:
+    """Return as many rows as a status may have, of a job of the bundled trainer."""
+    status, start = Status(phase="Running"), datetime(2026, 1, 1, tzinfo=UTC)
+    for minute in range(MAX_ROWS):
+        progress = Progress(
+            epoch=minute // 60,
+            step=minute * 7000,
+            loss=f"{2.3 / (1 + minute):.4f}",
+            samples_per_second=f"{9000 + minute % 700 / 10:.1f}",
+            steps_per_second=f"{1.16 + minute % 70 / 1e4:.3f}",
+            learning_rate=f"{0.001 / (1 + minute):.3g}",
+            val_accuracy=f"{0.9 + minute / 1e5:.4f}",
+            val_loss=f"{1 / (1 + minute):.4f}",
+        )
+        checkpoint = CheckpointStatus(step=minute * 7000)
+        moment = start + timedelta(minutes=minute)
+        status = extend_history(replace(status, progress=progress, checkpoint=checkpoint), moment)
+    return dict(msgspec.to_builtins(status.history))
 
 
 def without_rules(node: Any) -> Any:
@@ -97,7 +124,8 @@ def without_rules(node: Any) -> Any:
 async def measure(options: argparse.Namespace) -> None:
     """Write the table and the ratios."""
     ours = Subject("ours", build_crd())
-    subjects = [ours, Subject("bare", without_rules(build_crd()))]
+    figures = Subject("figures", build_crd(), {**STATUS, "history": full_history()})
+    subjects = [ours, Subject("bare", without_rules(build_crd())), figures]
     subjects += [Subject(path.stem.lower(), yaml.safe_load(path.read_text())) for path in options.against]
     spent: dict[str, list[float]] = {subject.name: [] for subject in subjects}
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), controllers=False) as plane:
@@ -111,6 +139,8 @@ async def measure(options: argparse.Namespace) -> None:
                     before = sum(server.cpu_times()[:2])
                     await subject.turn(actors, options.writes)
                     spent[subject.name].append((sum(server.cpu_times()[:2]) - before) / options.writes * 1000)
+    for subject in (ours, figures):
+        print(f"a status of {subject.name}: {len(json.dumps(subject.status, separators=(',', ':'))):,} bytes")
     print(table("the API server's CPU for 1,000 writes of a status", spent))
     for subject in subjects[1:]:
         print(ratio(f"{subject.name} : ours", spent[subject.name], spent[ours.name]))

@@ -42,7 +42,7 @@ def check_notebook(process: subprocess.Popen[str], folder: Path) -> None:
     cells = json.loads((folder / "executed.ipynb").read_text())["cells"]
     shown = {cell["id"]: json.dumps(cell.get("outputs", [])) for cell in cells}
     assert "phase='Succeeded'" in shown["cell-9"]
-    assert shown["cell-16"].count("going on from step") == 2  # each rank
+    assert shown["cell-16"].count("going on from step") >= 2  # each rank, and more in a pod that stayed
     assert "going on from step 0" not in shown["cell-16"]
     assert "image/png" in shown["cell-11"] or "[" in shown["cell-11"]  # the losses, plotted or printed
     assert "srcdoc" in shown["cell-12"]  # the report
