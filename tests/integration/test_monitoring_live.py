@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -22,6 +23,9 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_operator.report.cluster import read_job
+from ddp_operator.report.page import build_page
+from ddp_operator.report.run import read_run
 from ddp_operator.settings import Settings
 from tests.support.builders import job_manifest
 from tests.support.ddp_run import PATIENCE, DdpRun
@@ -75,6 +79,7 @@ class Watched:
     """What was scraped, and when."""
 
     prometheus: Prometheus
+    run_folder: Path
     begin: float
     end: float
 
@@ -170,7 +175,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             prometheus.until("ddp_operator_queue_depth")
             asyncio.run(submit_jobs(kubeconfig, 5, base))
             assert run.wait() == 0, run.output
-        yield Watched(prometheus, begin, time.time())
+            run_folder = run.run_folder
+        yield Watched(prometheus, run_folder, begin, time.time())
 
 
 def test_every_panel_has_values(watched: Watched) -> None:
@@ -233,3 +239,18 @@ def test_figures_are_those_of_the_run(watched: Watched) -> None:
     ratios = watched.values(f"({together}) / {whole}")
     assert ratios
     assert all(0.9 <= ratio <= 1.3 for ratio in ratios), ratios
+
+
+def test_the_report_of_a_job_is_written_from_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_operator.report.cluster._LEAST_STEP", 1)  # it scrapes that often here
+    job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
+    job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels what it scrapes
+    del job["status"]["history"]
+    run, own = read_job(job, [], datetime.now(UTC), watched.prometheus.url), read_run(watched.run_folder)
+    scraped = [loss for part in run.series("loss") for _, loss in part]
+    written = [loss for part in own.series("loss") for _, loss in part]
+    assert len(scraped) > 2
+    assert scraped[-1] == pytest.approx(written[-1])
+    assert [one.rank for one in run.ranks] == [0, 1]
+    assert all(one.steps > 0 for one in run.ranks)
+    assert "<figure>" in build_page(run, datetime.now(UTC))
