@@ -92,8 +92,8 @@ def check_template(template: Object, trainer: str | None = None) -> list[Finding
             findings.append(Finding(where))
             continue
         visit(f"{where}.", path, {name: value for name, value in container.items() if name != "resources"})
-        for part, amounts in (container.get("resources") or {}).items():
-            if not all(map(is_gpu, amounts)):
+        for part in ("requests", "limits"):  # its claims are refused with spec.resourceClaims
+            if not all(map(is_gpu, (container.get("resources") or {}).get(part) or ())):
                 findings.append(Finding(f"{where}.resources.{part}"))
         for index, variable in enumerate(container.get("env") or ()):
             visit(f"{where}.env[{index}].valueFrom.", f"{path}env[].valueFrom.", variable.get("valueFrom") or {})

@@ -45,6 +45,11 @@ def test_an_unknown_kind_of_volume_is_refused() -> None:
     assert check(volumes=[{"name": "v", "fromTheFuture": {"a": 1}}]) == {"spec.volumes[0].fromTheFuture": "refused"}
 
 
+def test_devices_that_are_claimed_are_refused() -> None:
+    claimed = {"resources": {"claims": [{"name": "gpus"}]}}
+    assert check(claimed, resourceClaims=[{"name": "gpus"}]) == {"spec.resourceClaims": "refused"}
+
+
 def test_what_is_honoured_is_not_mentioned() -> None:
     volume = {"name": "v", "emptyDir": {}}
     env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
