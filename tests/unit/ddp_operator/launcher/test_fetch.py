@@ -186,7 +186,7 @@ class TestDisk:
         error = refuse(tmp_path, f"{server.url}/data.bin")
         assert (error.reason, error.retryable) == ("NoSpace", False)
         assert "3.0 MB are missing, and 17.0 MB are free" in str(error)
-        assert server.sent == 1
+        assert [asked for _, asked in server.requests] == ["bytes=0-0"]
 
     def test_that_is_full_in_between_says_so(self, tmp_path: Path, server: FileServer) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
