@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
-from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress
+from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
 from ddp_operator.failures import InputReport, parse_inputs, quote
 from ddp_operator.kubeobjects import truncate
 
@@ -28,11 +28,17 @@ _WANTED = frozenset({
     constants.METRIC_STEP_SECONDS, constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS,
     constants.METRIC_LAUNCHER_PHASE, constants.METRIC_LAUNCHER_RESTARTS,
     constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE,
+    constants.METRIC_NETWORK, constants.METRIC_SLOWEST_PAIR,
     constants.METRIC_HEARTBEAT_AGE, constants.METRIC_SAVING,
     constants.METRIC_STALLED, constants.METRIC_STALLED_RANK, constants.METRIC_TRACKING,
 })  # fmt: skip
-_PREFLIGHT = (constants.METRIC_PREFLIGHT_PASSED, constants.METRIC_PREFLIGHT_SECONDS, constants.METRIC_ALL_REDUCE_RATE)
-_CHECKS = ("dns", "tcp", "allreduce")
+_PREFLIGHT = {  # by the label that tells one sample from the other
+    constants.METRIC_PREFLIGHT_PASSED: "check",
+    constants.METRIC_PREFLIGHT_SECONDS: "check",
+    constants.METRIC_ALL_REDUCE_RATE: "",
+    constants.METRIC_NETWORK: "transport",
+    constants.METRIC_SLOWEST_PAIR: "pods",
+}
 # One pass over the page; a line that is no sample costs nothing but its length.
 # The second and third group: of a line that has a rank and a value only, as nearly all have. The library's parser takes
 # ten times as long for those, and this is most of what an operator with many jobs does.
@@ -57,6 +63,7 @@ _RATE_WINDOW = 10.0
 _MAX_READINGS = 64
 _MAX_STALLED = 8  # ranks of one pod
 _MAX_WORDS = 200
+_MAX_TRANSPORT = 40
 _MAX_LINKS = 4
 
 
@@ -223,6 +230,7 @@ def parse_page(text: str) -> Page:
     chosen: dict[str, tuple[float, float]] = {}
     phase, restarts = "", 0
     preflight: dict[tuple[str, str], float] = {}
+    direct: str | None = None
     by_rank: dict[int, dict[str, float]] = {}
     stalled: list[StalledRank] = []
     links: list[str] = []
@@ -242,7 +250,8 @@ def parse_page(text: str) -> Page:
             if url.startswith(("http://", "https://")) and len(links) < _MAX_LINKS:
                 links.append(url)
         elif name in _PREFLIGHT:
-            preflight[name, labels.get("check", "")] = value
+            preflight[name, labels.get(_PREFLIGHT[name], "")] = value
+            direct = labels.get("gpu_direct") if name == constants.METRIC_NETWORK else direct
         else:
             rank = _rank(labels)
             room = rank in by_rank or len(by_rank) < _MAX_RANKS
@@ -253,7 +262,7 @@ def parse_page(text: str) -> Page:
     values = {name: value for name, (_, value) in chosen.items()}
     ranks = {rank: RankSample(**found) for rank, found in by_rank.items()}
     failure = _LAST_FAILURE.search(text)
-    figures = _build_preflight(preflight) if preflight else None
+    figures = _build_preflight(preflight, direct) if preflight else None
     last = failure[1] if failure else ""
     problem = _UPLOAD_PROBLEM.search(text)
     return Page(
@@ -313,19 +322,28 @@ def build_progress(
     )
 
 
-def _build_preflight(found: Mapping[tuple[str, str], float]) -> PreflightStatus:
+def _build_preflight(found: Mapping[tuple[str, str], float], direct: str | None) -> PreflightStatus:
     def figure(name: str, check: str = "", scale: float = 1.0) -> str | None:
         value = found.get((name, check))
         return None if value is None else _number(value * scale)
 
     seconds = constants.METRIC_PREFLIGHT_SECONDS
-    passed = {check: found.get((constants.METRIC_PREFLIGHT_PASSED, check)) for check in _CHECKS}
+    passed = {check: found.get((constants.METRIC_PREFLIGHT_PASSED, check)) for check in constants.PREFLIGHT_CHECKS}
+    transport = next((label for name, label in found if name == constants.METRIC_NETWORK), None)
+    pair = next((label for name, label in found if name == constants.METRIC_SLOWEST_PAIR), "")
+    pods = re.fullmatch(r"([0-9]{1,6}),([0-9]{1,6})", pair)
+    rate = figure(constants.METRIC_SLOWEST_PAIR, pair, 1e-6)
     return PreflightStatus(
         failed=tuple(check for check, value in passed.items() if value == 0),
         dns_milliseconds=figure(seconds, "dns", 1e3),
         tcp_milliseconds=figure(seconds, "tcp", 1e3),
         all_reduce_milliseconds=figure(seconds, "allreduce", 1e3),
         all_reduce_megabytes_per_second=figure(constants.METRIC_ALL_REDUCE_RATE, scale=1e-6),
+        transport=quote(transport, _MAX_TRANSPORT) if transport else None,
+        gpu_direct=None if direct is None else direct == "true",
+        slowest_pair=SlowestPair(pods=(int(pods[1]), int(pods[2])), megabytes_per_second=rate)
+        if pods and rate
+        else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,4 +46,35 @@ def test_a_check_that_fails_ends_the_pod_where_that_is_asked_for(tmp_path: Path)
     assert ended.message["category"] == "Network"
     assert ended.message["message"].startswith("the preflight failed: allreduce: ")
     assert ended.message["message"].endswith(" MB/s, below the required 1000000000 MB/s")
+    assert not (tmp_path / "started").exists()
+
+
+def test_pods_measure_each_other_two_by_two_and_say_what_carries_their_data(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')\n")
+    config = {"preflight": PreflightConfig(False, ("pairs",), 0, min_pair_bytes_per_second=1e15)}
+    job = Pods(tmp_path, ["train.py"], nodes=3, nproc=2, config=config)
+    try:
+        ended = job.run()
+    finally:
+        job.stop()
+    assert [one.code for one in ended] == [0, 0, 0], ended[0].log
+    for one in ended:
+        assert re.search(r"by Socket, slowest pair of pods (0 and 1|0 and 2|1 and 2): \d+ MB/s$", one.log, re.MULTILINE)
+        assert "MB/s, below the required 1000000000 MB/s; the median of 3 pairs is " in one.log
+
+
+def test_a_network_that_is_required_is_not_replaced_by_sockets(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('started', 'w')\n")
+    config = {"preflight": PreflightConfig(False, ("allreduce",), 0, require=True, transports=("IB", "RoCE"))}
+    job = Pods(tmp_path, ["train.py"], config=config)
+    try:
+        ended = job.run()
+    finally:
+        job.stop()
+    assert [one.code for one in ended] == [82, 82], ended[0].log
+    assert {one.message["category"] for one in ended} == {"Network"}
+    assert ended[0].message["message"] == (
+        "the preflight failed: transport: the ranks' data goes by Socket (the ranks have no GPU: gloo uses TCP); "
+        "spec.network asks for IB or RoCE"
+    )
     assert not (tmp_path / "started").exists()

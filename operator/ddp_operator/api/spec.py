@@ -156,10 +156,11 @@ class Preflight(_Fields, frozen=True, kw_only=True):
         Meta(description="Fail: a failed check ends the attempt. Warn: it is only reported. Off: no checks."),
     ] = "Warn"
     checks: Annotated[
-        tuple[Literal["dns", "tcp", "allreduce"], ...],
+        tuple[Literal["dns", "tcp", "allreduce", "pairs"], ...],
         Meta(
             description="dns: the names of pod 0 and of the next pod. tcp: connections to both. allreduce: bandwidth "
-            "over all ranks, by NCCL on GPUs and gloo on CPUs; it takes a second, and some more on GPUs."
+            "over all ranks, by NCCL on GPUs and gloo on CPUs; it takes a second, and some more on GPUs. pairs: "
+            "the same, and bandwidth between pods two by two, each with at most eight others."
         ),
     ] = ("dns", "tcp")
     min_megabytes_per_second: Annotated[

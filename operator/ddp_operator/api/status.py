@@ -84,6 +84,13 @@ class Progress(_Fields, frozen=True, kw_only=True):
     last_step_time: Time | None = None
 
 
+class SlowestPair(_Fields, frozen=True, kw_only=True):
+    """The two pods between which the least goes through."""
+
+    pods: Annotated[tuple[int, ...], Meta(description="Their indices.")]
+    megabytes_per_second: Annotated[str, Meta(description="In one direction, of all their ranks, in 10^6 bytes.")]
+
+
 class PreflightStatus(_Fields, frozen=True, kw_only=True):
     """Results of pod 0's checks before training."""
 
@@ -94,6 +101,15 @@ class PreflightStatus(_Fields, frozen=True, kw_only=True):
     all_reduce_megabytes_per_second: Annotated[
         str | None, Meta(description="Bus bandwidth over all ranks, in 10^6 bytes a second.")
     ] = None
+    transport: Annotated[
+        str | None,
+        Meta(
+            description="What carries data between pods, by NCCL's own log: IB, RoCE, EFA, FasTrak, NVLink, Socket, or "
+            "the name of another plugin."
+        ),
+    ] = None
+    gpu_direct: Annotated[bool | None, Meta(description="Whether all channels between pods use GPUDirect RDMA.")] = None
+    slowest_pair: SlowestPair | None = None
 
 
 class CheckpointStatus(_Fields, frozen=True, kw_only=True):

@@ -61,6 +61,8 @@ METRIC_STALLED_RANK: Final = "ddp_launcher_stalled_rank"
 METRIC_PREFLIGHT_PASSED: Final = "ddp_launcher_preflight_passed"
 METRIC_PREFLIGHT_SECONDS: Final = "ddp_launcher_preflight_seconds"
 METRIC_ALL_REDUCE_RATE: Final = "ddp_launcher_all_reduce_bytes_per_second"
+METRIC_NETWORK: Final = "ddp_launcher_network_info"
+METRIC_SLOWEST_PAIR: Final = "ddp_launcher_slowest_pair_bytes_per_second"
 METRIC_TRACKING: Final = "ddp_launcher_tracking_info"
 METRIC_UPLOAD_STEP: Final = "ddp_checkpoint_upload_step"
 METRIC_UPLOAD_TIME: Final = "ddp_checkpoint_upload_timestamp_seconds"
@@ -87,5 +89,5 @@ LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
 STALLED_STATES: Final = ("Stopped", "Behind", "Busy", "Waiting")
 """Values of the label ``state`` of METRIC_STALLED_RANK, those that the other ranks wait for first."""
-PREFLIGHT_CHECKS: Final = ("dns", "tcp", "allreduce")
+PREFLIGHT_CHECKS: Final = ("dns", "tcp", "allreduce", "transport", "pairs")
 STACK_LIMIT: Final = 64 * 1024  # characters kept of a worker's stacks

@@ -39,6 +39,10 @@ STORE_ERRORS = ("RendezvousConnectionError", "DistNetworkError", "DistStoreError
 # How the launcher ends its agent for the sake of checkpoint.url.
 SUPERSEDED, UNUSABLE, UNREACHABLE = "CheckpointSuperseded", "CheckpointStoreUnusable", "CheckpointStoreUnreachable"
 STORE_PROBLEMS = (SUPERSEDED, UNUSABLE, UNREACHABLE)
+_FABRIC_REMEDY = (
+    "check that the node offers the network's devices, that the pod asks for them, and that the image has a plugin "
+    "of NCCL for it (docs/fabric.md); without spec.network.require the job trains by what there is"
+)
 _STORE_REMEDY = (
     "see that checkpoint.url can be reached from the pods, and that secretRef's credentials may read and write"
 )
@@ -268,7 +272,8 @@ def examine_agent(pod: Pod, result: dict[str, Any], status: int) -> tuple[Outcom
         return EXIT_CODES[EXIT_PEER_LOST], f"lost the rendezvous at {master}: {whole}", NETWORK.remedy
     if kind == "PreflightError":
         category = NCCL if "nccl" in text.lower() else NETWORK
-        return Outcome(category.name, EXIT_RETRYABLE), f"the preflight failed: {text}", category.remedy
+        remedy = _FABRIC_REMEDY if "spec.network" in text else category.remedy
+        return Outcome(category.name, EXIT_RETRYABLE), f"the preflight failed: {text}", remedy
     if kind == "ModuleNotFoundError":
         return _FATAL, f"{sys.executable} cannot run torchrun: {text}", "use an image that has PyTorch for this Python"
     if kind == "ArgumentError":

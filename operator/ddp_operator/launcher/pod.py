@@ -45,11 +45,18 @@ class WatchdogConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PreflightConfig:
-    """spec.preflight, where there is something to check. ``fail``: a problem ends the pod."""
+    """spec.preflight and spec.network, where there is something to check. ``fail``: a problem ends the pod.
+
+    ``require``: a problem of the network between the ranks does so in any case. ``transports``: what may carry their
+    data, by the names of ``nccl_log``; empty: anything, but for sockets where ``require`` is set.
+    """
 
     fail: bool
     checks: tuple[str, ...]
     min_bytes_per_second: float
+    min_pair_bytes_per_second: float = 0.0
+    require: bool = False
+    transports: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,26 +1,28 @@
 """The preflight: what the ranks will need from the network, tried before they start."""
 
-import json
-import math
-import os
 import re
-import select
-import signal
 import socket
 import time
-from typing import Any, Callable, Iterable, Optional, Sequence
+from statistics import median
+from typing import Any, Callable, Iterable, Sequence
 
-from .contract import METRIC_ALL_REDUCE_RATE, METRIC_PREFLIGHT_PASSED, METRIC_PREFLIGHT_SECONDS, PREFLIGHT_CHECKS
+from .contract import (
+    METRIC_ALL_REDUCE_RATE,
+    METRIC_NETWORK,
+    METRIC_PREFLIGHT_PASSED,
+    METRIC_PREFLIGHT_SECONDS,
+    METRIC_SLOWEST_PAIR,
+    PREFLIGHT_CHECKS,
+)
+from .nccl_log import SOCKET
 from .pod import Pod, PreflightConfig
-from .processes import die_with, kill
+from .probe import measure_network
 
-_PROBE_SECONDS = 60.0
-_PROBE_BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
-_PROBE_REPEATS = 3
+_BETWEEN_RANKS = ("allreduce", "transport", "pairs")
 
 
 class PreflightError(Exception):
-    """A check has failed and spec.preflight.mode is Fail."""
+    """A check has failed and spec.preflight.mode is Fail, or spec.network.require is set."""
 
 
 def find_partners(pod: Pod) -> list[tuple[str, int]]:
@@ -60,133 +62,119 @@ def _time(problem: str, attempt: Callable[..., Any], *arguments: Any) -> float:
     return time.monotonic() - start
 
 
-def try_all_reduce(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]]) -> dict[str, float]:
-    """All-reduce over all ranks, in children of this process. ``ranks``: (local rank, rank, world size) of this pod's.
-
-    Returns seconds for a single number and bytes a second for a large tensor. Raises: OSError.
-    """
-    children: dict[int, int] = {}
-    for one in ranks:
-        result, result_end = os.pipe()
-        pid = os.fork()
-        if not pid:
-            outcome: dict[str, Any] = {"problem": "the probe ended without a result"}
-            try:
-                die_with(os.getppid())
-                os.close(result)
-                outcome = _all_reduce(torch, pod, *one)
-            except BaseException as error:
-                outcome = {"problem": f"{type(error).__name__}: {str(error)[:500]}"}
-            finally:
-                os.write(result_end, json.dumps(outcome).encode())
-                os._exit(0)
-        os.close(result_end)
-        children[result] = pid
-    deadline = time.monotonic() + _PROBE_SECONDS + 10
-    figures: list[dict[str, Any]] = []
-    for result, pid in children.items():
-        ready = select.select([result], [], [], max(0.0, deadline - time.monotonic()))[0]
-        text = os.read(result, 4096) if ready else b'{"problem": "no result in time"}'
-        figures.append(json.loads(text or b'{"problem": "the probe was killed"}'))
-        os.close(result)
-        kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    problems = [one["problem"] for one in figures if "problem" in one]
-    if problems:
-        raise OSError(f"all-reduce of all ranks: {problems[0]}")
-    return {key: max(one[key] for one in figures) for key in ("seconds", "rate")}
-
-
-def _all_reduce(torch: Any, pod: Pod, local_rank: int, rank: int, world: int) -> dict[str, float]:
-    """Measure as one rank."""
-    import datetime
-
-    dist = torch.distributed
-    on_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local_rank
-    backend = "nccl" if on_gpu else "gloo"
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
-    limit = datetime.timedelta(seconds=_PROBE_SECONDS)
-    if world == pod.nproc_per_node:
-        store = dist.FileStore(os.path.join(pod.runtime, "preflight"), world)
-    else:
-        host = "localhost" if pod.node == 0 else pod.master
-        store = dist.TCPStore(host, pod.port, None, False, timeout=limit)
-    dist.init_process_group(
-        backend, store=dist.PrefixStore("preflight", store), rank=rank, world_size=world, timeout=limit
-    )
-
-    def measure(tensor: Any) -> float:
-        start = time.monotonic()
-        dist.all_reduce(tensor)
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        return time.monotonic() - start
-
-    number = torch.ones(1, device=device)
-    large = torch.ones(_PROBE_BYTES[backend] // 4, device=device)
-    measure(large)  # connections are made at the first use
-    seconds = min(measure(number) for _ in range(_PROBE_REPEATS))
-    fastest = min(measure(large) for _ in range(_PROBE_REPEATS))
-    if not is_sum(float(large[0]), world, _PROBE_REPEATS + 1):
-        raise OSError(f"a wrong sum: {float(large[0])}")
-    # Each rank sends and receives this share of the data in a ring, which makes figures of all sizes comparable.
-    return {"seconds": seconds, "rate": _PROBE_BYTES[backend] * 2 * (world - 1) / max(1, world) / fastest}
-
-
-def is_sum(found: float, ranks: int, times: int) -> bool:
-    """Tell whether a one has become what it must by being summed over all ranks so many times.
-
-    It is rounded to 24 bits in between, by far less than a missing rank would change it.
-    """
-    return math.isclose(found, float(ranks) ** times, rel_tol=min(1e-3, 2 / ranks))
-
-
 def run_preflight(torch: Any, pod: Pod, plan: PreflightConfig, ranks: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
-    """Make the checks. Returns seconds by check, the all-reduce's rate, and the problems by check."""
-    seconds: dict[str, float] = {}
-    problems: dict[str, str] = {}
-    rate: Optional[float] = None
-    partners = find_partners(pod)
+    """Make the checks. Returns seconds and problems by check, the all-reduce's rate, what carries data between pods
+    (``transport``, ``direct``; None: nothing does) and the slowest pair of them (pod, pod, bytes a second)."""
+    report: dict[str, Any] = {
+        "seconds": {},
+        "problems": {},
+        "rate": None,
+        "transport": None,
+        "direct": None,
+        "pair": None,
+    }
+    seconds, problems = report["seconds"], report["problems"]
+    partners = find_partners(pod) if pod.nodes > 1 else []
     for check in plan.checks:
-        if pod.nodes == 1 and check != "allreduce":
-            continue  # nobody to reach
         try:
-            if check == "dns":
+            if check == "dns" and partners:
                 seconds[check] = try_dns(host for host, _ in partners)
-            elif check == "tcp":
+            elif check == "tcp" and partners:
                 seconds[check] = try_tcp(partners)
-            elif ranks[0][2] > 1:
-                figures = try_all_reduce(torch, pod, ranks)
-                seconds[check], rate = figures["seconds"], figures["rate"]
-                least = plan.min_bytes_per_second
-                if rate < least:
-                    problems[check] = f"{rate / 1e6:.0f} MB/s, below the required {least / 1e6:.0f} MB/s"
         except OSError as error:
             problems[check] = str(error)
-    return {"seconds": seconds, "rate": rate, "problems": problems}
+    if ranks[0][2] > 1 and not {"allreduce", "pairs"}.isdisjoint(plan.checks):
+        try:
+            figures = measure_network(torch, pod, ranks, "pairs" in plan.checks)
+        except OSError as error:
+            problems["allreduce"] = str(error)
+        else:
+            seconds["allreduce"], report["rate"] = figures["seconds"], figures["rate"]
+            _judge(report, figures, plan, across=pod.nodes > 1 and not pod.local)
+    return report
+
+
+def _judge(report: dict[str, Any], figures: dict[str, Any], plan: PreflightConfig, *, across: bool) -> None:
+    """Add to a report what the figures between the ranks say, and which will not do. ``across``: there are machines."""
+    problems, rate = report["problems"], figures["rate"]
+    if rate < plan.min_bytes_per_second:
+        problems["allreduce"] = f"{_rate(rate)}, below the required {_rate(plan.min_bytes_per_second)}"
+    transport = figures["transport"]
+    if transport:
+        report["transport"], report["direct"] = transport, figures["direct"]
+        wanted = " or ".join(plan.transports) or ("anything but sockets" if plan.require else "")
+        if wanted and (transport not in plan.transports if plan.transports else transport == SOCKET):
+            reason = f" ({figures['reason']})" if figures["reason"] else ""
+            problems["transport"] = f"the ranks' data goes by {transport}{reason}; spec.network asks for {wanted}"
+    elif plan.require and across:
+        problems["transport"] = "NCCL's log does not say what carries the ranks' data; spec.network.require asks for it"
+    pairs = figures.get("pairs")
+    if pairs:
+        report["pair"] = one, other, least = min(pairs, key=lambda pair: pair[2])
+        if least < plan.min_pair_bytes_per_second:
+            problems["pairs"] = (
+                f"pods {one} and {other} exchange {_rate(least)}, below the required "
+                f"{_rate(plan.min_pair_bytes_per_second)}; the median of {len(pairs)} pairs is "
+                f"{_rate(median(pair[2] for pair in pairs))}{_blame(pairs, plan.min_pair_bytes_per_second)}"
+            )
+
+
+def _blame(pairs: Sequence[tuple[int, int, float]], required: float) -> str:
+    """Return in words which pod is slow with each of its partners, where it is one of the two: the node is to blame."""
+    fast = {pod for one, other, rate in pairs if rate >= required for pod in (one, other)}
+    slow = sorted({pod for one, other, _ in pairs for pod in (one, other)} - fast)
+    return f"; pod {slow[0]} is slow with each other pod that was tried" if fast and len(slow) == 1 else ""
+
+
+def find_fatal(report: dict[str, Any], plan: PreflightConfig) -> dict[str, str]:
+    """Return the problems that end the pod: all by spec.preflight, and those between ranks by spec.network.require."""
+    return {
+        check: text
+        for check, text in report["problems"].items()
+        if (plan.fail and check != "transport") or (plan.require and check in _BETWEEN_RANKS)
+    }
 
 
 def describe_preflight(report: dict[str, Any]) -> str:
     """Return the preflight's result in one line, and one for each problem."""
     figures = [f"{check} {1000 * seconds:.1f} ms" for check, seconds in report["seconds"].items()]
     if report["rate"] is not None:
-        figures.append(f"all-reduce {report['rate'] / 1e6:.0f} MB/s")
+        figures.append(f"all-reduce {_rate(report['rate'])}")
+    if report["transport"]:
+        figures.append(f"by {report['transport']}{' with GPUDirect' if report['direct'] else ''}")
+    if report["pair"]:
+        one, other, rate = report["pair"]
+        figures.append(f"slowest pair of pods {one} and {other}: {_rate(rate)}")
     problems = [f"preflight: {check} failed: {text}" for check, text in report["problems"].items()]
     return "\n".join([f"preflight: {', '.join(figures) or 'nothing measured'}", *problems])
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e6:.0f} MB/s"
 
 
 def build_preflight_rows(report: dict[str, Any]) -> list[str]:
     """Return the preflight's series; none before it was made."""
     if not report:
         return []
-    checks = [check for check in PREFLIGHT_CHECKS if check in report["seconds"] or check in report["problems"]]
-    rows = [f"# HELP {METRIC_PREFLIGHT_PASSED} Whether a check before training went well."]
-    rows.append(f"# TYPE {METRIC_PREFLIGHT_PASSED} gauge")
-    rows += [f'{METRIC_PREFLIGHT_PASSED}{{check="{one}"}} {int(one not in report["problems"])}' for one in checks]
-    rows.append(f"# HELP {METRIC_PREFLIGHT_SECONDS} The longest lookup, connection, or all-reduce of one number.")
-    rows.append(f"# TYPE {METRIC_PREFLIGHT_SECONDS} gauge")
-    rows += [f'{METRIC_PREFLIGHT_SECONDS}{{check="{one}"}} {value:.6f}' for one, value in report["seconds"].items()]
+    seconds, problems, rows = report["seconds"], report["problems"], []
+
+    def add(name: str, words: str, samples: Iterable[str]) -> None:
+        rows.extend([f"# HELP {name} {words}", f"# TYPE {name} gauge", *(f"{name}{sample}" for sample in samples)])
+
+    made = [check for check in PREFLIGHT_CHECKS if check in seconds or check in problems]
+    passed = (f'{{check="{one}"}} {int(one not in problems)}' for one in made)
+    add(METRIC_PREFLIGHT_PASSED, "Whether a check before training went well.", passed)
+    longest = (f'{{check="{one}"}} {value:.6f}' for one, value in seconds.items())
+    add(METRIC_PREFLIGHT_SECONDS, "The longest lookup, connection, or all-reduce of one number.", longest)
     if report["rate"] is not None:
-        rows.append(f"# HELP {METRIC_ALL_REDUCE_RATE} Bus bandwidth of an all-reduce over all ranks before training.")
-        rows += [f"# TYPE {METRIC_ALL_REDUCE_RATE} gauge", f"{METRIC_ALL_REDUCE_RATE} {report['rate']:.0f}"]
+        words = "Bus bandwidth of an all-reduce over all ranks before training."
+        add(METRIC_ALL_REDUCE_RATE, words, [f" {report['rate']:.0f}"])
+    if report["transport"]:
+        labels = f'{{transport="{report["transport"]}",gpu_direct="{str(report["direct"]).lower()}"}} 1'
+        add(METRIC_NETWORK, "What carries the ranks' data between pods.", [labels])
+    if report["pair"]:
+        one, other, rate = report["pair"]
+        words = "Bandwidth of the slowest pair of pods before training, in one direction."
+        add(METRIC_SLOWEST_PAIR, words, [f'{{pods="{one},{other}"}} {rate:.0f}'])
     return rows

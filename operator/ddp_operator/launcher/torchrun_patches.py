@@ -15,7 +15,7 @@ from .files import log
 from .fixed_group import FixedGroup, GroupClosed
 from .fork_server import RankForker
 from .pod import Pod
-from .preflight import PreflightError, run_preflight
+from .preflight import PreflightError, find_fatal, run_preflight
 from .processes import STOPPED_STATES, kill, process_state
 from .rendezvous import AwakeClock, Heartbeats, RendezvousQuorum, Seats, query_store
 from .stall import StallBoard
@@ -207,8 +207,9 @@ class TorchrunPatches:
             ranks = [(one.local_rank, one.global_rank, one.world_size) for one in args[0].workers]
             report = run_preflight(importlib.import_module("torch"), self._pod, plan, ranks)
             self._report({"preflight": report})
-            if report["problems"] and plan.fail:
-                raise PreflightError("; ".join(f"{check}: {text}" for check, text in report["problems"].items()))
+            fatal = find_fatal(report, plan)
+            if fatal:
+                raise PreflightError("; ".join(f"{check}: {text}" for check, text in fatal.items()))
         self._checkpoints.share(agent._store)
         with self._gate:
             started = inner(agent, *args)

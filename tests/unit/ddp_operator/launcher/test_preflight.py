@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import PreflightStatus
+from ddp_operator.api.status import PreflightStatus, SlowestPair
 from ddp_operator.launcher.contract import PREFLIGHT_CHECKS
 from ddp_operator.launcher.pod import Pod, PreflightConfig
 from ddp_operator.launcher.preflight import (
     build_preflight_rows,
     describe_preflight,
+    find_fatal,
     find_partners,
-    is_sum,
     run_preflight,
 )
+from ddp_operator.launcher.probe import is_sum, list_rounds
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import launcher_pod
 
@@ -59,7 +60,8 @@ def test_what_cannot_be_reached_is_named() -> None:
 
 def test_a_lone_rank_has_nothing_to_try() -> None:
     plan = PreflightConfig(True, PREFLIGHT_CHECKS, 0)
-    assert run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)]) == {"seconds": {}, "rate": None, "problems": {}}
+    report = run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)])
+    assert report == {"seconds": {}, "problems": {}, "rate": None, "transport": None, "direct": None, "pair": None}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 64, 65, 520, 1000, 5000])
@@ -74,30 +76,112 @@ def test_a_sum_over_any_number_of_ranks_is_known_as_right(ranks: int) -> None:
     assert not is_sum(wrong, ranks, 4)
 
 
+def judge(monkeypatch: pytest.MonkeyPatch, plan: PreflightConfig, **figures: Any) -> dict[str, Any]:
+    """Return the report of a probe with these figures."""
+    found = {"seconds": 0.002, "rate": 30e6, "transport": "Socket", "direct": False, "reason": "", **figures}
+    monkeypatch.setattr("ddp_operator.launcher.preflight.measure_network", lambda *arguments: found)
+    return run_preflight(None, pod(), plan, [(0, 0, 3)])
+
+
 def test_too_little_bandwidth_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {"seconds": 0.002, "rate": 30e6}
-    monkeypatch.setattr("ddp_operator.launcher.preflight.try_all_reduce", lambda *arguments: figures)
     plan = PreflightConfig(True, ("allreduce",), 100e6)
-    report = run_preflight(None, pod(), plan, [(0, 0, 3)])
+    report = judge(monkeypatch, plan)
     assert report["problems"] == {"allreduce": "30 MB/s, below the required 100 MB/s"}
     assert describe_preflight(report) == (
-        "preflight: allreduce 2.0 ms, all-reduce 30 MB/s\n"
+        "preflight: allreduce 2.0 ms, all-reduce 30 MB/s, by Socket\n"
         "preflight: allreduce failed: 30 MB/s, below the required 100 MB/s"
     )
+
+
+@pytest.mark.parametrize(
+    ("transports", "require", "used", "told", "ends"),
+    [
+        ((), False, "Socket", False, False),
+        ((), True, "Socket", True, True),
+        ((), True, "IB", False, False),
+        (("IB",), False, "Socket", True, False),
+        (("IB",), True, "Socket", True, True),
+        (("IB",), True, "RoCE", True, True),
+        (("IB", "RoCE"), True, "RoCE", False, False),
+        (("Socket",), True, "Socket", False, False),
+    ],
+)
+def test_another_network_than_asked_for_ends_the_pod_only_where_it_is_required(
+    transports: tuple[str, ...], require: bool, used: str, told: bool, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PreflightConfig(True, ("allreduce",), 0, require=require, transports=transports)
+    report = judge(monkeypatch, plan, transport=used)
+    assert ("transport" in report["problems"]) is told
+    assert bool(find_fatal(report, plan)) is ends
+
+
+def test_a_network_that_the_log_does_not_tell_is_not_the_required_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = PreflightConfig(False, ("allreduce",), 0, require=True)
+    assert "does not say" in find_fatal(judge(monkeypatch, plan, transport=""), plan)["transport"]
+    assert not judge(monkeypatch, PreflightConfig(True, ("allreduce",), 0), transport="")["problems"]
+
+
+def test_what_is_required_of_the_network_ends_the_pod_and_a_name_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = PreflightConfig(False, ("dns", "allreduce"), 0, require=True)
+    monkeypatch.setattr("ddp_operator.launcher.preflight.try_dns", fail)
+    monkeypatch.setattr("ddp_operator.launcher.preflight.measure_network", fail)
+    report = run_preflight(None, pod(), plan, [(0, 0, 3)])
+    assert set(report["problems"]) == {"dns", "allreduce"}
+    assert set(find_fatal(report, plan)) == {"allreduce"}
+
+
+def fail(*arguments: object) -> None:
+    raise OSError("away")
+
+
+def test_the_slowest_pair_is_named_and_the_pod_that_is_slow_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = PreflightConfig(True, ("pairs",), 0, min_pair_bytes_per_second=10e9)
+    pairs = [(0, 1, 40e9), (2, 3, 3e9), (0, 2, 2e9), (1, 3, 42e9), (0, 3, 41e9), (1, 2, 4e9)]
+    report = judge(monkeypatch, plan, pairs=pairs)
+    assert report["problems"]["pairs"] == (
+        "pods 0 and 2 exchange 2000 MB/s, below the required 10000 MB/s; the median of 6 pairs is 22000 MB/s; "
+        "pod 2 is slow with each other pod that was tried"
+    )
+    assert "slowest pair of pods 0 and 2: 2000 MB/s" in describe_preflight(report)
+    assert "pairs" not in judge(monkeypatch, plan, pairs=[(0, 1, 10e9)])["problems"]
+    both = judge(monkeypatch, plan, pairs=[(0, 1, 9e9)])["problems"]["pairs"]
+    assert both.endswith("the median of 1 pairs is 9000 MB/s")
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 9, 10, 17, 1000])
+def test_pods_meet_two_by_two_and_no_two_meet_twice(nodes: int) -> None:
+    rounds, met = list(list_rounds(nodes)), set()
+    for partners in rounds:
+        assert len(partners) == nodes
+        for node, other in enumerate(partners):
+            if other is not None:
+                assert other != node
+                assert partners[other] == node
+                met.add((min(node, other), max(node, other)))
+        assert partners.count(None) == nodes % 2
+    assert len(met) == len(rounds) * (nodes // 2)
+    if nodes <= 8:
+        assert len(met) == nodes * (nodes - 1) // 2
 
 
 def test_figures_go_by_the_page_to_the_status() -> None:
     report: dict[str, Any] = {
         "seconds": {"dns": 0.0015, "allreduce": 0.0002},
         "rate": 1.25e9,
-        "problems": {"tcp": "no connection"},
+        "problems": {"tcp": "no connection", "transport": "Socket"},
+        "transport": "Socket",
+        "direct": False,
+        "pair": (3, 12, 1.2e9),
     }
     page = parse_page("\n".join(build_preflight_rows(report)) + "\n")
     assert page.preflight == PreflightStatus(
-        failed=("tcp",),
+        failed=("tcp", "transport"),
         dns_milliseconds="1.5",
         all_reduce_milliseconds="0.2",
         all_reduce_megabytes_per_second="1250",
+        transport="Socket",
+        gpu_direct=False,
+        slowest_pair=SlowestPair(pods=(3, 12), megabytes_per_second="1200"),
     )
     assert build_preflight_rows({}) == []
     assert parse_page("ddp_loss 1\n").preflight is None
