@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from ddp_operator.constants import TRAINER_CONTAINER
@@ -44,8 +45,13 @@ _SUFFIX = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
 }  # fmt: skip
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGT]|[KMGT]i)?(?:[eE]([+-]?[0-9]{1,2}))?")
-# Device plugins that hand out GPUs; one worker process a device.
-_GPU_RESOURCES = re.compile(r"(nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe))")
+GPU_RESOURCES: Final = (
+    *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-?*"),
+    *("amd.com/gpu", "amd.com/?px_nps?"),
+    *("gpu.intel.com/i915", "gpu.intel.com/xe"),
+)
+"""What device plugins call GPUs and parts of them; one worker process for each. AMD's names of partitions are
+``<compute>_<memory>``, such as ``cpx_nps4``."""
 # What an API server takes, which is more than is read here.
 _ANY_QUANTITY = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 
@@ -88,7 +94,7 @@ def scheduling_gates(pod: Mapping[str, Any]) -> tuple[str, ...]:
 
 def is_gpu(resource: str) -> bool:
     """Tell whether a resource name, such as ``nvidia.com/gpu``, is that of a device plugin for GPUs."""
-    return _GPU_RESOURCES.fullmatch(resource) is not None
+    return any(fnmatchcase(resource, known) for known in GPU_RESOURCES)
 
 
 def cpu_limit(resources: Mapping[str, Any]) -> Decimal | None:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
 
-from ddp_operator.kubeobjects import count_gpus, cpu_limit, format_time, parse_quantity, parse_time, truncate
+from ddp_operator.kubeobjects import (
+    GPU_RESOURCES,
+    count_gpus,
+    cpu_limit,
+    format_time,
+    is_gpu,
+    parse_quantity,
+    parse_time,
+    truncate,
+)
 from tests.support.builders import NOW
 
 
@@ -76,6 +86,44 @@ def test_what_is_no_quantity_is_parsed_as_none(value: Any) -> None:
 )
 def test_gpus_are_counted_by_the_names_of_device_plugins(resources: Any, count: int) -> None:
     assert count_gpus(resources) == count
+
+
+GPUS = {
+    "nvidia.com/gpu": "nvidia.com/gpu",
+    "nvidia.com/gpu.shared": "nvidia.com/gpu.shared",
+    "nvidia.com/mig-1g.5gb": "nvidia.com/mig-?*",
+    "nvidia.com/mig-3g.40gb.shared": "nvidia.com/mig-?*",
+    "amd.com/gpu": "amd.com/gpu",
+    "amd.com/spx_nps1": "amd.com/?px_nps?",
+    "amd.com/dpx_nps2": "amd.com/?px_nps?",
+    "amd.com/qpx_nps1": "amd.com/?px_nps?",
+    "amd.com/cpx_nps1": "amd.com/?px_nps?",
+    "amd.com/cpx_nps4": "amd.com/?px_nps?",
+    "gpu.intel.com/i915": "gpu.intel.com/i915",
+    "gpu.intel.com/xe": "gpu.intel.com/xe",
+}
+
+
+def test_each_name_of_gpus_has_a_case_below() -> None:
+    assert {*GPUS.values()} == {*GPU_RESOURCES}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_name_of_gpus_is_known(name: str) -> None:
+    assert [known for known in GPU_RESOURCES if fnmatchcase(name, known)] == [GPUS[name]]
+    assert count_gpus({"limits": {name: "2"}}) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpu.intel.com/i915_monitoring", "gpu.intel.com/xe_monitoring", "gpu.intel.com/tiles"),
+        *("amd.com/gpu.vram", "amd.com/cpx", "nvidia.com/gpu.product", "nvidia.com/mig-", "example.com/nvidia.com/gpu"),
+        *("rdma/hca", "habana.ai/gaudi", "cpu", ""),
+    ],
+)
+def test_a_name_beside_those_is_no_gpu(name: str) -> None:
+    assert not is_gpu(name)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,9 @@ def test_nodes_and_arguments_are_taken_from_the_command_line() -> None:
     assert trainer(adapted)["args"] == ["--a", "--epochs", "1"]
 
 
-@pytest.mark.parametrize("kind", ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"])
+@pytest.mark.parametrize(
+    "kind", ["nvidia.com/gpu", "amd.com/gpu", "amd.com/cpx_nps4", "nvidia.com/mig-1g.5gb", "gpu.intel.com/xe"]
+)
 @pytest.mark.parametrize(("asked", "procs"), [("auto", 1), ("gpu", 1), (4, 4)])
 def test_cpu_drops_gpus_of_any_vendor_and_what_was_counted_by_them(kind: str, asked: int | str, procs: int) -> None:
     given = resource(4, kind, procPerNode=asked)
