@@ -6,6 +6,7 @@ What a cluster needs beside the kubeconfig is said by environment variables:
   and run ``python -m ddp_operator`` from this checkout; it must be able to reach pod addresses for progress).
 - ``DDP_E2E_IMAGE``: the trainer's image; default: the samples' own.
 - ``DDP_E2E_TRACKING_IMAGE``: an image with PyTorch, tensorboard and mlflow, for the tests of trackers.
+- ``DDP_E2E_S3_IMAGE``: an image with PyTorch and s3fs, for checkpoints in an object store on this machine.
 - ``DDP_E2E_POD``: a YAML file merged into every pod's spec and its trainer container (a node selector, a mount).
 - ``DDP_E2E_CHECKPOINTS``: a volume that all nodes share, as in a pod's ``volumes`` without its name, such as
   ``{hostPath: {path: /shared}}``; without it the tests that resume from a checkpoint are skipped.
@@ -20,6 +21,7 @@ What a cluster needs beside the kubeconfig is said by environment variables:
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -221,6 +223,15 @@ def make_claim(cluster: Cluster, name: str, source: dict[str, Any]) -> Iterator[
         yield name
     finally:
         cluster.core.delete_persistent_volume(volume)
+
+
+def here(cluster: Cluster) -> str:
+    """Return the address by which the cluster's nodes know this machine."""
+    [node, *_] = cluster.core.list_node().items
+    [address] = [one.address for one in node.status.addresses if one.type == "InternalIP"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from ddp_operator.constants import LABEL_ATTEMPT
 from tests.support.file_server import FileServer, pattern, serve_file
 
-from .conftest import Cluster, make_claim
+from .conftest import Cluster, here, make_claim
 from .test_cluster import script_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -36,15 +35,6 @@ except OSError as error:
 def foreign(cluster: Cluster) -> Iterator[str]:
     """A claim into which nobody may write."""
     yield from make_claim(cluster, "foreign", {"hostPath": {"path": "/sys", "type": "Directory"}})
-
-
-def here(cluster: Cluster) -> str:
-    """Return the address by which the cluster's nodes know this machine."""
-    [node, *_] = cluster.core.list_node().items
-    [address] = [one.address for one in node.status.addresses if one.type == "InternalIP"]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        return str(probe.getsockname()[0])
 
 
 def job_of(name: str, server: FileServer, claim: str, **changes: Any) -> dict[str, Any]:

@@ -25,11 +25,11 @@ _BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r
 class Wire:
     """A TCP proxy; ``state``: ``up``, ``down`` (the end at once), ``busy`` (503), ``cut`` (after 100,000 bytes)."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, host: str) -> None:
         self.state = "up"
         self.cuts = 0
         self._target = target
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server((host, 0))
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -70,23 +70,27 @@ class Wire:
 
 
 class ObjectStore:
-    """A bucket. ``url`` is a folder in it, and ``env`` what a pod needs to reach it."""
+    """A bucket. ``url`` is a folder in it, ``credentials`` what a pod needs to reach it, ``env`` what a process does.
 
-    def __init__(self, folder: Path) -> None:
+    ``host``: the address at which it is reached.
+    """
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         if not PACKAGES.is_dir():
             pytest.skip("no s3fs and moto in build/s3; `make s3` installs them")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
         self.url = "s3://bucket/prefix"
-        self.wire = Wire(port)
+        self.wire = Wire(port, host)
         self._direct = f"http://127.0.0.1:{port}"
-        credentials = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
-        self.env: Mapping[str, str] = {
-            **credentials,
-            "PYTHONPATH": str(PACKAGES),
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.wire.port}",
+        self.credentials = {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://{host}:{self.wire.port}",
         }
+        self.env: Mapping[str, str] = {**self.credentials, "PYTHONPATH": str(PACKAGES)}
         with open(folder / "moto.log", "wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
