@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.api.status import Condition, LastFailure, Progress, Status
+from ddp_operator.api.status import Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.failures import describe_end, describe_failure, sentence
 from ddp_operator.kubeobjects import parse_time
 from ddp_operator.names import POD_SUFFIX
@@ -190,6 +190,8 @@ def explain_why(
         what = f"{_describe_training(name, status)} But {sentence(unsaved.message)}"
         return Why(name, phase, unsaved.reason, what, _fill(REMEDIES[unsaved.reason], name, option))
     hint = _describe_hint(status.last_failure) if status.last_failure and status.restarts.all else ""
+    if not hint and status.preflight and status.preflight.failed:
+        hint = _fill("The reasons are in pod 0's log: ddp logs {name} --node 0.", name, option)
     return Why(name, phase, "", _describe_training(name, status), hint)
 
 
@@ -286,7 +288,7 @@ def _describe_training(name: str, status: Status) -> str:
     again = f" It was started again {often}" if restarts and status.last_failure else ""
     if again and status.last_failure is not None:
         again += f"; the last failure was {_describe_cause(status.last_failure)}"
-    again = _describe_aside(status) + again
+    again = _describe_aside(status) + _describe_preflight(status.preflight) + again
     if p is None:
         return f"{name} is running; nothing is blocking it.{again}"
     parts = [f"step {p.step}" + (f" of {p.total_steps}" if p.total_steps else "")] if p.step is not None else []
@@ -300,6 +302,23 @@ def _describe_aside(status: Status) -> str:
     scheduled = status.condition("Scheduled")
     aside = scheduled is not None and scheduled.reason in (CHANGE_PENDING, SIDECAR_RESTARTED)
     return f" {sentence(scheduled.message)}" if scheduled is not None and aside else ""
+
+
+def _describe_preflight(flight: PreflightStatus | None) -> str:
+    """Return what is to be said of a preflight that failed without ending the job."""
+    if flight is None or not flight.failed:
+        return ""
+    pair, found = flight.slowest_pair, []
+    if "transport" in flight.failed:
+        found.append(f"data between pods goes by {flight.transport}")
+    if "allreduce" in flight.failed and flight.all_reduce_megabytes_per_second:
+        found.append(f"an all-reduce makes {flight.all_reduce_megabytes_per_second} MB/s")
+    if "pairs" in flight.failed and pair is not None:
+        nodes = f" (nodes {' and '.join(pair.nodes)})" if pair.nodes else ""
+        pods = " and ".join(map(str, pair.pods))
+        found.append(f"pods {pods}{nodes} exchange {pair.megabytes_per_second} MB/s")
+    told = f": {', '.join(found)}" if found else ""
+    return f" But its preflight failed in {', '.join(flight.failed)}{told}."
 
 
 def _describe_hint(failure: LastFailure) -> str:

@@ -88,6 +88,7 @@ class SlowestPair(_Fields, frozen=True, kw_only=True):
     """The two pods between which the least goes through."""
 
     pods: Annotated[tuple[int, ...], Meta(description="Their indices.")]
+    nodes: Annotated[tuple[str, ...], Meta(description="The nodes on which they ran.")] = ()
     megabytes_per_second: Annotated[str, Meta(description="In one direction, of all their ranks, in 10^6 bytes.")]
 
 

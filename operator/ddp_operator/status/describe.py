@@ -16,6 +16,7 @@ from ddp_operator.api.status import (
     LastFailure,
     LastRestart,
     Phase,
+    PreflightStatus,
     Progress,
     Restarts,
     Status,
@@ -55,7 +56,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     was_joined = same_attempt and c.may_have_met(joined_before)
     lost = find_taken(status.attempt, pods.newest.values())
     if observation.page is not None:
-        status = _take_page(job, status, observation.page, now, recovers=lost is None)
+        status = _take_page(job, status, observation.page, pods, now, recovers=lost is None)
     elif not pods and not was_joined:
         status = _take_former_report(status, observation.pods_of(status.attempt - 1), now)
     in_place = find_in_place(status.attempt, observation.failures_in_place)
@@ -199,7 +200,7 @@ def _newer_checkpoint(
     return replace(found, time=truncate(now))
 
 
-def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime, *, recovers: bool) -> Status:
+def _take_page(job: DDPTrainingJob, status: Status, page: Page, pods: Pods, now: datetime, *, recovers: bool) -> Status:
     created = parse_time(job.created)
     wall = (now - created).total_seconds() if created else 0.0
     starts = [step for step in (status.start_step, page.began_at) if step is not None]
@@ -212,10 +213,22 @@ def _take_page(job: DDPTrainingJob, status: Status, page: Page, now: datetime, *
         last_restart=_finish_restart(status.last_restart, page, now) if recovers else status.last_restart,
         start_step=start_step,
         goodput=compute_goodput(page.values, wall, start_step or 0) or status.goodput,
-        preflight=page.preflight or status.preflight,
+        preflight=_name_nodes(page.preflight, status.preflight, pods) or status.preflight,
         tracking=tracking,
         restarts=_count_in_place(status.restarts, page.in_place_restarts),
     )
+
+
+def _name_nodes(found: PreflightStatus | None, known: PreflightStatus | None, pods: Pods) -> PreflightStatus | None:
+    """Return a preflight with the nodes of its slowest pair: as they were when it was first read."""
+    pair = found.slowest_pair if found else None
+    if found is None or pair is None:
+        return found
+    before = known.slowest_pair if known else None
+    if before is None or (before.pods, before.megabytes_per_second) != (pair.pods, pair.megabytes_per_second):
+        nodes = tuple(pods.newest[index].node_name for index in pair.pods if index in pods.newest)
+        before = replace(pair, nodes=nodes if len(nodes) == len(pair.pods) and all(nodes) else ())
+    return replace(found, slowest_pair=before)
 
 
 def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> LastRestart | None:

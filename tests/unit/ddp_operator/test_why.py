@@ -222,6 +222,22 @@ class TestWhatIsTold:
         found = why(*good, phase="Running", progress=progress)
         assert str(found) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing is blocking it."
 
+    def test_a_preflight_that_failed_without_ending_the_job_is_told(self) -> None:
+        flight = {
+            "failed": ["transport", "pairs"],
+            "transport": "Socket",
+            "slowestPair": {"pods": [0, 7], "nodes": ["a", "h"], "megabytesPerSecond": "1200"},
+        }
+        good = condition(c.PROGRESSING, "True", c.TRAINING)
+        found = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
+        assert str(found) == (
+            "x is running; nothing is blocking it. But its preflight failed in transport, pairs: data between pods "
+            "goes by Socket, pods 0 and 7 (nodes a and h) exchange 1200 MB/s. The reasons are in pod 0's log: ddp "
+            "logs x -n team --node 0."
+        )
+        slow = {"failed": ["allreduce"], "allReduceMegabytesPerSecond": "30"}
+        assert "an all-reduce makes 30 MB/s" in why(good, phase="Running", preflight=slow).what
+
     def test_a_silent_metrics_page_is_told_though_nothing_is_false(self) -> None:
         found = why(
             condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),

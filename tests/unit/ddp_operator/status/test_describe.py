@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
+from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, SlowestPair, Status
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
@@ -180,6 +180,18 @@ def test_the_figures_of_the_network_check_are_kept_with_the_attempt() -> None:
     first = run(*RUNNING, text=TRAINING + text).status
     assert first.preflight == found
     assert run(*RUNNING, status=first, text=TRAINING).status.preflight == found
+
+
+def test_the_slowest_pair_has_the_nodes_on_which_it_was_measured() -> None:
+    text = 'ddp_launcher_slowest_pair_bytes_per_second{pods="0,1"} 2e9\n'
+    first = run(child_pod(0, node="node-a"), child_pod(1, node="node-b"), text=TRAINING + text).status
+    assert first.preflight is not None
+    assert first.preflight.slowest_pair == SlowestPair(
+        pods=(0, 1), nodes=("node-a", "node-b"), megabytes_per_second="2000"
+    )
+    moved = [child_pod(0, node="elsewhere"), child_pod(1, node="node-b")]
+    again = run(*moved, status=first, text=TRAINING + text).status
+    assert again.preflight == first.preflight
 
 
 def test_pods_of_a_former_attempt_are_waited_for_too_when_a_job_is_suspended() -> None:
