@@ -100,6 +100,28 @@ CASES: dict[str, dict[str, Any]] = {
         "even", nodes=2,
         scheduling={"gang": "Coscheduling", "placement": "Spread", "topologyKey": "topology.kubernetes.io/zone"},
     ),
+    "fabric-ib": resource(
+        "ib", nodes=2, network={"profile": "ib", "require": True},
+        template=template(trainer(name="main", resources=GPU_NODE)),
+    ),
+    "fabric-efa": resource(
+        "efa", nodes=2, network={"profile": "efa", "require": True, "minPairMegabytesPerSecond": 20000},
+        template=template(
+            trainer(resources={"limits": GPU_NODE["limits"] | {"vpc.amazonaws.com/efa": "32"}}),
+            metadata={"labels": {"team": "speech"}},
+        ),
+    ),
+    "fabric-tcpxo": resource(
+        "tcpxo", nodes=2, network={"profile": "tcpxo"}, preflight={"checks": ["allreduce"]},
+        template=template(
+            trainer(
+                resources=GPU_NODE, env=[{"name": "NCCL_MIN_NCHANNELS", "value": "8"}],
+                volumeMounts=[{"name": "data", "mountPath": "/data"}],
+            ),
+            initContainers=[{"name": "fetch", "image": "example.com/fetch:1"}],
+            volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        ),
+    ),
     "any-program": resource(
         "program", metrics={"logPatterns": [r"^iter (?P<step>\d+) loss=(?P<loss>\S+)$"]},
         watchdog={"stallSeconds": 60, "action": "Report"},

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_operator.api.spec import Network
 from ddp_operator.constants import KIND
 from ddp_operator.kube.client import ApiError
 from ddp_operator.kube.resources import path
+from ddp_operator.manifests.children import build_children
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
 from tests.property.test_manifests import taken
+from tests.support.builders import job, template, trainer
 from tests.support.control_plane import ControlPlane
 from tests.support.fuzzing import examples, tally
 from tests.support.standin import ClusterActors
 from tests.support.strategies import FULL, json, mutated
 
 pytestmark = pytest.mark.apiserver
+FABRICS = [one for one in get_args(get_type_hints(Network)["profile"]) if one != "auto"]
 NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["a" * 50, "a" * 51, "digits-1"])
 
 
@@ -40,6 +44,22 @@ def as_kubectl_sends(value: Any) -> Any:
     if isinstance(value, list):
         return [as_kubectl_sends(member) for member in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.mark.parametrize("profile", FABRICS)
+def test_the_api_server_takes_a_job_on_each_fabric(server: tuple[asyncio.Runner, ClusterActors], profile: str) -> None:
+    runner, actors = server
+    limits = {"limits": {"nvidia.com/gpu": "8", "memory": "8Gi"}}
+    pod = template(trainer(name="main", resources=limits), initContainers=[{"name": "fetch", "image": "fetch:1"}])
+    made = build_children(job(nodes=2, network={"profile": profile}, template=pod), attempt=1, nodes=2)
+    [child] = [child for child in made if child["kind"] == "Job"]
+    # The Job's template is validated as a pod is, but for what only the admission of a pod looks at.
+    pods = {"apiVersion": "v1", "kind": "Pod", **child["spec"]["template"]}
+    pods["metadata"] = {**pods["metadata"], "name": "a-pod"}
+    params = {"dryRun": "All", "fieldValidation": "Strict"}
+    for one in (child, pods):
+        stored = runner.run(actors.client.request("POST", path(one["kind"], "default"), params=params, body=one))
+        assert stored["kind"] == one["kind"]
 
 
 async def refusal(actors: ClusterActors, raw: Any) -> str:

@@ -45,7 +45,7 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
 
     ``own``: the spec as it is written, without defaults.
     """
-    base, own = _same_trainer(profile.job, own)
+    base, own = same_trainer(profile.job, own)
     spec: dict[str, Any] = merge(base, own)
     trainer = find_trainer(spec.get("template") or {}).get("name", TRAINER_CONTAINER)
     errors = []
@@ -88,7 +88,7 @@ def describe_values(value: Any, path: str = "", field: str = "") -> Iterator[tup
         yield path, value
 
 
-def _same_trainer(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def same_trainer(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Give the training containers of both one name, so that they are merged: they are the same whatever it is."""
     theirs, ours = _containers(base), _containers(own)
     if not theirs or not ours:

@@ -9,7 +9,7 @@ to its profile can be told from what it sets. A rule that looks at several field
 
 from dataclasses import dataclass
 
-from ddp_operator.api.spec import Metrics, Rendezvous
+from ddp_operator.api.spec import Metrics, Preflight, Rendezvous
 from ddp_operator.constants import MAX_NAME_LENGTH, MAX_NODES
 
 
@@ -34,11 +34,12 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
     return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
 
-def _given(path: str, default: str | int) -> str:
+def _given(path: str, default: str | int | bool) -> str:
     """Return CEL for the value of a member at a path, or what it is where nobody gives it."""
     parts = path.split(".")
     has = " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
-    return f"({has} ? self.{path} : {default!r})"
+    value = str(default).lower() if isinstance(default, bool) else repr(default)
+    return f"({has} ? self.{path} : {value})"
 
 
 _BACKEND = _given("rendezvous.backend", Rendezvous().backend)
@@ -51,6 +52,7 @@ ONCE_RUN = (
     "shm",
     "watchdog",
     "preflight",
+    "network",
     "securityProfile",
     "checkpoint",
     "successPolicy",
@@ -215,6 +217,21 @@ RULES: tuple[Rule, ...] = (
         " || (has(self.checks) && self.checks.exists(c, c == 'allreduce'))",
         "needs the check allreduce, which measures it; add allreduce to checks or remove this",
         field=".minMegabytesPerSecond",
+    ),
+    Rule(
+        "spec",
+        f"!{_given('network.require', False)} || {_given('preflight.mode', Preflight().mode)} != 'Off'",
+        "needs the preflight, which finds out what NCCL uses; set preflight.mode to Warn or Fail, or remove this",
+        field=".network.require",
+    ),
+    _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out to use the profile's"),
+    Rule(
+        "spec",
+        f"{_given('network.minPairMegabytesPerSecond', 0)} == 0 || {_given('network.require', False)}"
+        " || (has(self.preflight) && has(self.preflight.checks) && self.preflight.checks.exists(c, c == 'pairs'))",
+        "needs the check pairs, which measures it; add pairs to preflight.checks, set network.require: true, or "
+        "remove this",
+        field=".network.minPairMegabytesPerSecond",
     ),
     Rule(
         "spec.checkpoint.path",

@@ -168,6 +168,34 @@ class Preflight(_Fields, frozen=True, kw_only=True):
     ] = 0
 
 
+class Network(_Fields, frozen=True, kw_only=True):
+    """The network between the nodes, and whether training may begin on another one (docs/fabric.md). Pods of one node
+    alone get nothing of it."""
+
+    profile: Annotated[
+        Literal["auto", "socket", "ib", "roce", "efa", "tcpxo"],
+        Meta(
+            description="What the pods get below the template, which wins: variables, devices, capabilities, sidecars. "
+            "auto: nothing. socket: TCP alone. ib: InfiniBand. roce: RDMA over Ethernet. efa: AWS. tcpxo: "
+            "GPUDirect-TCPXO of GKE."
+        ),
+    ] = "auto"
+    require: Annotated[
+        bool,
+        Meta(
+            description="True: the preflight's all-reduce is made, and the attempt fails before training where NCCL "
+            "uses another network than the profile's (auto: where it uses sockets), or a pair of pods is too slow."
+        ),
+    ] = False
+    min_pair_megabytes_per_second: Annotated[
+        int | None,
+        Meta(
+            description="The check pairs fails where the bandwidth between two pods is below this, in 10^6 bytes a "
+            "second. Unset: what the profile expects of any machine."
+        ),
+    ] = None
+
+
 class Idle(_Fields, frozen=True, kw_only=True):
     """What happens when GPUs are held for long without a step, whatever the pods do meanwhile."""
 
@@ -405,6 +433,7 @@ class Spec(_Fields, frozen=True, kw_only=True):
     watchdog: Watchdog = field(default_factory=Watchdog)
     idle: Annotated[Idle | None, Meta(description="Unset: GPUs may be held as long as the job is active.")] = None
     preflight: Preflight = field(default_factory=Preflight)
+    network: Annotated[Network | None, Meta(description="Unset: as NCCL finds it (profile auto).")] = None
     checkpoint: Checkpoint | None = None
     inputs: Annotated[
         tuple[Input, ...] | None,

@@ -108,6 +108,8 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
             f"PyTorch is not installed for {sys.executable}, which would run the pods; pip install torch there, or "
             "use the ddp of an environment that has it"
         )
+    if manifest.job.spec.network and manifest.job.spec.network.require:
+        print_note("spec.network.require: not looked at here: there is no network between the pods of one machine")
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     cpus, port = adapt.count_cpus(), adapt.hold_free_port()
     others = [*manifest.others, *([code.build_config_map(manifest.job.namespace)] if code else [])]
@@ -120,7 +122,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, cpus)
     wants_gpus = bool(count_pod_gpus(resource["spec"]["template"]["spec"]))
     gpu_ids = find_gpus(os.environ) if wants_gpus else None
-    findings = adapt.check_suitable(resource, gpu_ids)
+    findings = [*adapt.check_job(manifest.resource["spec"]), *adapt.check_suitable(resource, gpu_ids)]
     job = parse_resource(resource)
     nproc = resolve_template(job).nproc
     if arguments.logs.isdecimal() and int(arguments.logs) >= job.spec.nodes * nproc:

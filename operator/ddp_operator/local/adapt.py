@@ -51,7 +51,11 @@ REFUSED: Final = {
 # Fields of the job itself that are ignored, and their values that ask for nothing; all others are honoured.
 NODE_CACHE: Final = "node-cache"
 """The claim in which inputs are kept whose place is a cache of the node: this machine is the only one."""
-_JOB_FIELDS: Final = {"scheduling": {"gang": "None", "placement": "Any"}, "networkPolicy": {}}
+_JOB_FIELDS: Final = {
+    "scheduling": {"gang": "None", "placement": "Any"},
+    "networkPolicy": {},
+    "network": {"profile": "auto"},
+}
 
 
 def check_job(spec: Object) -> list[Finding]:
@@ -129,6 +133,7 @@ def adapt_resource(
     adapted: dict[str, Any] = copy.deepcopy(dict(resource))
     spec = adapted["spec"]
     spec.pop("profileRef", None)  # what it gives is in the spec by now
+    spec.pop("network", None)  # what its profile gives to pods is for nodes that have that network
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes
     template = spec["template"]
@@ -188,7 +193,7 @@ def share_cpus(resource: Object, procs: int, cpus: int) -> dict[str, Any]:
 
 
 def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Finding]:
-    """Return the fields that are ignored here. ``gpu_ids``: this machine's GPUs, None if none are requested.
+    """Return the fields of the pods that are ignored. ``gpu_ids``: this machine's GPUs, None if none are requested.
 
     Raises: Unsuitable.
     """
@@ -207,7 +212,7 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
             f"spec.template.spec.containers: needs {nodes * wanted} GPUs (pods: {nodes}, GPUs of each: {wanted}), but "
             f"this machine has {len(gpu_ids)}; use --cpu, or fewer with --nodes and --procs"
         )
-    return [*check_job(spec), *findings]
+    return findings
 
 
 def check_code(resource: Object, others: Sequence[Object]) -> None:

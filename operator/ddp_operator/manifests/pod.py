@@ -16,11 +16,11 @@ from ddp_operator.launcher.pod import (
     CheckpointConfig,
     CodeConfig,
     LauncherConfig,
-    PreflightConfig,
     WatchdogConfig,
     encode_config,
 )
 from ddp_operator.manifests import torchrun
+from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
@@ -37,8 +37,8 @@ def build_pod_template(
     job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str, *, attempt: int, nodes: int
 ) -> dict[str, Any]:
     """Return ``Job.spec.template`` for one attempt."""
-    pod: dict[str, Any] = copy.deepcopy(dict(template.pod))
-    metadata = _build_metadata(job, attempt)
+    pod: dict[str, Any] = copy.deepcopy(dict(template.training["spec"]))
+    metadata = _build_metadata(job, attempt, template.training["metadata"])
     pod["subdomain"] = names.service_name(job.name)
     if pod.get("hostNetwork"):
         # Else such a pod asks the node's resolver, which knows no Service, for the master.
@@ -72,11 +72,11 @@ def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launch
     container["volumeMounts"].append(_launcher_mount())
     pod["volumes"].append(_launcher_volume(launcher_digest))
     _finish_pod(pod, job)
-    return {"metadata": _build_metadata(job, 0), "spec": pod}
+    return {"metadata": _build_metadata(job, 0, job.spec.template.metadata or {}), "spec": pod}
 
 
-def _build_metadata(job: DDPTrainingJob, attempt: int) -> dict[str, Any]:
-    metadata = copy.deepcopy(dict(job.spec.template.metadata or {}))
+def _build_metadata(job: DDPTrainingJob, attempt: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = copy.deepcopy(dict(given))
     metadata["labels"] = {**(metadata.get("labels") or {}), **names.child_labels(job.name, attempt)}
     topology = {k: v for k, v in job.annotations.items() if attempt and k.startswith(constants.KUEUE_POD_SET_PREFIX)}
     # A proxy in front of every port breaks rendezvous, and a proxy that never exits keeps the Job running.
@@ -162,9 +162,7 @@ def build_launcher_config(
 ) -> LauncherConfig:
     """Return what the launchers of one attempt's pods have to know of the job."""
     spec = job.spec
-    dog, flight, saves = spec.watchdog, spec.preflight, spec.checkpoint
-    checks = tuple(check for check in constants.PREFLIGHT_CHECKS if check in flight.checks)
-    preflight = PreflightConfig(flight.mode == "Fail", checks, flight.min_megabytes_per_second * 10**6)
+    dog, saves = spec.watchdog, spec.checkpoint
     return LauncherConfig(
         nodes=nodes,
         spares=job.spares,
@@ -177,7 +175,7 @@ def build_launcher_config(
         non_retryable_exit_codes=tuple(spec.recovery.non_retryable_exit_codes),
         success_policy=spec.success_policy,
         watchdog=WatchdogConfig(dog.start_seconds, dog.stall_seconds, dog.checkpoint_seconds, dog.action),
-        preflight=preflight if checks and flight.mode != "Off" else None,
+        preflight=plan_preflight(spec),
         checkpoint=CheckpointConfig(saves.url, saves.keep or _SNAPSHOTS) if saves and saves.url else None,
         log_patterns=tuple(spec.metrics.log_patterns),
         epochs=spec.metrics.epochs,

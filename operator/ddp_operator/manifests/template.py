@@ -16,6 +16,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
 from ddp_operator.launcher.log_patterns import compile_log_pattern
+from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nested_launcher, split_user_command
 from ddp_operator.names import is_reserved_variable
@@ -26,9 +27,10 @@ _FOLDERS_OF_OURS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, co
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTemplate:
-    """The pod template, understood."""
+    """The pod template, understood. ``pod``: the job's own; ``training``: metadata and spec with its fabric below."""
 
     pod: Mapping[str, Any]
+    training: Mapping[str, Any]
     trainer_index: int
     command: UserCommand
     nproc: int
@@ -55,9 +57,12 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         raise InvalidManifest([*errors, index])
     trainer = pod["containers"][index]
     path = f"{_POD}.containers[{index}]"
-    errors += _check_pod(pod, spec)
-    errors += _check_trainer(trainer, path, spec)
-    errors += check_containers(pod, _POD)
+    training = merge_fabric(spec)
+    whole = training["spec"]  # what the job says stands where the job has it
+    errors += _check_pod(whole, spec)
+    errors += _check_trainer(whole["containers"][index], path, spec)
+    errors += check_containers(whole, _POD)
+    errors += check_fabric(spec, whole)
     errors += check_inputs(spec, trainer)
     nproc = _resolve_nproc(trainer, path, spec)
     if isinstance(nproc, FieldError):
@@ -69,12 +74,12 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         errors.append(FieldError(f"{path}.command", str(error)))
     errors += _check_launchers(spec, command, nproc, path)
     errors += _check_log_patterns(spec, command)
-    errors += _check_scheduling(job, pod)
+    errors += _check_scheduling(job, whole)
     if errors:
         raise InvalidManifest(errors)
     assert command is not None
     assert isinstance(nproc, int)
-    return ResolvedTemplate(pod, index, command, nproc)
+    return ResolvedTemplate(pod, training, index, command, nproc)
 
 
 def _check_metadata(metadata: Any) -> Iterator[FieldError]:
@@ -333,3 +338,10 @@ def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldE
                 yield FieldError(here, f"{words}, such as nvidia.com/gpu")
             elif part == "requests" and "/" in name and name not in limits:
                 yield FieldError(here, f"devices must be requested as a limit; set it in {path}.limits")
+            elif name.startswith("hugepages-") and not {"cpu", "memory"} & {
+                *limits,
+                *(resources.get("requests") or {}),
+            }:
+                yield FieldError(
+                    here, f"Kubernetes gives huge pages only beside cpu or memory; add one to {path}.limits"
+                )

@@ -66,6 +66,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.watchdog.stallSeconds": (0, -1),
     "spec.watchdog.checkpointSeconds": (0, 2**70),
     "spec.preflight.minMegabytesPerSecond": (-1, 1),
+    "spec.network.minPairMegabytesPerSecond": (-1, 10**7 + 1, 1),
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
     "spec.checkpoint.url": ("bucket/prefix", "memory://x", "https://x/y", "s3://", "s3://a b"),
@@ -113,6 +114,10 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.resetAfterSteps": (1, 2**31 - 1),
     "spec.recovery.forceDeleteAfterSeconds": (0, YEAR),
     "spec.recovery.nonRetryableExitCodes": ([], [1], [255, 1]),
+    "spec.network": (
+        {"profile": "ib", "require": True, "minPairMegabytesPerSecond": 10**7},
+        {"minPairMegabytesPerSecond": 0},
+    ),
     "spec.checkpoint.path": ("/", "/c/d"),
     "spec.checkpoint.graceSeconds": (0, YEAR),
     "spec.checkpoint.url": ("s3://bucket/prefix", "file://data", "gs://b"),
@@ -163,8 +168,11 @@ def test_bound_itself_is_taken(path: str, value: Any) -> None:
 def test_every_rule_about_one_object_is_met_by_a_bad_value_above() -> None:
     met = set()
     elastic = ("spec.elastic", {"minNodes": 2, "maxNodes": 3})
-    for path, value in [*cases, ("spec.recovery", {"inPlaceRestarts": 1}), elastic]:
+    required = ("spec.network", {"require": True})
+    for path, value in [*cases, ("spec.recovery", {"inPlaceRestarts": 1}), elastic, required]:
         item = change(BASE, path, value)
+        if path == "spec.network":
+            item = change(item, "spec.preflight.mode", "Off")
         if path in ("spec.recovery", "spec.elastic"):
             item = change(item, "spec.rendezvous.backend", "static")
         met |= {error.message for error in check_rules(item)}
@@ -216,6 +224,27 @@ def test_spares_need_a_job_in_which_they_can_take_a_place(path: str, value: Any)
     assert refused(change(change(item, path, value), "spec.spares", 0)) == []
 
 
+@pytest.mark.parametrize(
+    ("preflight", "paths"),
+    [
+        ({"mode": "Off"}, ["spec.network.require"]),
+        ({"mode": "Warn"}, []),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_a_required_network_needs_the_preflight_that_looks_at_it(preflight: Any, paths: list[str]) -> None:
+    item = change(BASE, "spec.network", {"profile": "ib", "require": True})
+    assert refused(item if preflight is None else change(item, "spec.preflight", preflight)) == paths
+
+
+def test_a_floor_of_a_pair_needs_the_check_that_measures_pairs() -> None:
+    item = change(BASE, "spec.network.minPairMegabytesPerSecond", 5000)
+    assert refused(item) == ["spec.network.minPairMegabytesPerSecond"]
+    assert refused(change(item, "spec.preflight.checks", ["pairs"])) == []
+    assert refused(change(item, "spec.network.require", True)) == []
+
+
 def test_port_clash_is_refused_whichever_is_moved() -> None:
     assert refused(change(stored(), "spec.rendezvous.port", 9400)) == ["spec.metrics.port"]
 
@@ -232,6 +261,7 @@ FIXED = {
     "spec.shm.sizeLimit": "1Gi",
     "spec.watchdog.stallSeconds": 60,
     "spec.preflight.mode": "Off",
+    "spec.network": {"profile": "ib"},
     "spec.elastic": {"minNodes": 1, "maxNodes": 9},
     "spec.profileRef": {"name": "other"},
     "spec.spares": 0,

@@ -39,6 +39,11 @@ def test_ports_are_free_ones_of_this_machine_and_the_backend_stays() -> None:
     assert adapted["spec"]["rendezvous"] == {"backend": "c10d", "port": 40000}
 
 
+def test_a_network_between_nodes_is_not_asked_for() -> None:
+    given = resource(8, network={"profile": "tcpxo", "require": True})
+    assert adapt_resource(given, Changes(), PORT) == adapt_resource(resource(8), Changes(), PORT)
+
+
 def test_checkpoints_use_the_users_own_credentials_where_the_file_has_no_secret() -> None:
     given = resource(checkpoint={"path": "/c", "url": "s3://b", "secretRef": {"name": "access"}})
     secret = {"kind": "Secret", "metadata": {"name": "access"}}

@@ -24,7 +24,7 @@ ROWS = re.findall(
     r"^\| `(\S+[.])([a-z]\w+)` \| (honoured|warned about|refused) \| (.*) \|$", DOCS.read_text(), re.MULTILINE
 )
 
-OF_THE_JOB = {("spec.", name) for name in ("scheduling", "networkPolicy", "code", "inputs", "profileRef")}
+OF_THE_JOB = {("spec.", name) for name in ("scheduling", "networkPolicy", "network", "code", "inputs", "profileRef")}
 
 
 @pytest.mark.parametrize(("prefix", "name", "support", "note"), [row for row in ROWS if row[0] != "metadata."])
@@ -103,7 +103,11 @@ def test_a_field_that_nobody_knows_is_warned_about() -> None:
 
 
 def test_scheduling_and_network_are_named_where_they_ask_for_something() -> None:
-    defaults = {"scheduling": {"gang": "None", "placement": "Any"}, "networkPolicy": {"enabled": False}}
+    defaults = {
+        "scheduling": {"gang": "None", "placement": "Any"},
+        "networkPolicy": {"enabled": False},
+        "network": {"profile": "auto", "require": False},
+    }
     assert check_job(defaults) == check_job({}) == []
-    asked = {"scheduling": {"gang": "Volcano", "placement": "Any"}, "networkPolicy": {"enabled": True}}
-    assert [finding.path for finding in check_job(asked)] == ["spec.scheduling", "spec.networkPolicy"]
+    asked = {"scheduling": {"gang": "Volcano"}, "networkPolicy": {"enabled": True}, "network": {"require": True}}
+    assert [finding.path for finding in check_job(asked)] == ["spec.scheduling", "spec.networkPolicy", "spec.network"]

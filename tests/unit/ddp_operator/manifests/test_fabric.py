@@ -1,0 +1,239 @@
+"""What the pods of a job get for the network between its nodes, and the files that it is from."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.spec import Network
+from ddp_operator.constants import ENV_LAUNCHER_CONFIG, VOLUMES
+from ddp_operator.manifests.children import build_children
+from ddp_operator.manifests.fabric import load_fabric
+from ddp_operator.names import is_reserved_variable
+from tests.support.builders import job, template, trainer
+
+PROFILES = [name for name in get_args(get_type_hints(Network)["profile"]) if name != "auto"]
+GPUS = {"limits": {"nvidia.com/gpu": "8", "memory": "512Gi"}}
+IB_DEVICE = "rdma/rdma_shared_device_a"
+
+
+def pod_of(profile: str = "ib", attempt: int = 1, *, pod: Any = None, nodes: int = 2, **spec: Any) -> Any:
+    """Return the template of a job's pods."""
+    network = spec.pop("network", {"profile": profile})
+    pod = pod or template(trainer(resources=GPUS))
+    made = build_children(job(nodes=nodes, network=network, template=pod, **spec), attempt=attempt, nodes=nodes)
+    return next(child for child in made if child["kind"] == "Job")["spec"]["template"]
+
+
+def trainer_of(*arguments: Any, **spec: Any) -> Any:
+    return pod_of(*arguments, **spec)["spec"]["containers"][0]
+
+
+def variables(container: Any) -> dict[str, str]:
+    return {item["name"]: item["value"] for item in container["env"]}
+
+
+def preflight(**spec: Any) -> Any:
+    return json.loads(variables(trainer_of(**spec))[ENV_LAUNCHER_CONFIG])["preflight"]
+
+
+def refusal(**spec: Any) -> str:
+    with pytest.raises(InvalidManifest) as caught:
+        pod_of(**spec)
+    return str(caught.value)
+
+
+class TestData:
+    def test_there_is_one_file_for_each_profile(self) -> None:
+        files = (resources.files("ddp_operator.manifests") / "fabrics").iterdir()
+        assert sorted(file.name for file in files) == sorted(f"{name}.yaml" for name in PROFILES)
+
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_every_value_has_a_document_that_it_is_from(self, profile: str) -> None:
+        fabric = load_fabric(profile)
+        assert fabric.source
+        assert all(one.url.startswith("https://") and one.taken for one in fabric.source)
+        # GitHub's files change: a link to one names the commit that was read.
+        links = [one.url for one in fabric.source if "/blob/" in one.url]
+        assert all(len(url.split("/blob/")[1].split("/")[0]) == 40 for url in links)
+
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_only_sockets_count_as_sockets(self, profile: str) -> None:
+        fabric = load_fabric(profile)
+        assert fabric.transports
+        assert ("Socket" in fabric.transports) == (profile == "socket")
+        assert (fabric.min_pair_megabytes_per_second > 0) == (profile != "socket")
+
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_a_template_is_nothing_that_a_job_could_not_say_itself(self, profile: str) -> None:
+        """It passes the operator's own checks as the template of a job that has no profile."""
+        partial = load_fabric(profile).template
+        [container] = partial["spec"]["containers"]
+        assert container["name"] == "trainer"
+        whole = {**container, "image": "i", "command": ["python", "t.py"]}
+        whole["resources"] = {"limits": {"memory": "1Gi", **(container.get("resources") or {}).get("limits", {})}}
+        pod = {**partial["spec"], "containers": [whole]}
+        assert trainer_of(network=None, pod={"metadata": partial.get("metadata"), "spec": pod})["name"] == "trainer"
+
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_a_template_takes_no_name_of_the_operators(self, profile: str) -> None:
+        pod = load_fabric(profile).template["spec"]
+        assert not {volume["name"] for volume in pod.get("volumes", ())} & {*VOLUMES}
+        names = [item["name"] for item in pod["containers"][0].get("env", ())]
+        assert not [name for name in names if is_reserved_variable(name)]
+        assert all(one["restartPolicy"] == "Always" for one in pod.get("initContainers", ())), "no end, no training"
+
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_devices_are_limits_alone_so_that_a_limit_of_the_jobs_is_no_clash(self, profile: str) -> None:
+        container = load_fabric(profile).template["spec"]["containers"][0]
+        assert {*container.get("resources", {})} <= {"limits"}
+
+
+class TestTemplate:
+    def test_the_job_gets_what_the_profile_says(self) -> None:
+        container = trainer_of("ib")
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "memory": "512Gi", IB_DEVICE: 1}
+        assert container["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
+        assert variables(trainer_of("socket"))["NCCL_NET"] == "Socket"
+        daemon = pod_of("tcpxo")["spec"]["initContainers"][0]
+        assert (daemon["name"], daemon["restartPolicy"]) == ("tcpxo-daemon", "Always")
+
+    def test_the_trainer_may_have_any_name(self) -> None:
+        pod = pod_of("ib", pod=template(trainer(name="main", resources=GPUS)))["spec"]
+        assert [one["name"] for one in pod["containers"]] == ["main"]
+        assert IB_DEVICE in pod["containers"][0]["resources"]["limits"]
+
+    def test_what_the_job_says_wins(self) -> None:
+        own = template(
+            trainer(
+                resources=GPUS,
+                env=[{"name": "NCCL_MIN_NCHANNELS", "value": "8"}],
+                securityContext={"capabilities": {"add": ["SYS_NICE"]}},
+            ),
+            metadata={"annotations": {"networking.gke.io/interfaces": "[]"}},
+        )
+        pod = pod_of("tcpxo", pod=own)
+        assert variables(pod["spec"]["containers"][0])["NCCL_MIN_NCHANNELS"] == "8"
+        assert variables(pod["spec"]["containers"][0])["NCCL_FASTRAK_USE_LLCM"] == "1"
+        assert pod["metadata"]["annotations"]["networking.gke.io/interfaces"] == "[]"
+        assert pod["metadata"]["annotations"]["networking.gke.io/default-interface"] == "eth0"
+        assert trainer_of("ib", pod=own)["securityContext"]["capabilities"] == {"add": ["SYS_NICE"]}
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"limits": {"rdma/ib": "1"}},
+            {"limits": {IB_DEVICE: "4"}},
+            {"limits": {"nvidia.com/hostdev": "8"}},
+            {"limits": {IB_DEVICE: "4"}, "requests": {IB_DEVICE: "4"}},
+        ],
+    )
+    def test_a_device_of_the_same_kind_takes_the_place_of_the_default(self, asked: Any) -> None:
+        limits = trainer_of("ib", pod=template(trainer(resources=asked)))["resources"]["limits"]
+        assert limits == asked["limits"]
+
+    def test_a_device_can_be_given_up(self) -> None:
+        asked = {"limits": {"nvidia.com/gpu": "8", "memory": "1Gi", "vpc.amazonaws.com/efa": None}}
+        limits = trainer_of("efa", pod=template(trainer(resources=asked)))["resources"]["limits"]
+        assert limits == {"nvidia.com/gpu": "8", "memory": "1Gi", "hugepages-2Mi": "5120Mi"}
+
+    def test_huge_pages_need_cpu_or_memory_beside_them(self) -> None:
+        words = refusal(profile="efa", pod=template(trainer(resources={"limits": {"nvidia.com/gpu": "8"}})))
+        assert "containers[0].resources.limits[hugepages-2Mi]: Kubernetes gives huge pages only beside cpu" in words
+
+    def test_auto_and_nothing_are_the_same(self) -> None:
+        assert pod_of("auto") == pod_of(network=None)
+
+    def test_one_pod_needs_no_network_unless_others_may_join_it(self) -> None:
+        assert pod_of("tcpxo", nodes=1) == pod_of(network=None, nodes=1)
+        elastic = pod_of("ib", nodes=1, elastic={"minNodes": 1, "maxNodes": 4})
+        assert IB_DEVICE in elastic["spec"]["containers"][0]["resources"]["limits"]
+
+    def test_the_pod_that_fetches_inputs_gets_nothing_of_it(self) -> None:
+        inputs = [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}]
+        fetch = pod_of("tcpxo", attempt=0, inputs=inputs)
+        assert "networking.gke.io/interfaces" not in fetch["metadata"]["annotations"]
+        assert not [one for one in fetch["spec"]["volumes"] if "hostPath" in one]
+        assert "tcpxo-daemon" not in json.dumps(fetch["spec"])
+
+    def test_a_profile_of_the_platform_may_set_it(self) -> None:
+        text = """
+            apiVersion: ddp-operator.dev/v1alpha1
+            kind: ClusterDDPTrainingProfile
+            metadata: {name: h100}
+            spec:
+              job: {network: {profile: ib, require: true}}
+              locked: [network.profile]
+        """
+        mine = f"""
+            apiVersion: ddp-operator.dev/v1alpha1
+            kind: DDPTrainingJob
+            metadata: {{name: a}}
+            spec:
+              nodes: 2
+              profileRef: {{name: h100}}
+              template: {json.dumps(template(trainer(resources=GPUS)))}
+        """
+        found = parse_manifest(f"{text}\n---\n{mine}").job
+        assert found.spec.network == Network(profile="ib", require=True)
+        with pytest.raises(InvalidManifest, match=r"network\.profile"):
+            parse_manifest(f"{text}\n---\n{mine}\n              network: {{profile: socket}}\n")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("profile", "asked"),
+        [
+            ("ib", "the capability IPC_LOCK"),
+            ("tcpxo", "the capability NET_ADMIN, volumes of the node (hostPath)"),
+        ],
+    )
+    def test_a_restricted_pod_may_not_have_what_the_fabric_needs(self, profile: str, asked: str) -> None:
+        words = refusal(profile=profile, securityProfile="Restricted")
+        assert f'spec.network.profile: Invalid value: "{profile}": needs {asked}, and spec.securityProfile' in words
+
+    def test_what_the_template_itself_asks_for_is_the_jobs_own(self) -> None:
+        own = trainer(resources=GPUS, securityContext={"capabilities": {"add": ["IPC_LOCK"]}})
+        assert pod_of("ib", pod=template(own), securityProfile="Restricted")
+        assert pod_of("socket", securityProfile="Restricted")
+
+    def test_a_required_network_needs_gpus(self) -> None:
+        needed = {"profile": "auto", "require": True}
+        assert refusal(network=needed, pod=template(trainer())).startswith(
+            "spec.network.require: Invalid value: true: needs GPUs"
+        )
+        assert pod_of(network=needed | {"profile": "socket"}, pod=template(trainer()))
+        assert pod_of(network=needed, pod=template(trainer()), nodes=1), "one pod has no network to require"
+
+
+class TestPreflight:
+    def test_a_required_network_is_looked_at_whatever_the_checks_are(self) -> None:
+        plan = preflight(network={"profile": "ib", "require": True})
+        assert plan["checks"] == ["dns", "tcp", "allreduce", "pairs"]
+        assert (plan["require"], plan["fail"]) == (True, False)
+        assert plan["transports"] == ["IB", "NVLink"]
+        assert plan["minPairBytesPerSecond"] == 2e9
+
+    def test_one_that_is_not_is_looked_at_by_the_checks_that_are_made(self) -> None:
+        plan = preflight(network={"profile": "efa"}, preflight={"checks": ["allreduce"]})
+        assert (plan["checks"], plan["require"]) == (["allreduce"], False)
+        assert plan["transports"] == ["EFA", "NVLink"]
+
+    def test_auto_knows_no_floor_of_a_pair(self) -> None:
+        plan = preflight(network={"require": True})
+        assert (plan["checks"], plan["transports"]) == (["dns", "tcp", "allreduce"], [])
+
+    @pytest.mark.parametrize(("asked", "checks"), [(30000, True), (0, False)])
+    def test_the_jobs_own_floor_takes_the_place_of_the_profiles(self, asked: int, checks: bool) -> None:
+        plan = preflight(network={"profile": "ib", "require": True, "minPairMegabytesPerSecond": asked})
+        assert plan["minPairBytesPerSecond"] == asked * 10**6
+        assert ("pairs" in plan["checks"]) == checks
+
+    def test_one_pod_requires_nothing(self) -> None:
+        plan = preflight(network={"profile": "ib", "require": True}, nodes=1)
+        assert plan == preflight(network=None, nodes=1)
