@@ -238,13 +238,18 @@ def test_an_elastic_job_grows_shrinks_and_loses_a_pod_without_losing_its_job(clu
 
 
 def test_preflight_measures_the_way_between_pods(cluster: Cluster) -> None:
-    job = Training(cluster, "before", preflight={"mode": "Fail", "checks": ["dns", "tcp", "allreduce"]})
+    job = Training(cluster, "before", preflight={"mode": "Fail", "checks": ["dns", "tcp", "allreduce", "pairs"]})
     job.trained(steps=1)
     found = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
     assert "failed" not in found
     for figure in ("dnsMilliseconds", "tcpMilliseconds", "allReduceMegabytesPerSecond"):
         assert float(found[figure]) >= 0, found
     assert float(found["allReduceMegabytesPerSecond"]) > 0
+    assert found["transport"] == "Socket"
+    pair = found["slowestPair"]
+    assert pair["pods"] == [0, 1]
+    assert pair["nodes"] == [job.pod(index).spec.node_name for index in (0, 1)]
+    assert float(pair["megabytesPerSecond"]) > 0
     print(found)
 
 
@@ -308,6 +313,46 @@ def test_a_lost_node_holds_nothing_up_and_is_avoided(
         lambda: pods[1].metadata.name not in {pod.metadata.name for pod in cluster.pods("outage")},
         "the lost pod is gone",
     )
+
+
+@pytest.fixture
+def report_trouble(cluster: Cluster) -> Iterator[Callable[[str], None]]:
+    """Return a function that writes a condition of a node, as detectors of GPU errors do; removed afterwards."""
+    ill: list[str] = []
+
+    def write(node: str, **members: Any) -> None:
+        # By its type: a strategic merge leaves the kubelet's own conditions alone.
+        said = {"type": "XidCriticalError", **members}
+        cluster.core.patch_node_status(node, {"status": {"conditions": [said]}})
+
+    def report(node: str) -> None:
+        ill.append(node)
+        write(node, status="True", reason="Xid79", message="GPU 3 has fallen off the bus")
+
+    try:
+        yield report
+    finally:
+        for node in ill:
+            write(node, **{"$patch": "delete"})
+
+
+def test_a_node_that_reports_a_broken_gpu_is_left_and_avoided(
+    cluster: Cluster, report_trouble: Callable[[str], None]
+) -> None:
+    job = Training(cluster, "ill", recovery={"nodeHealth": {"conditions": ["Xid*"], "action": "Migrate"}})
+    done = job.trained()
+    nodes = [job.pod(index).spec.node_name for index in range(2)]
+    assert nodes[0] != nodes[1], "the cluster has only one node with room"
+    assert condition(job.status, "NodesHealthy")["status"] == "True"
+    job.recovered(done, partial(report_trouble, nodes[1]), f"node {nodes[1]} reported a broken GPU")
+    status = job.status
+    assert (status["attempt"], status["failedNodes"]) == (2, [nodes[1]]), status
+    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    assert status["lastRestart"]["cause"] == "NodeUnhealthy"
+    assert {job.pod(index).spec.node_name for index in range(2)} == {nodes[0]}
+    assert condition(job.status, "NodesHealthy")["status"] == "True"
+    events = cluster.kubectl("get", "events", "--field-selector", "involvedObject.kind=DDPTrainingJob").stdout
+    assert f"leaves {nodes[1]}: XidCriticalError (GPU 3 has fallen off the bus)" in events
 
 
 def test_a_rank_that_hangs_in_a_script_without_an_exporter_is_named_and_ended(cluster: Cluster) -> None:
