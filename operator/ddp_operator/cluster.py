@@ -175,6 +175,12 @@ class Cluster(Protocol):
         As it is now, from no cache.
         """
 
+    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return a ResourceClaim or a ResourceClaimTemplate; None: there is none.
+
+        As it is now, from no cache, in any version from v1beta1 on. Raises: Refused where it may not be read.
+        """
+
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: there is no such node. Raises: Refused where it may not be read."""
 

@@ -52,6 +52,12 @@ GPU_RESOURCES: Final = (
 )
 """What device plugins call GPUs and parts of them; one worker process for each. AMD's names of partitions are
 ``<compute>_<memory>``, such as ``cpx_nps4``."""
+GPU_DEVICE_CLASSES: Final = (
+    *("gpu.nvidia.com", "mig.nvidia.com"),
+    *("gpu.amd.com", "gpu.amd.com-spx"),
+    "gpu.intel.com",
+)
+"""What the vendors' DRA drivers call the DeviceClasses of the same."""
 # What an API server takes, which is more than is read here.
 _ANY_QUANTITY = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 

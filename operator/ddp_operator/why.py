@@ -26,6 +26,8 @@ REMEDIES: Final = {
     "exist.",
     "ProfileLocked": "Leave the named fields out of the job and apply it again: ddp profile show NAME{option} has "
     "what a profile sets and locks.",
+    "ResourceClaimNotFound": "Create it, or correct its name in the pod template: kubectl get resourceclaims,"
+    "resourceclaimtemplates{option} shows those that exist.",
     "InvalidSpec": "Fix that field and apply the file again; `ddp render FILE` checks it without a cluster.",
     "VersionMismatch": "Bring the operator and the definition to one version with helm upgrade or helm rollback; the "
     "job is read again within five minutes.",

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ddp_operator import constants, names
+from ddp_operator.api.claims import CLAIM_TEMPLATE_KIND
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
@@ -50,6 +51,21 @@ def resource(
         "metadata": metadata,
         "spec": {"template": template(), **spec},
     }
+
+
+def claiming(*uses: Json, name: str = "h100", kind: str = CLAIM_TEMPLATE_KIND, **container: Any) -> Json:
+    """Return a pod template with the resource claim ``gpus`` of an object, of which the trainer uses this."""
+    source = "resourceClaimTemplateName" if kind == CLAIM_TEMPLATE_KIND else "resourceClaimName"
+    resources = {**container.pop("resources", {}), "claims": list(uses)}
+    return template(trainer(resources=resources, **container), resourceClaims=[{"name": "gpus", source: name}])
+
+
+def gpu_claim(*requests: Json, name: str = "h100", kind: str = CLAIM_TEMPLATE_KIND, namespace: str = "default") -> Json:
+    """Return a ResourceClaimTemplate, or a ResourceClaim, with these requests for devices."""
+    spec: Json = {"devices": {"requests": list(requests)}}
+    spec = {"spec": spec} if kind == CLAIM_TEMPLATE_KIND else spec
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def profile(job: Any, *locked: str, name: str = "gpu", kind: str = constants.CLUSTER_PROFILE_KIND) -> Json:

@@ -74,16 +74,23 @@ class FakeCluster(LocalCluster):
         self.page: str | None = None
         self.calls: list[str] = []
         self.hidden = False
-        """Whether profiles may not be read."""
+        """Whether profiles and resource claims may not be read."""
         self.changes = 0
         self.events: list[Event] = []
         self.on_event = lambda resource, event: self.events.append(event)
 
     async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
+        self._note_read(kind)
+        return await super().profile(kind, namespace, name)
+
+    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
+        self._note_read(kind)
+        return await super().resource_claim(kind, namespace, name)
+
+    def _note_read(self, kind: str) -> None:
         self.calls.append(f"get {kind}")
         if self.hidden:
             raise Refused(f"{kind.lower()}s is forbidden", reason="Forbidden")
-        return await super().profile(kind, namespace, name)
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
@@ -125,6 +132,12 @@ class FakeCluster(LocalCluster):
     def settle(self) -> None:
         """Let the controllers act."""
         self._settle()
+
+    def _admit(self, job: Object) -> None:
+        """Take resource claims too, for which a cluster has drivers and this machine none."""
+        template = job["spec"]["template"]
+        pod = {name: value for name, value in template["spec"].items() if name != "resourceClaims"}
+        super()._admit({**job, "spec": {**job["spec"], "template": {**template, "spec": pod}}})
 
     def _changed(self, item: Object, gone: bool) -> None:
         self.changes += 1

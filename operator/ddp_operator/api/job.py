@@ -56,6 +56,11 @@ class DDPTrainingJob:
         return self.spec.spares or 0
 
     @property
+    def claimed_gpus(self) -> int:
+        """How many GPUs each pod has by resource claims."""
+        return self.status.claims.gpus if self.status.claims is not None else 0
+
+    @property
     def tracking_run(self) -> str:
         """The identity of the job's run in trackers; empty where it is not tracked.
 

@@ -410,8 +410,9 @@ class Spec(_Fields, frozen=True, kw_only=True):
     proc_per_node: Annotated[
         int | str,
         Meta(
-            description="Worker processes per pod: a number, gpu (one per GPU in the limits; docs/reference.md has "
-            "the names), cpu (one per CPU in the limits), or auto (gpu if the limits ask for GPUs, else 1)."
+            description="Worker processes per pod: a number, gpu (one per GPU of the limits and resource "
+            "claims; docs/reference.md has their names), cpu (one per CPU in the limits), or auto (gpu if there are "
+            "GPUs, else 1)."
         ),
     ] = "auto"
     spares: Annotated[

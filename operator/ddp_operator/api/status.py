@@ -274,6 +274,15 @@ class Profile(_Fields, frozen=True, kw_only=True):
     locked: Annotated[tuple[str, ...], Meta(description="Fields of the spec that the job may not set otherwise.")] = ()
 
 
+class ClaimedGpus(_Fields, frozen=True, kw_only=True):
+    """What the job's resource claims gave when it started: what becomes of their templates later changes nothing."""
+
+    gpus: Annotated[int, Meta(description="GPUs of each pod, beside those of the container's limits.")]
+    digest: Annotated[
+        str, Meta(description="Of what it was counted for: the claims that the spec names, and procPerNode.")
+    ]
+
+
 class Status(_Fields, frozen=True, kw_only=True):
     """The observed job; ``attempt``, ``restarts`` and ``lastFailure`` are what the operator has decided."""
 
@@ -328,6 +337,7 @@ class Status(_Fields, frozen=True, kw_only=True):
         Meta(description="Kubernetes nodes that were lost with a pod on them, the latest last; at most 10."),
     ] = ()
     profile: Profile | None = None
+    claims: ClaimedGpus | None = None
     conditions: tuple[Condition, ...] = ()
 
     def condition(self, kind: str) -> Condition | None:

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.extra:
         raise CommandError("unexpected arguments after --; they are for `ddp run`")
     text, workdir, profiles = read_file(arguments.file), read_workdir(arguments), read_profiles(arguments.profiles)
-    manifest, _ = check_job(text, workdir, in_cluster=True, note=print_note, profiles=profiles)
+    manifest, _ = check_job(text, workdir, in_cluster=True, note=print_note, profiles=profiles, exact=True)
     children = ({**manifest.written, "spec": manifest.completed},) if arguments.whole else manifest.children
     if arguments.check:
         return ExitCode.OK

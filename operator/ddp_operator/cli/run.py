@@ -119,10 +119,10 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     errors = check_rules(resource, None)  # --nodes and --procs may violate one
     if errors:
         raise InvalidManifest(errors)
-    resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, cpus)
     wants_gpus = bool(count_pod_gpus(resource["spec"]["template"]["spec"]))
     gpu_ids = find_gpus(os.environ) if wants_gpus else None
     findings = [*adapt.check_job(manifest.resource["spec"]), *adapt.check_suitable(resource, gpu_ids)]
+    resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, cpus)
     job = parse_resource(resource)
     nproc = resolve_template(job).nproc
     if arguments.logs.isdecimal() and int(arguments.logs) >= job.spec.nodes * nproc:

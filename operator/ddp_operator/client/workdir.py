@@ -64,15 +64,17 @@ def check_job(
     in_cluster: bool,
     note: Callable[[str], None],
     profiles: FindProfile = find_none,
+    exact: bool = False,
 ) -> tuple[Manifest, Code | None]:
     """Return the manifest in ``text``, checked, with the folder that it takes along, packed.
 
-    ``note`` is told what is packed; ``profiles`` finds those that the file does not have.
+    ``note`` is told what is packed; ``profiles`` finds those that the file does not have; ``exact``: as of
+    ``check_manifest``.
 
     Raises: ClientError, InvalidManifest.
     """
     code = workdir.pack() if workdir is not None else None
-    manifest = check_manifest(text, code.spec if code else None, profiles)
+    manifest = check_manifest(text, code.spec if code else None, profiles, exact=exact)
     if code is not None:
         template = resolve_template(manifest.job)
         try:

@@ -239,6 +239,10 @@ class KubeCluster:
         found: Object | None = await self._get(kind, namespace if kind == PROFILE_KIND else None, name, refusable=True)
         return found
 
+    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Read it in the version that is served: seldom, when a job starts."""
+        return await self._get_any((kind, f"{kind}.v1beta2", f"{kind}.v1beta1"), namespace, name)
+
     async def node(self, name: str) -> Object | None:
         """Read a node: seldom, where a pod on it does not end."""
         found: Object | None = await self._get("Node", None, name, refusable=True)
@@ -323,10 +327,7 @@ class KubeCluster:
 
     async def local_queue(self, namespace: str, name: str) -> Object | None:
         """Read a LocalQueue, in the version that the installed Kueue serves."""
-        for kind in ("LocalQueue", "LocalQueue.v1beta2"):
-            if found := await self._get(kind, namespace, name, refusable=True):
-                return dict(found)
-        return None
+        return await self._get_any(("LocalQueue", "LocalQueue.v1beta2"), namespace, name)
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Hand an event to the event writer, which works in the background."""
@@ -341,6 +342,13 @@ class KubeCluster:
         """Return an object as it is now; None: there is none."""
         with suppress(NotFound):
             return await call(self._client, "GET", kind, namespace, name, refusable=refusable)
+        return None
+
+    async def _get_any(self, kinds: Iterable[str], namespace: str, name: str) -> Object | None:
+        """Return an object in the first of these versions of its kind in which there is one."""
+        for kind in kinds:
+            if found := await self._get(kind, namespace, name, refusable=True):
+                return dict(found)
         return None
 
     async def _patch(

@@ -38,6 +38,8 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Node": ("get",),
     "Workload": ("list",),
     "LocalQueue": ("get",),
+    "ResourceClaim": ("get",),
+    "ResourceClaimTemplate": ("get",),
 }
 """Every call the operator makes, by kind, and behind a colon only to objects of that name.
 
@@ -56,9 +58,12 @@ them only the jobs that ask for it are refused."""
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update")}
 """What the operator does in its own namespace, whichever it serves."""
 
-OPTIONAL: Final = frozenset({CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Workload", "LocalQueue"})
+OPTIONAL: Final = frozenset(
+    {CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Workload", "LocalQueue", "ResourceClaim", "ResourceClaimTemplate"}
+)
 """What an operator works without. A Role of one namespace can't grant nodes: pods on lost ones are then freed later;
-nor profiles of the cluster: jobs that name one are refused, and say so.
+nor profiles of the cluster: jobs that name one are refused, and say so, as are those whose processes follow from a
+resource claim that cannot be read.
 Without Kueue's Workloads and LocalQueues status does not say why a job waits in a queue."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}

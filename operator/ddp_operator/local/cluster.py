@@ -164,6 +164,10 @@ class LocalCluster:
         """Return a profile that has been stored; `ddp run` stores none, but makes a whole of job and profile."""
         return self.store.get(kind, namespace if kind == constants.PROFILE_KIND else "default", name)
 
+    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return a claim that has been stored; `ddp run` stores none, but refuses jobs that name one."""
+        return self.store.get(kind, namespace, name)
+
     async def node(self, name: str) -> Object | None:
         """Return this machine: the one node, which is there and ready as long as anybody can ask."""
         ready = {"type": "Ready", "status": "True"}

@@ -64,7 +64,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += check_containers(whole, _POD)
     errors += check_fabric(spec, whole)
     errors += check_inputs(spec, trainer)
-    nproc = _resolve_nproc(trainer, path, spec)
+    nproc = _resolve_nproc(trainer, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)
     command: UserCommand | None = None
@@ -287,10 +287,10 @@ def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[Fie
         yield FieldError("spec.metrics.logPatterns", words)
 
 
-def _resolve_nproc(trainer: Mapping[str, Any], path: str, spec: Spec) -> int | FieldError:
-    """Return the worker processes of one pod, from procPerNode and the container's limits."""
+def _resolve_nproc(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -> int | FieldError:
+    """Return the worker processes of one pod, from procPerNode and the container's limits and claims."""
     resources, here = trainer.get("resources") or {}, f"{path}.resources"
-    gpus, cpus, asked = count_gpus(resources), cpu_limit(resources), spec.proc_per_node
+    gpus, cpus, asked = count_gpus(resources) + job.claimed_gpus, cpu_limit(resources), job.spec.proc_per_node
     if asked == "gpu" and not gpus:
         problem = f"needs a GPU in {here}.limits; add nvidia.com/gpu or use auto"
     elif asked == "cpu" and gpus:

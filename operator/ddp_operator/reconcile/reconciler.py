@@ -17,6 +17,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object, Snapshot
 from ddp_operator.kubeobjects import utc_now
+from ddp_operator.reconcile.claims import find_claimed_gpus
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.profiles import find_profile, refuse_changes
@@ -33,7 +34,7 @@ _AFTER_CONFLICT = 0.5
 _SUSPICION = 24 * 3600.0
 # Until a spec that this version cannot read is read again: what helps is done to the definition.
 _AFTER_UNREADABLE = 300.0
-# Until a profile that is not there, or does not complete the job, is looked at again.
+# Until a profile or a claim that is not there, or does not complete the job, is looked at again.
 _AFTER_NO_PROFILE = 10.0
 
 
@@ -99,8 +100,16 @@ class Reconciler:
                 return await self._tell(key, snapshot, statuses, _AFTER_UNREADABLE)
             invalid = Refusal(c.INVALID_SPEC, f"with {profile.kind} {profile.name}".rstrip() + f": {error}")
             return await self._tell(key, snapshot, report_refused(snapshot.resource, invalid, self._clock()))
+        claims, unclaimed = await find_claimed_gpus(self._cluster, job, begun=bool(snapshot.jobs)), None
+        if isinstance(claims, Refusal):
+            if not job.status.attempt:
+                return await self._tell(key, snapshot, report_refused(snapshot.resource, claims, self._clock()))
+            unclaimed = claims
+        elif claims != job.status.claims:  # counted before anything is made of it
+            await self._write(key, snapshot.resource, job.status, replace(job.status, claims=claims), memory)
+            return AT_ONCE
         observation = await self._observer.observe(key, job, snapshot, memory)
-        refusal = refuse_changes(memory.locked) or await self._executor.check(job, observation, memory)
+        refusal = refuse_changes(memory.locked) or unclaimed or await self._executor.check(job, observation, memory)
         decision = decide(job, observation, self._clock(), refusal, self._progress_interval)
         if decision.needs_fresh_read and not fresh:
             # Watches may show the Job's end before that of the pod to blame, or of the one that has the last step.

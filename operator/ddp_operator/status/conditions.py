@@ -36,6 +36,7 @@ NAME_CONFLICT: Final = "NameConflict"
 CLAIM_IN_USE: Final = "ClaimInUse"
 PROFILE_NOT_FOUND: Final = "ProfileNotFound"
 PROFILE_LOCKED: Final = "ProfileLocked"
+RESOURCE_CLAIM_NOT_FOUND: Final = "ResourceClaimNotFound"
 FORBIDDEN: Final = "Forbidden"
 SERVER_ERROR: Final = "ServerError"
 # Suspended

@@ -229,11 +229,12 @@ def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: 
 
 
 def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
-    """Return the same of a job whose spec is not known, and why. One whose profile is not there yet waits for it."""
+    """Return the same of a job whose spec is not known, and why. One that names what is not there yet waits for it."""
     old = parse_status(resource)
     if is_finished(old):
         return old, old
     generation = (resource.get("metadata") or {}).get("generation") or 0
-    begins = "Pending" if refusal.reason == c.PROFILE_NOT_FOUND else "Rejected"
+    waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
+    begins = "Pending" if waits else "Rejected"
     new = replace(old, phase=old.phase if old.attempt else begins)
     return old, take_facts(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)

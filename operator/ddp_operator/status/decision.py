@@ -99,6 +99,7 @@ class Refusal:
         "ClaimInUse",
         "ProfileNotFound",
         "ProfileLocked",
+        "ResourceClaimNotFound",
         "Forbidden",
         "ServerError",
     ]

@@ -37,6 +37,7 @@ def account(state: State, status: Status) -> Status:
 def _held(state: State) -> int:
     """Return the GPUs of all pods that are on a node, those of former attempts too."""
     each = count_pod_gpus(state.spec.template.spec) if isinstance(state.spec.template.spec, dict) else 0
+    each += state.job.claimed_gpus
     pods = (*state.observation.pods, *state.observation.orphans)
     return each and each * sum(pod.alive and bool(pod.node_name) for pod in pods)
 

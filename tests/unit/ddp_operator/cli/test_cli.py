@@ -15,6 +15,7 @@ from ddp_operator import __version__
 from ddp_operator.cli import main
 from ddp_operator.cli import run as cli_run
 from ddp_operator.local.folder import ENV_RUN_FOLDER
+from tests.support.builders import claiming, gpu_claim
 
 GOOD: dict[str, Any] = {
     "apiVersion": "ddp-operator.dev/v1alpha1",
@@ -108,6 +109,36 @@ def test_a_volume_that_this_machine_lacks_is_refused_with_its_path(capsys: pytes
     }
     assert main(["run", write(template=template)]) == 2
     assert "spec.template.spec.volumes[0].nfs: not supported on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", ["auto", "gpu", 2])
+def test_devices_that_are_claimed_are_refused_on_this_machine(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", write(template=claiming({"name": "gpus"}), procPerNode=asked)]) == 2
+    said = "spec.template.spec.resourceClaims: not supported on this machine: there is no cluster device driver"
+    assert said in capsys.readouterr().err
+
+
+CLAIMS = {"template": claiming({"name": "gpus"})}
+FOUR = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}
+
+
+def test_render_counts_gpus_that_are_claimed_by_what_is_in_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(write(**CLAIMS, procPerNode="gpu"))
+    file.write_text(f"{file.read_text()}---\n{yaml.safe_dump(gpu_claim(FOUR))}")
+    assert main(["render", str(file)]) == 0
+    assert "--nproc-per-node=4" in capsys.readouterr().out
+
+
+def test_render_says_that_claims_elsewhere_leave_the_number_of_processes_open(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["render", write(**CLAIMS)]) == 2
+    assert (
+        'spec.procPerNode: Invalid value: "auto": cannot be known without a cluster, as ResourceClaimTemplate h100 is '
+        "not in the file; add it to the file, or set this to a number"
+    ) in capsys.readouterr().err
+    assert main(["render", write(**CLAIMS, procPerNode=4)]) == 0
+    assert "--nproc-per-node=4" in capsys.readouterr().out
 
 
 def test_a_secret_that_is_not_in_the_file_is_refused_before_anything_runs(

@@ -253,6 +253,21 @@ async def test_a_local_queue_is_read_in_the_version_that_is_served() -> None:
     assert isinstance((await run(lambda cluster: cluster.local_queue("ns", "q"), error(403)))[0], Refused)
 
 
+@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate"])
+async def test_a_resource_claim_is_read_in_the_version_that_is_served(kind: str) -> None:
+    def ask(*answers: Any) -> Any:
+        return run(lambda cluster: cluster.resource_claim(kind, "ns", "h100"), *answers)
+
+    found, client = await ask(error(404), error(404), {"spec": {"a": 1}})
+    assert found == {"spec": {"a": 1}}
+    assert [path for _, path, _ in client.calls] == [
+        f"/apis/resource.k8s.io/{version}/namespaces/ns/{kind.lower()}s/h100"
+        for version in ("v1", "v1beta2", "v1beta1")
+    ]
+    assert (await ask(error(404), error(404), error(404)))[0] is None
+    assert isinstance((await ask(error(403)))[0], Refused)
+
+
 OWNED = {"ownerReferences": [{"uid": "resource", "controller": True}]}
 LABELS = {"ddp-operator.dev/job-name": "j"}
 

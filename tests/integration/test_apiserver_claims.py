@@ -1,0 +1,115 @@
+"""GPUs by resource claims at a real API server, in every version of its API that the server has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND, count_claimed, find_claims
+from ddp_operator.constants import EXIT_RETRYABLE
+from ddp_operator.kube.resources import path
+from tests.support.builders import Json, claiming, gpu_claim, job, resource
+from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.operator_process import OperatorProcess
+from tests.support.standin import ClusterActors
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
+
+
+def four(device: str = "gpu.nvidia.com") -> Json:
+    return {"name": "r", "exactly": {"deviceClassName": device, "count": 4}}
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own."""
+    name = f"c-{abs(hash(request.node.nodeid)) % 10**8}"
+    plane.kubectl("create", "namespace", name)
+    yield name
+    plane.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest_asyncio.fixture
+async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
+    """Users, and kubelets that let deleted pods go."""
+    async with ClusterActors(plane.admin, namespace) as found, found.kubelet():
+        yield found
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server that has the versions before v1 too."""
+    api = [f"resource.k8s.io/{version}" for version in ("v1beta1", "v1beta2")]
+    with ControlPlane(tmp_path_factory.mktemp("older"), controllers=False, api=api) as found:
+        yield found
+
+
+@pytest.fixture
+def operator(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorProcess]:
+    """The operator as its own service account, with the rights of its role and no others."""
+    kubeconfig = plane.account("ddp-operator", "ddp-operator")
+    (port,) = free_ports(1)
+    with OperatorProcess(kubeconfig, tmp_path / "operator.log", port=port) as running:
+        yield running
+
+
+def apply(plane: ControlPlane, item: Json) -> None:
+    plane.kubectl("create", "-f", "-", stdin=yaml.safe_dump(item))
+
+
+def reason_of(found: Json) -> str:
+    return str((found.get("status") or {}).get("reason"))
+
+
+def processes(job: Json) -> str:
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return next(str(arg) for arg in container["args"] if arg.startswith("--nproc-per-node="))
+
+
+@pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
+async def test_a_job_waits_for_what_it_claims_and_keeps_what_it_has_counted(
+    plane: ControlPlane, actors: ClusterActors, operator: OperatorProcess, kind: str
+) -> None:
+    await actors.create(
+        resource("j", namespace=actors.namespace, template=claiming({"name": "gpus"}, kind=kind), procPerNode="gpu")
+    )
+    waits = await actors.resource("j", lambda found: reason_of(found) == "ResourceClaimNotFound")
+    assert waits["status"]["phase"] == "Pending"
+    apply(plane, gpu_claim(four(), kind=kind, namespace=actors.namespace))
+    first = await actors.child_job("j-1")
+    assert processes(first) == "--nproc-per-node=4"
+    assert first["spec"]["template"]["spec"]["resourceClaims"][0]["name"] == "gpus"
+    await actors.run_pod("j-1", 0)
+    running = await actors.phase("j", "Running")
+    assert running["status"]["claims"]["gpus"] == 4
+    plane.kubectl("-n", actors.namespace, "delete", kind.lower(), "h100", "--wait=false")
+    await actors.finish_pod("j-1", 0, exit_code=EXIT_RETRYABLE)
+    assert processes(await actors.child_job("j-2")) == "--nproc-per-node=4"
+
+
+async def test_one_whose_claims_cannot_be_counted_is_told_what_to_set(
+    plane: ControlPlane, actors: ClusterActors, operator: OperatorProcess
+) -> None:
+    every = {"name": "r", "exactly": {"deviceClassName": "gpu.amd.com", "allocationMode": "All"}}
+    apply(plane, gpu_claim(every, namespace=actors.namespace))
+    await actors.create(resource("j", namespace=actors.namespace, template=claiming({"name": "gpus"})))
+    found = await actors.resource("j", lambda found: reason_of(found) == "InvalidSpec")
+    assert "asks for All devices; set spec.procPerNode to a number" in str(found["status"]["conditions"])
+
+
+@pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
+async def test_each_version_of_the_api_counts_alike(older: ControlPlane, kind: str) -> None:
+    alternatives = [{"name": name, **four()["exactly"]} for name in ("first", "second")]
+    apply(older, gpu_claim(four(), {"name": "s", "firstAvailable": alternatives}, kind=kind))
+    spec = job(template=claiming({"name": "gpus"}, kind=kind)).spec
+    forms = []
+    async with ClusterActors(older.admin) as actors:
+        for version in ("", ".v1beta2", ".v1beta1"):
+            found = await actors.client.request("GET", path(f"{kind}{version}", "default", "h100"))
+            assert count_claimed(spec, [(one, found) for one in find_claims(spec)]) == 8
+            forms.append(found["spec"])
+    assert forms[0] == forms[1] != forms[2]
