@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.spec import Network
 from ddp_operator.constants import KIND
 from ddp_operator.kube.client import ApiError
@@ -17,7 +18,7 @@ from ddp_operator.kube.resources import path
 from ddp_operator.manifests.children import build_children
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
 from tests.property.test_manifests import taken
-from tests.support.builders import job, template, trainer
+from tests.support.builders import job, resource, template, trainer
 from tests.support.control_plane import ControlPlane
 from tests.support.fuzzing import examples, tally
 from tests.support.standin import ClusterActors
@@ -34,7 +35,7 @@ def server(plane: ControlPlane) -> Iterator[tuple[asyncio.Runner, ClusterActors]
     with asyncio.Runner() as runner:
         actors = ClusterActors(plane.admin)
         yield runner, actors
-        runner.run(actors.client.close())
+        runner.run(actors.__aexit__(None, None, None))
 
 
 def as_kubectl_sends(value: Any) -> Any:
@@ -60,6 +61,17 @@ def test_the_api_server_takes_a_job_on_each_fabric(server: tuple[asyncio.Runner,
     for one in (child, pods):
         stored = runner.run(actors.client.request("POST", path(one["kind"], "default"), params=params, body=one))
         assert stored["kind"] == one["kind"]
+
+
+def test_the_api_server_keeps_a_null_that_gives_up_a_device(server: tuple[asyncio.Runner, ClusterActors]) -> None:
+    runner, actors = server
+    limits = {"nvidia.com/gpu": "8", "memory": "8Gi", "vpc.amazonaws.com/efa": None}
+    raw = resource(nodes=2, network={"profile": "efa"}, template=template(trainer(resources={"limits": limits})))
+    made = actors.client.request("POST", path(KIND, "default"), params={"dryRun": "All"}, body=raw)
+    stored = parse_resource(runner.run(made))
+    [child] = [one for one in build_children(stored, attempt=1, nodes=2) if one["kind"] == "Job"]
+    [container] = child["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"].keys() == {"nvidia.com/gpu", "memory", "hugepages-2Mi"}
 
 
 async def refusal(actors: ClusterActors, raw: Any) -> str:

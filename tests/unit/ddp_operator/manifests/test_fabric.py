@@ -12,6 +12,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.spec import Network
 from ddp_operator.constants import ENV_LAUNCHER_CONFIG, VOLUMES
+from ddp_operator.launcher.nccl_log import read_network
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.fabric import load_fabric
 from ddp_operator.names import is_reserved_variable
@@ -19,6 +20,18 @@ from tests.support.builders import job, template, trainer
 
 PROFILES = [name for name in get_args(get_type_hints(Network)["profile"]) if name != "auto"]
 GPUS = {"limits": {"nvidia.com/gpu": "8", "memory": "512Gi"}}
+LOGS = [
+    ("socket", "NCCL INFO NET/Socket : Using [0]ens3:172.31.10.182<0>\nNCCL INFO Using network Socket\n"),
+    (
+        "ib",
+        "NCCL INFO NET/IB : Using [0]mlx5_2:1/IB/SHARP [RO]; OOB ib0:10.1.0.4<0>\nNCCL INFO Using network IBext_v8\n",
+    ),
+    ("roce", "NCCL INFO NET/IB : Using [0]mlx5_2:1/RoCE [RO]; OOB eth0:10.244.2.21<0>\nNCCL INFO Using network IB\n"),
+    ("roce", "NCCL INFO Using network gIB\n"),
+    ("efa", "NCCL INFO NET/OFI Selected Provider is efa (found 1 nics)\nNCCL INFO Using network AWS Libfabric\n"),
+    ("efa", "NCCL INFO Channel 07/0 : 1[1] -> 0[0] [send] via NET/AWS Libfabric/1/GDRDMA\n"),
+    ("tcpxo", "NCCL INFO Using network FasTrak\n"),
+]
 IB_DEVICE = "rdma/rdma_shared_device_a"
 
 
@@ -69,6 +82,12 @@ class TestData:
         assert ("Socket" in fabric.transports) == (profile == "socket")
         assert (fabric.min_pair_megabytes_per_second > 0) == (profile != "socket")
 
+    @pytest.mark.parametrize(("profile", "log"), LOGS)
+    def test_a_log_of_the_network_counts_as_its_profile_alone(self, profile: str, log: str) -> None:
+        """The lines are published ones: of issues of NCCL and aws-ofi-nccl, and of Google's and NVIDIA's guides."""
+        transport = read_network(log).transport
+        assert [name for name in PROFILES if transport in load_fabric(name).transports] == [profile]
+
     @pytest.mark.parametrize("profile", PROFILES)
     def test_a_template_is_nothing_that_a_job_could_not_say_itself(self, profile: str) -> None:
         """It passes the operator's own checks as the template of a job that has no profile."""
@@ -87,6 +106,14 @@ class TestData:
         names = [item["name"] for item in pod["containers"][0].get("env", ())]
         assert not [name for name in names if is_reserved_variable(name)]
         assert all(one["restartPolicy"] == "Always" for one in pod.get("initContainers", ())), "no end, no training"
+
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_no_pod_shares_its_nodes_network_or_is_privileged(self, profile: str) -> None:
+        """check_fabric does not look for them."""
+        pod = load_fabric(profile).template["spec"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & {*pod}
+        contexts = [one.get("securityContext", {}) for one in [*pod["containers"], *pod.get("initContainers", ())]]
+        assert not [context for context in contexts if "privileged" in context]
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_devices_are_limits_alone_so_that_a_limit_of_the_jobs_is_no_clash(self, profile: str) -> None:
@@ -136,6 +163,10 @@ class TestTemplate:
     def test_a_device_of_the_same_kind_takes_the_place_of_the_default(self, asked: Any) -> None:
         limits = trainer_of("ib", pod=template(trainer(resources=asked)))["resources"]["limits"]
         assert limits == asked["limits"]
+
+    def test_a_device_that_is_requested_alone_is_refused_as_without_a_profile(self) -> None:
+        words = refusal(profile="ib", pod=template(trainer(resources={"requests": {IB_DEVICE: "4"}})))
+        assert f"requests[{IB_DEVICE}]: devices must be requested as a limit" in words
 
     def test_a_device_can_be_given_up(self) -> None:
         asked = {"limits": {"nvidia.com/gpu": "8", "memory": "1Gi", "vpc.amazonaws.com/efa": None}}
@@ -209,6 +240,8 @@ class TestRefusals:
         )
         assert pod_of(network=needed | {"profile": "socket"}, pod=template(trainer()))
         assert pod_of(network=needed, pod=template(trainer()), nodes=1), "one pod has no network to require"
+        claimed = template(trainer(resources={"claims": [{"name": "gpus"}]}), resourceClaims=[{"name": "gpus"}])
+        assert pod_of(network=needed, pod=claimed)
 
 
 class TestPreflight:
