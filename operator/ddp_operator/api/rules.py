@@ -43,6 +43,8 @@ def _given(path: str, default: str | int | bool) -> str:
 
 
 _BACKEND = _given("rendezvous.backend", Rendezvous().backend)
+_REQUIRED = _given("network.require", False)
+_CHECKS = "(has(self.preflight) && has(self.preflight.checks) ? self.preflight.checks : [])"
 _PORTS = _given("rendezvous.port", Rendezvous().port), _given("metrics.port", Metrics().port)
 
 ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
@@ -212,23 +214,22 @@ RULES: tuple[Rule, ...] = (
     _between("spec.idle.minutes", 1, _YEAR // 60, "leave out idle to let GPUs be held"),
     _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
     Rule(
-        "spec.preflight",
-        "!has(self.minMegabytesPerSecond) || self.minMegabytesPerSecond == 0"
-        " || (has(self.checks) && self.checks.exists(c, c == 'allreduce'))",
+        "spec",
+        f"{_given('preflight.minMegabytesPerSecond', 0)} == 0 || {_REQUIRED} || 'allreduce' in {_CHECKS}"
+        f" || 'pairs' in {_CHECKS}",
         "needs the check allreduce, which measures it; add allreduce to checks or remove this",
-        field=".minMegabytesPerSecond",
+        field=".preflight.minMegabytesPerSecond",
     ),
     Rule(
         "spec",
-        f"!{_given('network.require', False)} || {_given('preflight.mode', Preflight().mode)} != 'Off'",
+        f"!{_REQUIRED} || {_given('preflight.mode', Preflight().mode)} != 'Off'",
         "needs the preflight, which finds out what NCCL uses; set preflight.mode to Warn or Fail, or remove this",
         field=".network.require",
     ),
     _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out to use the profile's"),
     Rule(
         "spec",
-        f"{_given('network.minPairMegabytesPerSecond', 0)} == 0 || {_given('network.require', False)}"
-        " || (has(self.preflight) && has(self.preflight.checks) && self.preflight.checks.exists(c, c == 'pairs'))",
+        f"{_given('network.minPairMegabytesPerSecond', 0)} == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
         "needs the check pairs, which measures it; add pairs to preflight.checks, set network.require: true, or "
         "remove this",
         field=".network.minPairMegabytesPerSecond",

@@ -238,6 +238,13 @@ def test_a_required_network_needs_the_preflight_that_looks_at_it(preflight: Any,
     assert refused(item if preflight is None else change(item, "spec.preflight", preflight)) == paths
 
 
+def test_a_floor_of_all_ranks_needs_a_check_that_measures_them() -> None:
+    item = change(BASE, "spec.preflight", {"minMegabytesPerSecond": 5000, "checks": ["tcp"]})
+    assert refused(item) == ["spec.preflight.minMegabytesPerSecond"]
+    assert refused(change(item, "spec.preflight.checks", ["pairs"])) == []
+    assert refused(change(item, "spec.network.require", True)) == []
+
+
 def test_a_floor_of_a_pair_needs_the_check_that_measures_pairs() -> None:
     item = change(BASE, "spec.network.minPairMegabytesPerSecond", 5000)
     assert refused(item) == ["spec.network.minPairMegabytesPerSecond"]
