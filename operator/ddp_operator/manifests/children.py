@@ -45,7 +45,7 @@ def load_launcher() -> Launcher:
     """Return the launcher of this version of the operator."""
     folder = resources.files("ddp_operator.launcher")
     texts = {
-        file.name: without_comments(file.read_text(encoding="utf-8"))
+        file.name: pack_source(file.read_text(encoding="utf-8"))
         for file in folder.iterdir()
         if file.name.endswith(".py")
     }
@@ -55,8 +55,8 @@ def load_launcher() -> Launcher:
     return Launcher(files, hashlib.sha256(json.dumps(files).encode()).hexdigest())
 
 
-def without_comments(source: str) -> str:
-    """Return a module without its comments and the docstrings of functions and classes.
+def pack_source(source: str) -> str:
+    """Return a module without its comments and the docstrings of functions and classes, indented by single spaces.
 
     Lines stay where they are, so those that a traceback names are true.
 
@@ -71,11 +71,18 @@ def without_comments(source: str) -> str:
             if len(node.body) == 1:
                 empty[0] = f"{' ' * text.col_offset}...\n"
             lines[text.lineno - 1 : text.end_lineno] = empty
-    for token in tokenize.generate_tokens(iter(lines).__next__):
+    within_text: set[int] = set()
+    for token in list(tokenize.generate_tokens(iter(lines).__next__)):
+        row, column = token.start
         if token.type == tokenize.COMMENT:
-            row, column = token.start
             lines[row - 1] = lines[row - 1][:column].rstrip() + "\n"
-    return "".join(lines)
+        within_text |= set(range(row, token.end[0]))
+    return "".join(line if row in within_text else _indent_less(line) for row, line in enumerate(lines))
+
+
+def _indent_less(line: str) -> str:
+    code = line.lstrip(" ")
+    return " " * -(-(len(line) - len(code)) // 4) + code
 
 
 def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
