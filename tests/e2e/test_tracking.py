@@ -107,7 +107,8 @@ def test_a_lost_pod_and_a_suspension_are_one_run_and_the_board_shows_it(
     cluster.core.delete_namespaced_pod(victim.metadata.name, cluster.namespace, grace_period_seconds=0)
 
     def trains_again() -> bool:
-        return "recoverySeconds" in cluster.status("tracked").get("lastRestart", {})
+        status = cluster.status("tracked")
+        return status["restarts"]["inPlace"] > 0 and "recoverySeconds" in status["lastRestart"]
 
     cluster.until(trains_again, "steps after a lost pod")
     ddp(cluster, tmp_path, "suspend", "tracked")

@@ -56,7 +56,9 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     was_joined = same_attempt and c.may_have_met(joined_before)
     lost = find_taken(status.attempt, pods.newest.values())
     if observation.page is not None:
-        status = _take_page(job, status, observation.page, pods, now, recovers=lost is None)
+        # A pod deleted by force trains on for a moment, and so do the others, when nobody sees it any more.
+        recovers = lost is None and (all_run or job.spec.elastic is not None)
+        status = _take_page(job, status, observation.page, pods, now, recovers=recovers)
     elif not pods and not was_joined:
         status = _take_former_report(status, observation.pods_of(status.attempt - 1), now)
     in_place = find_in_place(status.attempt, observation.failures_in_place)

@@ -120,6 +120,8 @@ def test_the_loss_is_answered_when_the_workers_step_again_and_not_while_they_sti
     again = run(child_pod(0), child_pod(1, deleting=True, grace=30), status=told, text=training).status
     assert again.last_restart is not None
     assert (again.last_restart.level, again.last_restart.recovery_seconds) == ("ReplacedPod", None)
+    gone = run(child_pod(0), status=again, text=training).status
+    assert gone.last_restart == again.last_restart
     restarted = page(ddp_step=7, phase="Rendezvous", restarts=1)
     noted = run(child_pod(0), child_pod(1, suffix="r1"), status=again, text=restarted).status
     assert (noted.last_restart, noted.restarts.in_place) == (again.last_restart, 1)
