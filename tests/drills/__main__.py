@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.drills.core import DRILLS, Drill, NotHere, Perished, Row, build_table
 from tests.drills.floors import measure_floor, train
 from tests.drills.scene import Scene, Session
+from tests.support.object_store import ObjectStore
 
 MODULES = ("kills", "failures", "disks", "objects", "networks", "surroundings", "servers")
 
@@ -27,28 +28,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="NAME", choices=sorted(DRILLS), help="this drill only")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="how often each; default: 1")
     parser.add_argument("--fast", action="store_true", help="a few cheap ones, and short waits")
+    parser.add_argument(
+        "--store",
+        action="store_true",
+        help="keep checkpoints in moto's S3 (`make s3`), without what breaks a claim's files",
+    )
     parser.add_argument("--no-floors", action="store_true", help="do not measure what starting again takes by hand")
     parser.add_argument("--keep", action="store_true", help="keep the folder of the runs")
     parser.add_argument("--list", action="store_true", help="say what there is")
     arguments = parser.parse_args(argv)
     chosen = [one for one in DRILLS.values() if _is_chosen(one, arguments.only, arguments.fast)]
+    if arguments.store:
+        chosen = [one for one in chosen if one.act.__module__ != "tests.drills.disks"]
     if arguments.list:
         width = max(map(len, DRILLS))
         print("\n".join(f"{one.name:{width}}  {one.about}" for one in chosen))
         return 0
     folder = Path(tempfile.mkdtemp(prefix="ddp-drills-"))
+    store = ObjectStore(folder) if arguments.store else None
     try:
-        return run_all(chosen, folder, runs=arguments.runs, fast=arguments.fast, floors=not arguments.no_floors)
+        session = Session(folder, store=store)
+        return run_all(chosen, session, runs=arguments.runs, fast=arguments.fast, floors=not arguments.no_floors)
     finally:
+        if store is not None:
+            store.stop()
         if arguments.keep:
             print(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_all(chosen: Sequence[Drill], folder: Path, *, runs: int, fast: bool, floors: bool) -> int:
+def run_all(chosen: Sequence[Drill], session: Session, *, runs: int, fast: bool, floors: bool) -> int:
     """Make the drills in order; return the exit code."""
-    session = Session(folder)
+    folder = session.folder
     if any(one.trains for one in chosen):
         session.reference = train(folder / "reference")
     rows = []

@@ -99,7 +99,7 @@ def kill_run(scene: Scene) -> Outcome:
     if (
         ">Interrupted</span>" not in page
         or "Resume from the checkpoint of step " not in page
-        or " on claim drill with: ddp run job-0" not in page
+        or f" on {scene.kept} with: ddp run job-0" not in page
     ):
         raise Perished(f"the report does not say that nobody runs it any more\n{page}")
     again = scene.start()

@@ -21,6 +21,7 @@ import yaml
 
 from tests.drills.core import Outcome, Perished
 from tests.support import ROOT
+from tests.support.object_store import PACKAGES, ObjectStore
 
 TRAINEE = Path(__file__).with_name("trainee.py")
 PATIENCE = float(os.environ.get("DDP_DRILL_PATIENCE", "240"))
@@ -35,6 +36,13 @@ ARGUMENTS = (
     "--max-steps", str(STEPS), "--checkpoint-every-steps", str(EVERY), "--checkpoint-every-epochs", "0",
     "--log-every", "5",
 )  # fmt: skip
+_PATH = os.pathsep.join([str(ROOT), str(ROOT / "operator"), str(ROOT / "trainer")])
+_FETCH = """
+import sys
+from ddp_operator.launcher.snapshots import SnapshotStore
+from ddp_operator.launcher.sources import open_storage
+SnapshotStore(*open_storage(sys.argv[1]), attempt=0, run_id="drill-0", keep=1).fetch_newest(sys.argv[2])
+"""
 _DDP = "import sys; from ddp_operator.cli import main; sys.exit(main())"
 RECOVERY = {"maxRestarts": 3}
 
@@ -56,6 +64,8 @@ class Session:
 
     folder: Path
     reference: Path | None = None
+    store: ObjectStore | None = None
+    """Where checkpoints are kept, if not on a claim."""
 
 
 class Scene:
@@ -89,6 +99,11 @@ class Scene:
 
         ``program``: a script in its place. ``within``: a command in front of it, which it replaces.
         """
+        if self.session.store is not None:
+            checkpoint = {"path": "/ckpt", "url": self.url, "graceSeconds": 20}
+            # The store is to have had the time for what was saved before a fault comes.
+            env = {**self.access(), "DRILL_PAUSE": str(4 * PAUSE), **(env or {})}
+            spec = {"checkpoint": checkpoint, **spec}
         text = build_manifest(self.witness, [*ARGUMENTS, *arguments], env or {}, spec)
         running = Running(self, text, [*within, sys.executable, *([program] if program else ["-P", "-c", _DDP])])
         self.runs.append(running)
@@ -98,10 +113,25 @@ class Scene:
         """Have something done at the end, whatever happens."""
         self._undo.callback(undo)
 
+    @property
+    def url(self) -> str:
+        """Its own place in the store."""
+        assert self.session.store is not None
+        return f"{self.session.store.url}/{self.folder.name}"
+
+    @property
+    def kept(self) -> str:
+        """What messages call the place of the checkpoints."""
+        return "claim drill" if self.session.store is None else self.url
+
+    def access(self) -> dict[str, str]:
+        """Return the environment of what uses the store."""
+        assert self.session.store is not None
+        return {**self.session.store.credentials, "PYTHONPATH": os.pathsep.join([_PATH, str(PACKAGES)])}
+
     def environ(self) -> dict[str, str]:
         """Return the environment of everything that the drill starts."""
-        path = os.pathsep.join([str(ROOT), str(ROOT / "operator"), str(ROOT / "trainer")])
-        return os.environ | {"PYTHONPATH": path, "TMPDIR": str(self.temporary), **self.marks, **self.env}
+        return os.environ | {"PYTHONPATH": _PATH, "TMPDIR": str(self.temporary), **self.marks, **self.env}
 
     def ask(self, **command: Any) -> float:
         """Ask a driven run for something and wait until it is done; return the moment before."""
@@ -138,7 +168,9 @@ class Scene:
             time.sleep(0.01)
 
     def until_step(self, run: Running, step: int = STRIKE, rank: int = 0) -> list[Step]:
-        """Wait until a rank has made so many steps."""
+        """Wait until a rank has made so many steps, and where there is a store until that has one checkpoint."""
+        if self.session.store is not None:
+            self.until(lambda: run.said("checkpoints are in the store"), "a checkpoint in the store", alive=run)
         return list(self.until(lambda: _reached(self.steps(rank), step), f"step {step} of rank {rank}", alive=run))
 
     def recovery(self, struck: float, *, floor: str, waits: float = 0.0, note: str = "") -> Outcome:
@@ -158,7 +190,13 @@ class Scene:
     def check_state(self, step: int = STEPS) -> None:
         """Insist that the newest checkpoint is of this step, and bit by bit that of an uninterrupted run."""
         assert self.session.reference is not None, "no reference was made"
-        mine = read_newest_state(self.folder / "ddp-runs" / "claims" / "drill", step)
+        saved = self.folder / "ddp-runs" / "claims" / "drill"
+        if self.session.store is not None:
+            saved = self.folder / "fetched"
+            saved.mkdir()
+            line = [sys.executable, "-P", "-c", _FETCH, self.url, str(saved)]
+            subprocess.run(line, env=self.environ() | self.access(), check=True)
+        mine = read_newest_state(saved, step)
         (path,) = self.session.reference.glob(f"step-{step:09d}*.pt")
         difference = compare(mine, load_state(path))
         if difference:

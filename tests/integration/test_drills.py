@@ -10,6 +10,7 @@ import pytest
 
 from tests.drills import __main__ as drills
 from tests.drills.core import Drill, NotHere, Outcome, Perished, Row, build_table
+from tests.drills.scene import Session
 from tests.drills.soak import Samples, soak_local
 from tests.support import ROOT
 
@@ -48,7 +49,7 @@ def test_a_drill_that_is_not_survived_fails_the_whole(tmp_path: Path, capsys: py
 
     chosen = [Drill("good", "", lambda scene: Outcome(3, 4.0, "ranks"), trains=False)]
     chosen += [Drill("bad", "", perish, trains=False), Drill("absent", "", lack, trains=False)]
-    assert drills.run_all(chosen, tmp_path, runs=2, fast=True, floors=False) == 1
+    assert drills.run_all(chosen, Session(tmp_path), runs=2, fast=True, floors=False) == 1
     told = capsys.readouterr()
     assert "DRILLS 2/4" in told.out
     assert "absent  0     -" in told.out
