@@ -2,9 +2,10 @@
 
 Wheels are chosen by their names, and nothing of what they hold is run, so that an image for arm64 is built on amd64
 without an emulator. Only the built packages of an index are taken; the project itself, with ``--no-deps``, is pure
-Python.
+Python. What pip would compile holds the times of files; so it is compiled here, to the same bits each time.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def command(architecture: str, arguments: list[str], target: Path) -> list[str]:
     chosen = [word for name in platforms(architecture) for word in ("--platform", name)]
     built = [] if "--no-deps" in arguments else ["--only-binary=:all:"]
     # Run by the environment's own Python, so that scripts name it; it has no pip of its own.
-    pip = [sys.executable, "-m", "pip", "--python", str(VENV / "bin/python"), "install"]
+    pip = [sys.executable, "-m", "pip", "--python", str(VENV / "bin/python"), "install", "--no-compile"]
     return [*pip, "--target", str(target), *chosen, *built, *arguments]
 
 
@@ -40,6 +41,17 @@ def main() -> None:
     for script in (target / "bin").glob("*"):
         shutil.move(script, VENV / "bin" / script.name)
     (target / "bin").rmdir()
+    # Templates and tests that are for another Python do not compile, and need not.
+    compiler = [
+        str(VENV / "bin/python"),
+        "-m",
+        "compileall",
+        "-qq",
+        "--invalidation-mode",
+        "unchecked-hash",
+        str(target),
+    ]
+    subprocess.run(compiler, check=False, env={**os.environ, "PYTHONHASHSEED": "0"})
 
 
 if __name__ == "__main__":

@@ -242,9 +242,7 @@ async def test_a_pod_that_is_declared_failed_is_replaced_and_costs_the_job_nothi
     lost = living(before)[1]
     await driver.cluster.fail_pod(lost, "NodeLost", "the node is gone")
     uid = lost["metadata"]["uid"]
-    after = await driver.until(
-        KEY, lambda seen: living(seen).get(1, lost)["metadata"]["uid"] != uid, "a new pod under the same index"
-    )
+    after = await driver.until(KEY, lambda seen: living(seen).get(1, lost)["metadata"]["uid"] != uid, "a new pod 1")
     (own,) = after.jobs
     assert not has(own, "Failed")
     assert not has(own, "FailureTarget")
