@@ -60,16 +60,30 @@ def _versions(*packages: str) -> list[str]:
 
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
-def find_gpus(environ: Mapping[str, str], *, devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """Return the ids of the GPUs that processes of this user may use, as CUDA_VISIBLE_DEVICES names them."""
+def find_gpus(
+    environ: Mapping[str, str], *, devices: Path = Path("/dev"), amd_nodes: Path = _AMD_NODES
+) -> tuple[str, ...]:
+    """Return the ids of the GPUs that processes of this user may use, as CUDA_VISIBLE_DEVICES names them.
+
+    NVIDIA's, or AMD's where there are none of these; HIP reads that variable too.
+    """
     if VISIBLE_DEVICES in environ:
         return tuple(word for part in environ[VISIBLE_DEVICES].split(",") if (word := part.strip()) not in ("", "-1"))
     found = _ask_driver()
     if found is None:
         found = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
-    return tuple(map(str, range(found)))
+    return tuple(map(str, range(found or sum(map(_is_gpu, amd_nodes.glob("*/gpu_id"))))))
+
+
+def _is_gpu(path: Path) -> bool:
+    """Tell whether a node of AMD's driver is a GPU that may be used: of CPUs the id is 0."""
+    try:
+        return int(path.read_text()) != 0
+    except (OSError, ValueError):
+        return False
 
 
 @functools.cache

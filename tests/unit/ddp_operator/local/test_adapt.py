@@ -153,6 +153,18 @@ def test_without_the_drivers_tool_device_files_are_counted(tmp_path: Path, monke
     assert find_gpus({}, devices=tmp_path) == ("0", "1")
 
 
+def test_where_there_is_none_of_nvidias_those_of_amds_driver_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for node, gpu in enumerate(("0\n", "51140\n", "13045\n", "")):  # a CPU, two GPUs, and one of another container
+        (tmp_path / "nodes" / str(node)).mkdir(parents=True)
+        (tmp_path / "nodes" / str(node) / "gpu_id").write_text(gpu)
+    assert find_gpus({}, devices=tmp_path, amd_nodes=tmp_path / "nodes") == ("0", "1")
+    (tmp_path / "nvidia0").touch()
+    assert find_gpus({}, devices=tmp_path, amd_nodes=tmp_path / "nodes") == ("0",)
+
+
 def test_no_two_holders_share_a_gpu_and_what_is_given_back_is_free() -> None:
     pool = GpuPool(["0", "1", "2"])
     assert pool.take("a", 2) == ["0", "1"]
