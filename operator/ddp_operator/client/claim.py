@@ -115,22 +115,10 @@ def _send(api: Api, pod: str, code: Code) -> str:
     # stream() replaces a method of its client while it runs, so it gets a client of its own.
     core = client.CoreV1Api(client.ApiClient(api.client.configuration))
     options = {"stdin": True, "stdout": True, "stderr": True, "tty": False, "binary": True, "_preload_content": False}
-    said = b""
     try:
         socket = stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, command=command, **options)
         try:
-            until = time.monotonic() + _SILENCE_SECONDS
-            while socket.is_open() and b"send\n" not in said and b"kept\n" not in said and time.monotonic() < until:
-                socket.update(timeout=1)
-                said += socket.read_stdout(timeout=0) or b""
-            if b"send\n" in said:
-                for begin in range(0, len(code.archive.data), _PIECE):
-                    socket.write_stdin(code.archive.data[begin : begin + _PIECE])
-                until = time.monotonic() + _SILENCE_SECONDS
-                while socket.is_open() and b"stored\n" not in said and time.monotonic() < until:
-                    socket.update(timeout=1)
-                    said += socket.read_stdout(timeout=0) or b""
-            errors = (socket.read_stderr(timeout=0) or b"").decode(errors="replace").strip()
+            said, errors, cut = _offer(socket, code.archive.data)
         finally:
             socket.close()
     except client.ApiException as error:
@@ -138,12 +126,36 @@ def _send(api: Api, pod: str, code: Code) -> str:
             f"pods/exec in namespace {api.namespace}: {error.reason}; --code-claim needs it", error.status
         ) from None
     except (WebSocketException, OSError) as error:
-        raise ClientError(
-            f"the connection to the pod that puts the code on the claim was cut ({error}); try again"
-        ) from None
+        said, errors, cut = b"", "", str(error)
+    if cut and not errors:
+        raise ClientError(f"the connection to the pod that puts the code on the claim was cut ({cut}); try again")
     if b"kept\n" in said:
         return f"the claim {code.spec['claimName']} has it already"
     if b"stored\n" in said:
         return f"put on the claim {code.spec['claimName']}, as {code.spec['path']}"
     reason = errors.splitlines()[-1] if errors else "no answer"
     raise ClientError(f"the code cannot be written to the claim {code.spec['claimName']}: {reason}")
+
+
+def _offer(socket: Any, data: bytes) -> tuple[bytes, str, str]:
+    """Send data once the shell asks for it. Returns what it printed, its errors, and by what the connection was cut."""
+    from websocket import WebSocketException
+
+    said, cut = b"", ""
+
+    def listen(*words: bytes) -> None:
+        nonlocal said
+        until = time.monotonic() + _SILENCE_SECONDS
+        while socket.is_open() and not any(word in said for word in words) and time.monotonic() < until:
+            socket.update(timeout=1)
+            said += socket.read_stdout(timeout=0) or b""
+
+    try:
+        listen(b"send\n", b"kept\n")
+        if b"send\n" in said:
+            for begin in range(0, len(data), _PIECE):
+                socket.write_stdin(data[begin : begin + _PIECE])
+            listen(b"stored\n")
+    except (WebSocketException, OSError) as error:
+        cut = str(error)  # or the shell has ended early, and has said why
+    return said, (socket.read_stderr(timeout=0) or b"").decode(errors="replace").strip(), cut

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
+from websocket import WebSocketConnectionClosedException
 
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.client.claim import build_pod
+from ddp_operator.client.claim import _offer, build_pod
 from ddp_operator.code.packed import pack_code
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
@@ -37,3 +41,47 @@ def test_the_pod_has_the_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None
     assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
     assert pod["activeDeadlineSeconds"] > 0
     assert code.spec["path"] == f"ddp-code/{code.archive.digest}.tar.gz"
+
+
+class Shell:
+    """The other end of `exec`: asks for the archive, and takes it or ends."""
+
+    def __init__(self, *, takes: bool, errors: bytes = b"") -> None:
+        self.takes, self.errors, self.got = takes, errors, b""
+        self.said = [b"send\n"]
+
+    def is_open(self) -> bool:
+        return True
+
+    def update(self, timeout: float) -> None:
+        pass
+
+    def read_stdout(self, timeout: float) -> bytes:
+        return self.said.pop(0) if self.said else b""
+
+    def read_stderr(self, timeout: float) -> bytes:
+        return self.errors
+
+    def write_stdin(self, data: bytes) -> None:
+        if not self.takes:
+            raise WebSocketConnectionClosedException("socket is already closed.")
+        self.got += data
+        self.said = [b"stored\n"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [
+        ({"takes": True}, (b"send\nstored\n", "", "")),
+        (
+            {"takes": False, "errors": b"sh: 4: cannot create /code/x.tmp: Permission denied\n"},
+            (b"send\n", "sh: 4: cannot create /code/x.tmp: Permission denied", "socket is already closed."),
+        ),
+        ({"takes": False}, (b"send\n", "", "socket is already closed.")),
+    ],
+    ids=["taken", "the folder may not be written", "cut"],
+)
+def test_a_shell_that_ends_early_is_heard(shell: dict[str, Any], expected: tuple[bytes, str, str]) -> None:
+    made, data = Shell(**shell), bytes(700_000)
+    assert _offer(made, data) == expected
+    assert len(made.got) in (0, len(data))
