@@ -19,7 +19,6 @@ _BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
 _REPEATS = 3
 _MOST_ROUNDS = 8
 _LOG_BYTES = 4 << 20
-_RESULT_BYTES = 1 << 16
 
 
 def measure_network(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]], pairs: bool) -> dict[str, Any]:
@@ -44,19 +43,44 @@ def measure_network(torch: Any, pod: Pod, ranks: Sequence[tuple[int, int, int]],
                 words = f"{type(error).__name__}: {str(error)[:500]}"
                 outcome = {"problem": f"{words} (NCCL: {reason})" if reason else words}
             finally:
-                os.write(result_end, json.dumps(outcome).encode()[:_RESULT_BYTES])
+                with contextlib.suppress(OSError), open(result_end, "w") as pipe:
+                    json.dump(outcome, pipe)
                 os._exit(0)
         os.close(result_end)
         children[result] = pid
     deadline = time.monotonic() + _SECONDS + 10
     figures: list[dict[str, Any]] = []
     for result, pid in children.items():
-        ready = select.select([result], [], [], max(0.0, deadline - time.monotonic()))[0]
-        text = os.read(result, _RESULT_BYTES) if ready else b'{"problem": "no result in time"}'
-        figures.append(json.loads(text or b'{"problem": "the probe was killed"}'))
+        figures.append(read_outcome(result, deadline))
         os.close(result)
         kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    return sum_up(figures)
+
+
+def read_outcome(pipe: int, deadline: float) -> dict[str, Any]:
+    """Return what a child says of its rank before it closes its end of the pipe, else what became of it.
+
+    ``deadline``: in seconds of the monotonic clock.
+    """
+    text = b""
+    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(pipe, 1 << 16)
+        if not part:
+            try:
+                outcome: dict[str, Any] = json.loads(text)
+            except ValueError:  # nothing, or half of it
+                return {"problem": "the probe was killed"}
+            return outcome
+        text += part
+    return {"problem": "no result in time"}
+
+
+def sum_up(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a pod's ranks found as one: the longest time, and the network of the rank that has the worst.
+
+    Raises: OSError where one has failed.
+    """
     problems = [one["problem"] for one in figures if "problem" in one]
     if problems:
         raise OSError(f"all-reduce of all ranks: {problems[0]}")
@@ -142,9 +166,19 @@ def _measure_pairs(
         measure(exchange)
         table[number, node] = tensor.nbytes / min(measure(exchange) for _ in range(_REPEATS))
     dist.all_reduce(table)
-    rows = table.tolist()
+    *rates, pods = table.tolist()
+    return list_pairs(rounds, rates, pods)
+
+
+def list_pairs(
+    rounds: Sequence[Sequence[Optional[int]]], rates: Sequence[Sequence[float]], pods: Sequence[float]
+) -> list[tuple[int, int, float]]:
+    """Return each pair that has met, as (pod, pod, bytes a second of the slower direction).
+
+    ``rounds`` and ``rates``: partner and bytes a second by round and node; ``pods``: the pods' indexes by node.
+    """
     return [
-        (round(rows[-1][one]), round(rows[-1][other]), min(rows[number][one], rows[number][other]))
+        (round(pods[one]), round(pods[other]), min(rates[number][one], rates[number][other]))
         for number, partners in enumerate(rounds)
         for one, other in enumerate(partners)
         if other is not None and one < other

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import struct
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -18,7 +22,7 @@ from ddp_operator.launcher.preflight import (
     find_partners,
     run_preflight,
 )
-from ddp_operator.launcher.probe import is_sum, list_rounds
+from ddp_operator.launcher.probe import is_sum, list_pairs, list_rounds, read_outcome, sum_up
 from ddp_operator.progress import parse_page
 from tests.support.launcher_config import launcher_pod
 
@@ -121,6 +125,13 @@ def test_a_network_that_the_log_does_not_tell_is_not_the_required_one(monkeypatc
     assert not judge(monkeypatch, PreflightConfig(True, ("allreduce",), 0), transport="")["problems"]
 
 
+def test_one_pod_has_no_network_that_could_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"seconds": 0.002, "rate": 30e6, "transport": "", "direct": False, "reason": ""}
+    monkeypatch.setattr("ddp_operator.launcher.preflight.measure_network", lambda *arguments: found)
+    report = run_preflight(None, pod(nodes=1), PreflightConfig(True, ("allreduce",), 0, require=True), [(0, 0, 2)])
+    assert not report["problems"]
+
+
 def test_what_is_required_of_the_network_ends_the_pod_and_a_name_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PreflightConfig(False, ("dns", "allreduce"), 0, require=True)
     monkeypatch.setattr("ddp_operator.launcher.preflight.try_dns", fail)
@@ -144,6 +155,8 @@ def test_the_slowest_pair_is_named_and_the_pod_that_is_slow_with_all(monkeypatch
     )
     assert "slowest pair of pods 0 and 2: 2000 MB/s" in describe_preflight(report)
     assert "pairs" not in judge(monkeypatch, plan, pairs=[(0, 1, 10e9)])["problems"]
+    slow = judge(monkeypatch, plan, pairs=[(0, 1, 9e9), (0, 2, 8e9), (1, 2, 7e9)])["problems"]["pairs"]
+    assert "is slow with each other" not in slow, "where all are slow no pod is to blame"
     both = judge(monkeypatch, plan, pairs=[(0, 1, 9e9)])["problems"]["pairs"]
     assert both.endswith("the median of 1 pairs is 9000 MB/s")
 
@@ -162,6 +175,57 @@ def test_pods_meet_two_by_two_and_no_two_meet_twice(nodes: int) -> None:
     assert len(met) == len(rounds) * (nodes // 2)
     if nodes <= 8:
         assert len(met) == nodes * (nodes - 1) // 2
+
+
+def test_pairs_are_told_by_the_pods_they_are_and_by_the_slower_direction() -> None:
+    rounds = [[1, 0, None], [None, 2, 1]]
+    rates = [[9.0, 7.0, 0.0], [0.0, 3.0, 4.0]]
+    assert list_pairs(rounds, rates, [2.0, 0.0, 1.0]) == [(2, 0, 7.0), (0, 1, 3.0)]
+
+
+def test_the_worst_network_of_the_ranks_is_the_pods() -> None:
+    def rank(transport: str, *, direct: bool = False, seconds: float = 1.0) -> dict[str, Any]:
+        return {"seconds": seconds, "rate": 8 / seconds, "transport": transport, "direct": direct, "reason": transport}
+
+    alone = rank("")
+    fast, staged, slow = rank("IB", direct=True, seconds=2.0), rank("IB"), rank("Socket")
+    assert sum_up([alone, fast]) == {**fast, "rate": 8.0}
+    assert sum_up([fast, staged])["direct"] is False
+    assert sum_up([alone, fast, slow, staged])["reason"] == "Socket"
+    assert sum_up([alone])["transport"] == ""
+    with pytest.raises(OSError, match="all-reduce of all ranks: away"):
+        sum_up([fast, {"problem": "away"}])
+
+
+def test_a_probe_may_tell_of_any_number_of_pairs() -> None:
+    pairs = {"pairs": [[one, one + 1, 1e9] for one in range(4000)]}
+    reader, writer = os.pipe()
+
+    def tell() -> None:
+        with open(writer, "w") as pipe:
+            json.dump(pairs, pipe)
+
+    child = threading.Thread(target=tell)
+    child.start()
+    assert read_outcome(reader, time.monotonic() + 30) == pairs
+    child.join()
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("said", "ends", "expected"),
+    [(b"", True, "the probe was killed"), (b'{"seconds": 0.', True, "the probe was killed"),
+     (b'{"seconds": 0.', False, "no result in time")],
+)  # fmt: skip
+def test_a_probe_that_does_not_end_its_words_has_failed(said: bytes, ends: bool, expected: str) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, said)
+    if ends:
+        os.close(writer)
+    assert read_outcome(reader, time.monotonic() + (30 if ends else 0.1)) == {"problem": expected}
+    os.close(reader)
+    if not ends:
+        os.close(writer)
 
 
 def test_figures_go_by_the_page_to_the_status() -> None:
