@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import marshal
 import os
 import platform
 import re
@@ -19,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
@@ -148,6 +149,30 @@ def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], 
             buildah("rm", container)
     finally:
         buildah("rmi", "--force", tag)
+
+
+@pytest.mark.parametrize("held", [[], None])
+def test_packages_are_compiled_to_the_same_bits_and_not_anew(
+    held: list[CodeType] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else of the process holds a function's code must leave no trace in the file."""
+
+    def compile_and_hold(*arguments: Any, **options: Any) -> CodeType:
+        code: CodeType = compile(*arguments, **options)
+        if held is not None:
+            held.extend(one for one in code.co_consts if isinstance(one, CodeType))
+        return code
+
+    monkeypatch.setattr(install, "compile", compile_and_hold, raising=False)
+    source = "def found():\n    return 'found'\nprint(found())\n"
+    module = tmp_path / "module.py"
+    module.write_text(source)
+    (tmp_path / "template.py").write_text("{{ this }} is no Python")
+    install.compile_all(tmp_path)
+    (compiled,) = (tmp_path / "__pycache__").iterdir()
+    assert compiled.read_bytes()[16:] == marshal.dumps(compile(source, module, "exec", dont_inherit=True), 2)
+    module.write_text("print('compiled anew')")
+    assert subprocess.check_output([sys.executable, "-c", "import module"], cwd=tmp_path, text=True) == "found\n"
 
 
 @pytest.mark.nightly
