@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.drills.core import DRILLS, Drill, NotHere, Perished, Row, build_table
 from tests.drills.floors import measure_floor, train
 from tests.drills.scene import Scene, Session
-from tests.support.object_store import ObjectStore
+from tests.support.object_store import PACKAGES, ObjectStore
 
 MODULES = ("kills", "failures", "disks", "objects", "networks", "surroundings", "servers")
 
@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         width = max(map(len, DRILLS))
         print("\n".join(f"{one.name:{width}}  {one.about}" for one in chosen))
         return 0
+    if arguments.store and not PACKAGES.exists():
+        parser.error("--store needs moto and s3fs: `make s3` installs them")
     folder = Path(tempfile.mkdtemp(prefix="ddp-drills-"))
     store = ObjectStore(folder) if arguments.store else None
     try:
