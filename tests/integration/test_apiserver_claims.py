@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import yaml
 
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND, count_claimed, find_claims
@@ -17,27 +16,14 @@ from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
 
+from .test_apiserver_operator import actors, namespace
+
+__all__ = ["actors", "namespace"]  # fixtures
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
 
 def four(device: str = "gpu.nvidia.com") -> Json:
     return {"name": "r", "exactly": {"deviceClassName": device, "count": 4}}
-
-
-@pytest.fixture
-def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of the test's own."""
-    name = f"c-{abs(hash(request.node.nodeid)) % 10**8}"
-    plane.kubectl("create", "namespace", name)
-    yield name
-    plane.kubectl("delete", "namespace", name, "--wait=false")
-
-
-@pytest_asyncio.fixture
-async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
-    """Users, and kubelets that let deleted pods go."""
-    async with ClusterActors(plane.admin, namespace) as found, found.kubelet():
-        yield found
 
 
 @pytest.fixture(scope="module")

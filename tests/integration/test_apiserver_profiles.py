@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import yaml
 
 from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
@@ -24,6 +23,9 @@ from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
 
+from .test_apiserver_operator import actors
+
+__all__ = ["actors"]  # a fixture
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 POLICY = ROOT / "deploy" / "profiles" / "required.yaml"
 
@@ -44,13 +46,6 @@ def namespace(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[s
     yield name
     plane.kubectl("delete", "namespace", name, "--wait=false")
     plane.kubectl("delete", CLUSTER_PROFILE_KIND, "--all")
-
-
-@pytest_asyncio.fixture
-async def actors(plane: ControlPlane, namespace: str) -> AsyncIterator[ClusterActors]:
-    """Users, and kubelets that let deleted pods go."""
-    async with ClusterActors(plane.admin, namespace) as found, found.kubelet():
-        yield found
 
 
 @pytest.fixture
