@@ -312,7 +312,7 @@ def _describe_preflight(flight: PreflightStatus | None) -> str:
         return ""
     pair, found = flight.slowest_pair, []
     if "transport" in flight.failed:
-        found.append(f"data between pods goes by {flight.transport}")
+        found.append(f"traffic between pods uses {flight.transport}")
     if "allreduce" in flight.failed and flight.all_reduce_megabytes_per_second:
         found.append(f"an all-reduce makes {flight.all_reduce_megabytes_per_second} MB/s")
     if "pairs" in flight.failed and pair is not None:

@@ -59,7 +59,9 @@ def test_pods_measure_each_other_two_by_two_and_say_what_carries_their_data(tmp_
         job.stop()
     assert [one.code for one in ended] == [0, 0, 0], ended[0].log
     for one in ended:
-        assert re.search(r"by Socket, slowest pair of pods (0 and 1|0 and 2|1 and 2): \d+ MB/s$", one.log, re.MULTILINE)
+        assert re.search(
+            r"over Socket, slowest pair of pods (0 and 1|0 and 2|1 and 2): \d+ MB/s$", one.log, re.MULTILINE
+        )
         assert "MB/s, below the required 1000000000 MB/s; the median of 3 pairs is " in one.log
 
 
@@ -74,7 +76,7 @@ def test_a_network_that_is_required_is_not_replaced_by_sockets(tmp_path: Path) -
     assert [one.code for one in ended] == [82, 82], ended[0].log
     assert {one.message["category"] for one in ended} == {"Network"}
     assert ended[0].message["message"] == (
-        "the preflight failed: transport: the ranks' data goes by Socket (the ranks have no GPU: gloo uses TCP); "
+        "the preflight failed: transport: traffic between pods uses Socket (the ranks have no GPU: gloo uses TCP); "
         "spec.network asks for IB or RoCE"
     )
     assert not (tmp_path / "started").exists()

@@ -105,9 +105,9 @@ def _judge(report: dict[str, Any], figures: dict[str, Any], plan: PreflightConfi
         wanted = " or ".join(plan.transports) or ("anything but sockets" if plan.require else "")
         if wanted and (transport not in plan.transports if plan.transports else transport == SOCKET):
             reason = f" ({figures['reason']})" if figures["reason"] else ""
-            problems["transport"] = f"the ranks' data goes by {transport}{reason}; spec.network asks for {wanted}"
+            problems["transport"] = f"traffic between pods uses {transport}{reason}; spec.network asks for {wanted}"
     elif plan.require and across:
-        problems["transport"] = "NCCL's log does not say what carries the ranks' data; spec.network.require asks for it"
+        problems["transport"] = "NCCL's log does not name the transport that spec.network.require asks for"
     pairs = figures.get("pairs")
     if pairs:
         report["pair"] = one, other, least = min(pairs, key=lambda pair: pair[2])
@@ -141,7 +141,7 @@ def describe_preflight(report: dict[str, Any]) -> str:
     if report["rate"] is not None:
         figures.append(f"all-reduce {_rate(report['rate'])}")
     if report["transport"]:
-        figures.append(f"by {report['transport']}{' with GPUDirect' if report['direct'] else ''}")
+        figures.append(f"over {report['transport']}{' with GPUDirect' if report['direct'] else ''}")
     if report["pair"]:
         one, other, rate = report["pair"]
         figures.append(f"slowest pair of pods {one} and {other}: {_rate(rate)}")
@@ -172,7 +172,7 @@ def build_preflight_rows(report: dict[str, Any]) -> list[str]:
         add(METRIC_ALL_REDUCE_RATE, words, [f" {report['rate']:.0f}"])
     if report["transport"]:
         labels = f'{{transport="{report["transport"]}",gpu_direct="{str(report["direct"]).lower()}"}} 1'
-        add(METRIC_NETWORK, "What carries the ranks' data between pods.", [labels])
+        add(METRIC_NETWORK, "The transport that NCCL or gloo uses between pods.", [labels])
     if report["pair"]:
         one, other, rate = report["pair"]
         words = "Bandwidth of the slowest pair of pods before training, in one direction."

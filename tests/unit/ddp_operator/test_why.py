@@ -231,8 +231,8 @@ class TestWhatIsTold:
         good = condition(c.PROGRESSING, "True", c.TRAINING)
         found = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
         assert str(found) == (
-            "x is running; nothing is blocking it. But its preflight failed in transport, pairs: data between pods "
-            "goes by Socket, pods 0 and 7 (nodes a and h) exchange 1200 MB/s. The reasons are in pod 0's log: ddp "
+            "x is running; nothing is blocking it. But its preflight failed in transport, pairs: traffic between pods "
+            "uses Socket, pods 0 and 7 (nodes a and h) exchange 1200 MB/s. The reasons are in pod 0's log: ddp "
             "logs x -n team --node 0."
         )
         slow = {"failed": ["allreduce"], "allReduceMegabytesPerSecond": "30"}
