@@ -239,6 +239,23 @@ async def test_a_job_takes_its_profile_once(
         await actors.patch(KIND, "j", {"spec": {"profileRef": {"name": "other"}}})
 
 
+async def test_what_a_field_needs_may_be_the_profiles(
+    plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
+) -> None:
+    def with_profile(name: str, **spec: Any) -> Json:
+        return resource(name, namespace=actors.namespace, profileRef={"name": "gpu"}, **spec)
+
+    start()
+    given = {"checkpoint": {"path": "/ckpt", "url": "s3://bucket/prefix"}}
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile(given)))
+    await actors.create(with_profile("kept", checkpoint={"keep": 5}))
+    await actors.child_job("kept-1")
+    await actors.create(with_profile("queued", scheduling={"queue": "q"}))
+    refused = await actors.resource("queued", reason_is("InvalidSpec"))
+    assert "spec.scheduling.queue: Invalid value: " in str(refused["status"]["conditions"])
+    assert "is for Volcano; set gang: Volcano" in str(refused["status"]["conditions"])
+
+
 async def test_an_upgrade_with_other_defaults_changes_no_job_that_has_begun(
     plane: ControlPlane, actors: ClusterActors, start: Callable[..., OperatorProcess]
 ) -> None:

@@ -62,8 +62,9 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
             spec = merge(base, own)
     policy = spec.get("networkPolicy")
     if isinstance(policy, Mapping) and not policy.get("enabled"):
-        # What it would let through was set for one that is enabled, and is refused without.
-        spec["networkPolicy"] = {name: value for name, value in policy.items() if name == "enabled"}
+        # What the profile would let through was set for one that is enabled, and is refused without.
+        kept = {"enabled", *(own.get("networkPolicy") or ())}
+        spec["networkPolicy"] = {name: value for name, value in policy.items() if name in kept}
     return spec, errors
 
 

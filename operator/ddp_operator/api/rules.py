@@ -8,8 +8,11 @@ to its profile can be told from what it sets. A rule that looks at several field
 """
 
 from dataclasses import dataclass
+from typing import Final
 
-from ddp_operator.api.spec import Metrics, Preflight, Rendezvous
+import msgspec
+
+from ddp_operator.api.spec import Metrics, Preflight, Rendezvous, Spec
 from ddp_operator.constants import MAX_NAME_LENGTH, MAX_NODES
 
 
@@ -34,12 +37,26 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
     return Rule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
 
-def _given(path: str, default: str | int | bool) -> str:
+def _given(path: str, default: str | int | bool | list[str]) -> str:
     """Return CEL for the value of a member at a path, or what it is where nobody gives it."""
     parts = path.split(".")
     has = " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
     value = str(default).lower() if isinstance(default, bool) else repr(default)
     return f"({has} ? self.{path} : {value})"
+
+
+GROUPS: Final = tuple(
+    field.encode_name for field in msgspec.structs.fields(Spec) if field.default_factory is not msgspec.NODEFAULT
+)
+"""The groups that a job has anyway, with defaults: a spec with all of them is whole, as the operator asks about it."""
+_PART = f"(has(self.profileRef) && !({' && '.join(f'has(self.{name})' for name in GROUPS)}))"
+
+
+def _companion(path: str, wanted: str, message: str) -> Rule:
+    """Return a rule that a member at a path has no meaning without others, which a profile may have instead."""
+    parts = path.split(".")
+    has = " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
+    return Rule("spec", f"{_PART} || !({has}) || {wanted}", message, field=f".{path}")
 
 
 _BACKEND = _given("rendezvous.backend", Rendezvous().backend)
@@ -186,9 +203,9 @@ RULES: tuple[Rule, ...] = (
         field=".recovery.inPlaceRestarts",
     ),
     _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 turns restarts in the same pods off"),
-    Rule(
-        "spec.recovery.nodeHealth",
-        "(has(self.conditions) && size(self.conditions) > 0) || (has(self.taints) && size(self.taints) > 0)",
+    _companion(
+        "recovery.nodeHealth",
+        f"size({_given('recovery.nodeHealth.conditions', [])}) + size({_given('recovery.nodeHealth.taints', [])}) > 0",
         "needs conditions or taints that are trouble, such as conditions: [Xid*]; add them or remove nodeHealth",
     ),
     *(
@@ -213,12 +230,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _between("spec.idle.minutes", 1, _YEAR // 60, "leave out idle to let GPUs be held"),
     _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
-    Rule(
-        "spec",
-        f"{_given('preflight.minMegabytesPerSecond', 0)} == 0 || {_REQUIRED} || 'allreduce' in {_CHECKS}"
-        f" || 'pairs' in {_CHECKS}",
+    _companion(
+        "preflight.minMegabytesPerSecond",
+        f"self.preflight.minMegabytesPerSecond == 0 || {_REQUIRED} || 'allreduce' in {_CHECKS} || 'pairs' in {_CHECKS}",
         "needs the check allreduce, which measures it; add allreduce to checks or remove this",
-        field=".preflight.minMegabytesPerSecond",
     ),
     Rule(
         "spec",
@@ -227,12 +242,11 @@ RULES: tuple[Rule, ...] = (
         field=".network.require",
     ),
     _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out to use the profile's"),
-    Rule(
-        "spec",
-        f"{_given('network.minPairMegabytesPerSecond', 0)} == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
+    _companion(
+        "network.minPairMegabytesPerSecond",
+        f"self.network.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
         "needs the check pairs, which measures it; add pairs to preflight.checks, set network.require: true, or "
         "remove this",
-        field=".network.minPairMegabytesPerSecond",
     ),
     Rule(
         "spec.checkpoint.path",
@@ -250,12 +264,7 @@ RULES: tuple[Rule, ...] = (
         "must not have url beside claimName or shared: it takes their place, for one job alone; remove it or these",
     ),
     *(
-        Rule(
-            "spec.checkpoint",
-            f"!has(self.{name}) || has(self.url)",
-            "is about the url; set that or remove this",
-            field=f".{name}",
-        )
+        _companion(f"checkpoint.{name}", "has(self.checkpoint.url)", "is about the url; set that or remove this")
         for name in ("secretRef", "keep")
     ),
     _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3"),
@@ -295,9 +304,9 @@ RULES: tuple[Rule, ...] = (
         )
         for name, where in (("path", "claim"), ("pip", "folder"))
     ),
-    Rule(
-        "spec.tracking",
-        "has(self.tensorboard) || has(self.mlflow) || has(self.wandb)",
+    _companion(
+        "tracking",
+        "has(self.tracking.tensorboard) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
         "names no tracker; add tensorboard, mlflow or wandb, or remove it",
     ),
     Rule(
@@ -315,17 +324,15 @@ RULES: tuple[Rule, ...] = (
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
         "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
     ),
-    Rule(
-        "spec.scheduling",
-        "!has(self.queue) || (has(self.gang) && self.gang == 'Volcano')",
+    _companion(
+        "scheduling.queue",
+        "(has(self.scheduling.gang) && self.scheduling.gang == 'Volcano')",
         "is for Volcano; set gang: Volcano, or remove it: for Kueue, set the label kueue.x-k8s.io/queue-name",
-        field=".queue",
     ),
-    Rule(
-        "spec.scheduling",
-        "!has(self.topologyKey) || (has(self.placement) && self.placement != 'Any')",
+    _companion(
+        "scheduling.topologyKey",
+        "(has(self.scheduling.placement) && self.scheduling.placement != 'Any')",
         "needs placement: Pack or Spread; set one or remove it",
-        field=".topologyKey",
     ),
     Rule(
         "spec.scheduling.topologyKey",
@@ -341,13 +348,12 @@ RULES: tuple[Rule, ...] = (
         for name in ("schedulerName", "queue", "priorityClassName")
     ),
     *(
-        Rule(
-            "spec.networkPolicy",
-            f"!has(self.{name}) || {empty}(has(self.enabled) && self.enabled)",
+        _companion(
+            f"networkPolicy.{name}",
+            f"{empty}(has(self.networkPolicy.enabled) && self.networkPolicy.enabled)",
             "has no effect without enabled: true; set that or remove it",
-            field=f".{name}",
         )
-        for name, empty in (("egressCidrs", "size(self.egressCidrs) == 0 || "), ("metricsFrom", ""))
+        for name, empty in (("egressCidrs", "size(self.networkPolicy.egressCidrs) == 0 || "), ("metricsFrom", ""))
     ),
     _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
     _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait without limit"),

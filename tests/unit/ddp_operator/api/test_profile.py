@@ -170,6 +170,22 @@ def test_what_names_no_profile(spec: Any) -> None:
     assert profile_reference({"spec": spec}) is None
 
 
+COMPANIONS = [
+    ("checkpoint.keep", {"checkpoint": {"path": "/c", "keep": 5}}, {"checkpoint": {"path": "/c", "url": "s3://b/p"}}),
+    ("scheduling.queue", {"scheduling": {"queue": "q"}}, {"scheduling": {"gang": "Volcano"}}),
+    ("scheduling.topologyKey", {"scheduling": {"topologyKey": "zone"}}, {"scheduling": {"placement": "Pack"}}),
+    ("networkPolicy.egressCidrs", {"networkPolicy": {"egressCidrs": ["10.0.0.0/8"]}},
+     {"networkPolicy": {"enabled": True}}),
+    ("tracking", {"tracking": {"runId": "r"}}, {"tracking": {"mlflow": {"trackingUri": "http://m"}}}),
+    ("recovery.nodeHealth", {"recovery": {"nodeHealth": {"action": "Report"}}},
+     {"recovery": {"nodeHealth": {"taints": ["x"]}}}),
+    ("network.minPairMegabytesPerSecond", {"network": {"minPairMegabytesPerSecond": 9}},
+     {"preflight": {"checks": ["pairs"]}}),
+    ("preflight.minMegabytesPerSecond", {"preflight": {"minMegabytesPerSecond": 9}},
+     {"preflight": {"checks": ["allreduce"]}}),
+]  # fmt: skip
+
+
 class TestManifest:
     def test_is_completed_from_its_own_file(self) -> None:
         raw = resource(profileRef={"name": "gpu"}, template=template({"name": "trainer", "command": ["x"]}))
@@ -187,13 +203,29 @@ class TestManifest:
         assert checkpoint is not None
         assert (checkpoint.path, checkpoint.claim_name) == ("/ckpt", "c")
 
+    @pytest.mark.parametrize(("field", "needy", "needed"), COMPANIONS)
+    def test_may_leave_to_its_profile_what_a_field_needs_and_the_other_way_round(
+        self, field: str, needy: dict[str, Any], needed: dict[str, Any]
+    ) -> None:
+        raw = resource(profileRef={"name": "gpu"}, **needy)
+        parse_manifest(dump(raw, profile(needed)))
+        parse_manifest(dump(resource(profileRef={"name": "gpu"}, **needed), profile(needy)))
+        with pytest.raises(InvalidManifest, match=f"^spec.{field}: "):
+            parse_manifest(dump(raw, profile({})))
+        with pytest.raises(InvalidManifest, match=f"^spec.{field}: "):
+            parse_manifest(dump(resource(**needy)))
+
     @pytest.mark.parametrize(
         ("own", "base", "words"),
         [
             ({}, None, "there is no ClusterDDPTrainingProfile gpu"),
             ({"recovery": {"maxRestarts": 1}}, BASE, "spec.recovery.maxRestarts: Invalid value: 1: locked at 9"),
             ({"nodes": 2}, {"elastic": {"minNodes": 3, "maxNodes": 4}}, "spec.nodes: .*elastic.minNodes"),
-            ({"scheduling": {"topologyKey": "zone"}}, {"scheduling": {"placement": "Pack"}}, "spec.scheduling.topolog"),
+            (
+                {"scheduling": {"topologyKey": "zone"}},
+                {"scheduling": {"gang": "None"}},
+                "topologyKey: .*needs placement",
+            ),
             ({"checkpoint": {"claimName": "c"}}, {}, "spec.checkpoint.path: Required value"),
             ({"profileRef": {"name": "-"}}, BASE, "there is no"),
             ({"profileRef": {"kind": "Other", "name": "gpu"}}, BASE, "there is no Other gpu"),
