@@ -41,7 +41,7 @@ def load(path: str) -> ModuleType:
 
 
 install, release = load("images/install.py"), load(".ci/release.py")
-PROGRAMS = ("sh", "rm", "du", "cat", "grep")
+PROGRAMS = ("sh", "rm", "ls", "du", "cat", "grep")
 BASE = "localhost/ddp-test-base"
 
 
@@ -138,7 +138,8 @@ def built(name: str, base: str, wheels: Path) -> Iterator[tuple[dict[str, Any], 
     buildah(
         "build", "--isolation=chroot", "--layers=false", "--pull-never", "--volume", f"{wheels}:/wheels:ro",
         "--build-arg", f"BASE={base}", "--build-arg", "PIP_NO_INDEX=1", "--build-arg", "PIP_FIND_LINKS=/wheels",
-        "--build-arg", "REVISION=test", "--file", ROOT / f"images/{name}/Dockerfile", "--tag", tag, ROOT,
+        "--build-arg", "REVISION=test", "--timestamp", "1700000000",
+        "--file", ROOT / f"images/{name}/Dockerfile", "--tag", tag, ROOT,
     )  # fmt: skip
     try:
         config = json.loads(buildah("inspect", "--type=image", tag))["OCIv1"]["config"]
@@ -245,11 +246,16 @@ def test_images_for_both_machines_have_one_digest_and_run_nothing_foreign(
 @pytest.mark.nightly
 @pytest.mark.buildah
 @pytest.mark.timeout(1200)
-def test_trainer_image_trains_as_nobody(base: str, tmp_path: Path) -> None:
+def test_trainer_image_is_built_to_the_same_bits_and_trains_as_nobody(base: str, tmp_path: Path) -> None:
     if not os.environ.get("DDP_TEST_TRAINER_IMAGE"):
         pytest.skip("DDP_TEST_TRAINER_IMAGE is not set (builds the trainer's image: minutes, and gigabytes of disk)")
     torch = [line for line in (ROOT / ".ci/constraints.txt").read_text().splitlines() if line.startswith("torch")]
-    with built("trainer", base, download(tmp_path, *torch, *requirements("trainer"))) as (config, run):
+    wheels, images = download(tmp_path, *torch, *requirements("trainer")), []
+    with built("trainer", base, wheels):
+        images.append(buildah("images", "--no-trunc", "--quiet", "localhost/ddp-test-trainer"))
+    with built("trainer", base, wheels) as (config, run):
+        images.append(buildah("images", "--no-trunc", "--quiet", "localhost/ddp-test-trainer"))
+        assert images[0] == images[1], "the same bits"
         assert config["User"] == "65532:65532"
         assert config["Labels"]["org.opencontainers.image.version"] == __version__
         said = run("python", "-m", "ddp_trainer", "--preset", "digits-resnet", "--max-steps", "4")
