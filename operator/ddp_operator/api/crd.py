@@ -254,7 +254,7 @@ def build_resource_schema() -> dict[str, Any]:
 
 
 def build_profile_schema() -> dict[str, Any]:
-    """Return the schema of a profile. Of its job the rules hold that look at no more than one group of fields."""
+    """Return the schema of a profile. Of its job the rules hold that lie within a group of fields."""
     job, _ = _optional(build_schema(Spec))
     _bound_lists(job)
     job["description"] = "A part of a DDPTrainingJob's spec, under the job's own values."

@@ -8,7 +8,6 @@ to its profile can be told from what it sets. A rule that looks at several field
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -39,29 +38,31 @@ def _between(at: str, least: int, most: int, remedy: str) -> Rule:
 
 def _given(path: str, default: str | int | bool | list[str]) -> str:
     """Return CEL for the value of a member at a path, or what it is where nobody gives it."""
-    parts = path.split(".")
-    has = " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
     value = str(default).lower() if isinstance(default, bool) else repr(default)
-    return f"({has} ? self.{path} : {value})"
+    return f"({_is_there(path)} ? self.{path} : {value})"
 
 
-GROUPS: Final = tuple(
+def _is_there(path: str) -> str:
+    """Return CEL for whether there is a member at a path, and all above it."""
+    parts = path.split(".")
+    return " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
+
+
+# The operator asks about a whole spec, with all groups that a job has anyway; what lacks one may be completed yet.
+_GROUPS = [
     field.encode_name for field in msgspec.structs.fields(Spec) if field.default_factory is not msgspec.NODEFAULT
-)
-"""The groups that a job has anyway, with defaults: a spec with all of them is whole, as the operator asks about it."""
-_PART = f"(has(self.profileRef) && !({' && '.join(f'has(self.{name})' for name in GROUPS)}))"
+]
+_PART = f"(has(self.profileRef) && !({' && '.join(map(_is_there, _GROUPS))}))"
 
 
 def _companion(path: str, wanted: str, message: str) -> Rule:
     """Return a rule that a member at a path has no meaning without others, which a profile may have instead."""
-    parts = path.split(".")
-    has = " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
-    return Rule("spec", f"{_PART} || !({has}) || {wanted}", message, field=f".{path}")
+    return Rule("spec", f"{_PART} || !({_is_there(path)}) || {wanted}", message, field=f".{path}")
 
 
 _BACKEND = _given("rendezvous.backend", Rendezvous().backend)
 _REQUIRED = _given("network.require", False)
-_CHECKS = "(has(self.preflight) && has(self.preflight.checks) ? self.preflight.checks : [])"
+_CHECKS = _given("preflight.checks", [])
 _PORTS = _given("rendezvous.port", Rendezvous().port), _given("metrics.port", Metrics().port)
 
 ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
