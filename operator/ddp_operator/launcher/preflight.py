@@ -107,7 +107,9 @@ def _judge(report: dict[str, Any], figures: dict[str, Any], plan: PreflightConfi
             reason = f" ({figures['reason']})" if figures["reason"] else ""
             problems["transport"] = f"traffic between pods uses {transport}{reason}; spec.network asks for {wanted}"
     elif plan.require and across:
-        problems["transport"] = "NCCL's log does not name the transport that spec.network.require asks for"
+        problems["transport"] = (
+            "NCCL's log does not say which transport it uses, and spec.network.require needs to know"
+        )
     pairs = figures.get("pairs")
     if pairs:
         report["pair"] = one, other, least = min(pairs, key=lambda pair: pair[2])

@@ -121,7 +121,7 @@ def test_another_network_than_asked_for_ends_the_pod_only_where_it_is_required(
 
 def test_a_network_that_the_log_does_not_tell_is_not_the_required_one(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PreflightConfig(False, ("allreduce",), 0, require=True)
-    assert "does not name" in find_fatal(judge(monkeypatch, plan, transport=""), plan)["transport"]
+    assert "does not say which transport" in find_fatal(judge(monkeypatch, plan, transport=""), plan)["transport"]
     assert not judge(monkeypatch, PreflightConfig(True, ("allreduce",), 0), transport="")["problems"]
 
 
