@@ -21,8 +21,8 @@ TOP_LEVEL = {
     ".dockerignore", ".editorconfig", ".gitattributes", ".gitignore", ".importlinter", ".pre-commit-config.yaml",
 }  # fmt: skip
 
-# Aim at files that are read in one sitting. One over the limit says here why it is one file.
-LINE_LIMIT = 500
+# Ruff's complexity rules limit functions. This limit asks only why one file holds a very long text.
+LINE_LIMIT = 800
 LONG_FILES = {
     "deploy/crds/ddptrainingjobs.yaml": "generated: the whole schema",
     "charts/files/crd.yaml": "generated: the same",
@@ -40,18 +40,6 @@ LONG_FILES = {
     ),
     ".ci/constraints.txt": "generated: one line a package",
     "LICENSE": "the licence",
-}
-# The same for a module of the product.
-MODULE_LIMIT = 350
-LONG_MODULES = {
-    "operator/ddp_operator/api/spec.py": "every field of the resource with its description, one class a group",
-    "operator/ddp_operator/api/rules.py": "one table: every rule of the resource, with its sentence",
-    "operator/ddp_operator/launcher/torchrun_patches.py": "the one module that touches private parts of torch",
-    "operator/ddp_operator/launcher/supervisor.py": "one pod's life: all that it waits for, in one event loop",
-    "operator/ddp_operator/kube/cluster.py": "one method for each call of the Cluster protocol",
-    "operator/ddp_operator/local/cluster.py": "the same, on this machine",
-    "operator/ddp_operator/local/runner.py": "one run from its first line to its summary, in one event loop",
-    "operator/ddp_operator/progress.py": "one page of series, parsed, and turned into progress by one set of rules",
 }
 SIZE_LIMIT = 512 * 1024
 
@@ -119,11 +107,6 @@ class TestLayout:
     def test_long_files_have_a_reason(self, files: list[str]) -> None:
         long = {name for name, text in texts(files) if text.count("\n") > LINE_LIMIT}
         assert long - set(LONG_FILES) == set(), f"split them, or give the reason in LONG_FILES of {__file__}"
-
-    def test_long_modules_have_a_reason(self, files: list[str]) -> None:
-        modules = [name for name in files if name.endswith(".py") and name.startswith(("operator/", "trainer/"))]
-        long = {name for name, text in texts(modules) if text.count("\n") > MODULE_LIMIT}
-        assert long == set(LONG_MODULES), f"split them, or give the reason in LONG_MODULES of {__file__}"
 
     def test_reasons_are_for_files_that_exist(self, files: list[str]) -> None:
         assert set(LONG_FILES) - set(files) == set()
