@@ -119,7 +119,7 @@ def draw_screens() -> None:
     from rich.terminal_theme import MONOKAI
     from rich.text import Text
 
-    script = (DOCS / "tutorial.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    script = add_exporter((DOCS / "tutorial.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0])
     for picture, (until, *words) in SCREENS.items():
         with tempfile.TemporaryDirectory(prefix="train-") as work:
             mistake = "optimiser" if picture == "run-failed" else "optimizer"
@@ -133,6 +133,22 @@ def draw_screens() -> None:
         console.print(Text.from_ansi(f"$ {shlex.join(['ddp', 'run', 'train.py', *words])}\n{shown}"))
         svg = console.export_svg(title="ddp run", code_format=FORMAT, theme=MONOKAI)
         (DOCS / "images" / f"{picture}.svg").write_text("\n".join(map(str.rstrip, svg.splitlines())) + "\n")
+
+
+def add_exporter(script: str) -> str:
+    """Return the tutorial's script with the exporter's lines, so that the picture shows samples a second as well."""
+    replacements = {
+        "from torch.nn.parallel": "from ddp_trainer.exporter import Exporter\nfrom torch.nn.parallel",
+        "for epoch in range": "steps = epochs * len(loader)\n"
+        "exporter = Exporter.start(model=model, epochs=epochs, total_steps=steps)\n"
+        "for epoch in range",
+        "        optimizer.step()\n": "        optimizer.step()\n"
+        "        exporter.step(samples=len(batch), loss=loss, epoch=epoch + 1)\n",
+    }
+    for line, replacement in replacements.items():
+        assert line in script
+        script = script.replace(line, replacement)
+    return script
 
 
 def film(command: list[str], folder: str, until: str) -> str:

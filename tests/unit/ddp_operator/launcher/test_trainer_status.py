@@ -19,6 +19,7 @@ from ddp_operator.launcher.worker import _name_trainer_status
 from ddp_operator.progress import build_progress, parse_page
 from tests.support import ROOT
 from tests.support.launcher_config import launcher_pod
+from tests.unit.test_docs import fenced
 
 # What KubeflowCallback of transformers 5.23.0 posts, at the begin, after a step, and at the end.
 BEGIN = {"progressPercentage": 0, "metrics": [{"name": "total_steps", "value": "24"}]}
@@ -95,7 +96,8 @@ def test_what_a_trainer_posts_is_the_ranks_progress(server: Server) -> None:
 
 def test_the_lines_in_the_docs_post_a_status(server: Server) -> None:
     page = (ROOT / "docs" / "your-script.md").read_text()
-    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    (lines,) = [block for block in fenced(page, "python") if "trainerStatus" in block]
+    exec(lines, {})
     assert server.figures() == (9, 24, "37.5%", "1.637")
 
 
