@@ -61,9 +61,10 @@ tools: ## install the system tools that optional test tiers use (apt)
 	@.ci/tools
 
 .PHONY: constraints
-constraints: install ## write this environment's versions to .ci/constraints.txt
+constraints: install ## write this environment's versions and their hashes to .ci/constraints.txt, and the release tools'
 	@.ci/freeze $(PY) > .ci/constraints.txt.new
 	@mv .ci/constraints.txt.new .ci/constraints.txt
+	@.ci/lock $(PY) < .ci/release-tools.in > .ci/release-tools.txt
 	@touch $(STAMP)
 
 .PHONY: clean

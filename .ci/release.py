@@ -25,7 +25,7 @@ import helm_python
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("build==1.6.1", "cyclonedx-bom==7.5.0", "twine==7.0.0")
+TOOLS_LOCK = ROOT / ".ci/release-tools.txt"
 MACHINES = {"amd64": 62, "arm64": 183}
 """What an ELF file says it is for."""
 CHART_CONFIG = "application/vnd.cncf.helm.config.v1+json"
@@ -48,11 +48,13 @@ def tools() -> Path:
     """Return the ``bin`` of an environment with the tools, apart from the project's, made the first time."""
     home = ROOT / "build/release"
     stamp = home / "tools"
-    if not stamp.exists() or stamp.read_text() != repr(TOOLS):
+    lock = TOOLS_LOCK.read_text()
+    if not stamp.exists() or stamp.read_text() != lock:
         if subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=False, capture_output=True).returncode:
             run(sys.executable, "-m", "venv", "--clear", "--without-pip", home)  # a Python without ensurepip
-        run(sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "--quiet", *TOOLS)
-        stamp.write_text(repr(TOOLS))
+        install = [sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "--quiet"]
+        run(*install, "--require-hashes", "-r", TOOLS_LOCK)
+        stamp.write_text(lock)
     return home / "bin"
 
 

@@ -48,8 +48,8 @@ def complaints(instructions: list[Instruction]) -> list[str]:
     defaults = dict(value.split("=", 1) for value in values(instructions, "ARG") if "=" in value)
     for base in values(instructions, "FROM"):
         image = re.sub(r"^--platform=\S+ ", "", base).split()[0].replace("${BASE}", defaults.get("BASE", ""))
-        if not re.search(r":\d+\.\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?$", image):
-            found.append(f"FROM {image}: pin the version to the patch level")
+        if not re.search(r":\d+\.\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}$", image):
+            found.append(f"FROM {image}: pin the version to the patch level, and the digest")
     users = values(last_stage(instructions), "USER")
     if not users or not re.fullmatch(r"[1-9]\d*:[1-9]\d*", users[-1]):
         found.append("USER: must be a number above 0 with its group, so that runAsNonRoot can be checked")
@@ -80,6 +80,7 @@ def test_there_is_nothing_to_complain_about(name: str) -> None:
     [
         ("FROM python\nUSER 1:1", "pin the version"),
         ("FROM python:3.13\nUSER 1:1", "pin the version"),
+        ("FROM python:3.13.7-slim\nUSER 1:1", "and the digest"),
         ("ARG BASE=python:latest\nFROM ${BASE}\nUSER 1:1", "pin the version"),
         ("FROM p:1.2.3", "USER"),
         ("FROM p:1.2.3\nUSER root", "USER"),

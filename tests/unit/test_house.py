@@ -38,7 +38,8 @@ LONG_FILES = {
         ),
         "generated: the schema of a job's parts",
     ),
-    ".ci/constraints.txt": "generated: one line a package",
+    ".ci/constraints.txt": "generated: the hashes of every package",
+    ".ci/release-tools.txt": "generated: the same for the release's tools",
     "LICENSE": "the licence",
 }
 SIZE_LIMIT = 512 * 1024

@@ -1,0 +1,65 @@
+"""Everything that builds, tests or publishes this project is named by its content: a commit, a digest, a hash."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+# PyTorch's index and PyPI offer different files of one version (CPU, CUDA), so these two have a version and no hash.
+WITHOUT_HASH = {"torch", "torchvision"}
+
+
+def parse_lock(path: Path) -> dict[str, list[str]]:
+    """Return the hashes of each requirement of a lock file, by name."""
+    joined = re.sub(r"\\\n\s*", " ", path.read_text(encoding="utf-8"))
+    lines = [line for line in joined.splitlines() if line and not line.startswith("#")]
+    return {line.split("==")[0]: re.findall(r"--hash=sha256:([0-9a-f]{64})", line) for line in lines}
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow_pins_every_action_by_commit(path: Path) -> None:
+    uses = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
+    assert uses
+    assert [line for line in uses if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)*", line)] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow_verifies_what_it_downloads_and_installs(path: Path) -> None:
+    scripts = [step["run"] for step in read_steps(path) if "run" in step]
+    for script in scripts:
+        if re.search(r"\b(curl|wget)\b", script):
+            assert re.search(r"\b(cosign verify-blob|sha256sum --check)\b", script), script
+        if re.search(r"\bpipx? (install|run)\b", script):
+            assert "--require-hashes" in script, script
+        assert not re.search(r"\bgo run \S+@(?!v)\S+", script), script
+
+
+def test_constraints_have_hashes_for_all_but_pytorch() -> None:
+    hashes = parse_lock(ROOT / ".ci/constraints.txt")
+    assert len(hashes) > 100
+    assert {name for name, found in hashes.items() if not found} == WITHOUT_HASH
+
+
+def test_release_tools_are_locked_in_their_versions() -> None:
+    lock = ROOT / ".ci/release-tools.txt"
+    hashes = parse_lock(lock)
+    assert all(hashes.values())
+    wanted = (ROOT / ".ci/release-tools.in").read_text(encoding="utf-8").split()
+    assert set(wanted) <= {line.split()[0] for line in lock.read_text(encoding="utf-8").splitlines()}
+
+
+def test_build_backend_has_one_version() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+", requirement) for requirement in build["requires"])
