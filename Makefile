@@ -43,11 +43,14 @@ $(PY):
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(PY) install --quiet --disable-pip-version-check pip; }
 
-$(STAMP): pyproject.toml .ci/constraints.txt | $(PY)
+$(STAMP): pyproject.toml .ci/constraints.txt .ci/pytorch.txt | $(PY)
 	@echo 'installing the operator, the trainer and their tools (PyTorch is the big one)'
 	@# Python compiles what it imports; compiling all of PyTorch here would take as long as installing it.
 	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check 'pip>=25.1'  # which knows --group
-	@$(PY) -m pip install -qq --no-compile -e '.[all]' --group dev -c .ci/constraints.txt
+	@# All that is installed has a hash, except PyTorch, whose files differ between indexes, and this project.
+	@$(PY) -m pip install -qq --no-compile --no-deps --require-hashes -r .ci/constraints.txt
+	@$(PY) -m pip install -qq --no-compile -r .ci/pytorch.txt
+	@$(PY) -m pip install -qq --no-compile --no-build-isolation -e '.[all]' --group dev
 	@echo '$(CURDIR)' > $@
 
 # Workers that start together would each compile all of what tests import.

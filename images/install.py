@@ -7,6 +7,7 @@ Python. What pip would compile holds the times of files; so it is compiled here,
 
 import importlib.util
 import marshal
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,8 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 GLIBC = 36
 """The minor version of the C library in the base image (Debian bookworm)."""
 VENV = Path("/opt/venv")
+BACKEND = Path("/opt/build-backend")
+"""Folder of the build backend. It is not copied into the image."""
 
 
 def platforms(architecture: str) -> list[str]:
@@ -35,11 +38,20 @@ def command(architecture: str, arguments: list[str], target: Path) -> list[str]:
     return [*pip, "--target", str(target), *chosen, *built, *arguments]
 
 
+def backend_command() -> list[str]:
+    """Return pip's command line that installs the build backend by its hash, apart from the image's packages."""
+    pip = [sys.executable, "-m", "pip", "install", "--no-compile", "--target", str(BACKEND)]
+    return [*pip, "--constraint", ".ci/constraints.txt", "hatchling"]
+
+
 def main() -> None:
     """Install, and put the scripts where an environment has them."""
     architecture, *arguments = sys.argv[1:]
     target = Path(sysconfig.get_path("purelib", "venv", {"base": str(VENV)}))
-    subprocess.run(command(architecture, arguments, target), check=True)
+    if "--no-deps" in arguments:
+        subprocess.run(backend_command(), check=True)
+        arguments.append("--no-build-isolation")
+    subprocess.run(command(architecture, arguments, target), check=True, env=os.environ | {"PYTHONPATH": str(BACKEND)})
     for script in (target / "bin").glob("*"):
         shutil.move(script, VENV / "bin" / script.name)
     (target / "bin").rmdir()

@@ -1,6 +1,7 @@
 """Print the dependencies of the distribution with some extras, from pyproject.toml: ``requirements.py operator``.
 
-They change less often than the sources and are installed before these, in a layer that the builder keeps.
+They change less often than the sources and are installed before these, in a layer that the builder keeps. PyTorch is
+left out: a step of its own installs it, because its files come from another index and have no hash.
 """
 
 import sys
@@ -14,4 +15,4 @@ wanted = [
     *project["dependencies"],
     *(name for extra in sys.argv[1:] for name in project["optional-dependencies"][extra]),
 ]
-print("\n".join(wanted))
+print("\n".join(requirement for requirement in wanted if not requirement.startswith("torch")))

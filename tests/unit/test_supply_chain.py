@@ -13,8 +13,6 @@ import yaml
 from tests.support import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-# PyTorch's index and PyPI offer different files of one version (CPU, CUDA), so these two have a version and no hash.
-WITHOUT_HASH = {"torch", "torchvision"}
 
 
 def parse_lock(path: Path) -> dict[str, list[str]]:
@@ -46,10 +44,16 @@ def test_workflow_verifies_what_it_downloads_and_installs(path: Path) -> None:
         assert not re.search(r"\bgo run \S+@(?!v)\S+", script), script
 
 
-def test_constraints_have_hashes_for_all_but_pytorch() -> None:
+def test_constraints_have_hashes() -> None:
     hashes = parse_lock(ROOT / ".ci/constraints.txt")
     assert len(hashes) > 100
-    assert {name for name, found in hashes.items() if not found} == WITHOUT_HASH
+    assert [name for name, found in hashes.items() if not found] == []
+
+
+def test_only_pytorch_is_installed_by_version_alone() -> None:
+    assert set(parse_lock(ROOT / ".ci/pytorch.txt")) == {"torch", "torchvision"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "--no-deps --require-hashes -r .ci/constraints.txt" in makefile
 
 
 def test_release_tools_are_locked_in_their_versions() -> None:
