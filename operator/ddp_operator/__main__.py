@@ -6,6 +6,8 @@ import gc
 import logging
 import sys
 
+from msgspec.structs import replace
+
 from ddp_operator import __version__
 from ddp_operator.settings import Settings, SettingsError, describe
 
@@ -36,7 +38,9 @@ def _run(settings: Settings) -> int:
     import kopf
 
     import ddp_operator.handlers  # noqa: F401 - registers the handlers
+    from ddp_operator.leader import new_identity
 
+    identity = settings.identity or new_identity()
     _configure_logging(settings)
     # Every event and pass makes objects by the thousand, few of them in cycles: by default a sixth of a burst's CPU
     # time goes into looking for those.
@@ -47,7 +51,9 @@ def _run(settings: Settings) -> int:
                 clusterwide=not settings.namespaces,
                 namespaces=settings.namespaces,
                 standalone=True,
-                memo=kopf.Memo(settings=settings),
+                # Without it Kopf reads the login name, and the user of a pod may have none.
+                identity=identity,  # type: ignore[arg-type]  # Kopf does not export its type
+                memo=kopf.Memo(settings=replace(settings, identity=identity)),
             )
         )
     except asyncio.CancelledError:

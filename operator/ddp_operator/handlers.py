@@ -8,6 +8,7 @@ and timers all put a finalizer or annotations on it, and a finalizer blocks dele
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import kopf
 from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.watch import CHUNK, SILENCE
+from ddp_operator.leader import new_identity
 from ddp_operator.runtime import Operator, end_at_once
 from ddp_operator.settings import Settings, SettingsError
 
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 WATCH_CONNECT_TIMEOUT = 10.0
 KOPF_REQUEST_TIMEOUT = 30.0
+
+# `kopf run` takes no identity. Without this variable it reads the login name, and the user of a pod may have none.
+os.environ.setdefault("POD_ID", new_identity())
 
 
 class Forever:

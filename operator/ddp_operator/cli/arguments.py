@@ -49,7 +49,7 @@ def is_local(arguments: argparse.Namespace) -> bool:
         return True
     given = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & {name for name, value in os.environ.items() if value}
     login = given or arguments.kubeconfig or arguments.context or arguments.namespace
-    if not login and not Path("~/.kube/config").expanduser().exists():
+    if not login and not os.path.exists(os.path.expanduser("~/.kube/config")):
         print(
             f"no cluster is configured: looking at the runs on this machine, in {arguments.runs_dir}", file=sys.stderr
         )

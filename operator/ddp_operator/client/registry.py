@@ -68,7 +68,7 @@ def push_image(image: Image) -> str:
 
 def find_login(host: str) -> Login | None:
     """Return what `docker login` has kept for a registry; None: nothing. Raises: ClientError."""
-    file = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker", "config.json")
+    file = Path(os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker"), "config.json")
     key = _DOCKER_HUB_LOGIN if host == _DOCKER_HUB else host
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -52,7 +52,7 @@ def default_folder(script: str | None) -> Path:
 
 def check_folder(folder: Path) -> Path:
     """Return a folder that was not named, where it is no more than a project. Raises: ClientError."""
-    if folder in (Path.home(), Path(folder.anchor)):
+    if folder in (Path(os.path.expanduser("~")), Path(folder.anchor)):
         raise ClientError(f"--workdir: name the folder to pack; {folder} is too much to take by itself")
     return folder
 

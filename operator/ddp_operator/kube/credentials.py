@@ -19,7 +19,7 @@ import yaml
 from ddp_operator.kube.client import StartupError, trim
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-DEFAULT_KUBECONFIG = Path("~/.kube/config")
+DEFAULT_KUBECONFIG = "~/.kube/config"
 EXEC_TIMEOUT = 60.0
 TOKEN_LIFE = timedelta(minutes=10)
 """A token from a file or a plugin is read again after this time at the latest."""
@@ -31,16 +31,22 @@ async def login(kubeconfig: str | None = None, *, service_account: Path = SERVIC
     Raises: StartupError.
     """
     if kubeconfig:
-        paths = [Path(part).expanduser() for part in kubeconfig.split(os.pathsep) if part.strip()]
+        paths = [_expand(part) for part in kubeconfig.split(os.pathsep) if part.strip()]
         return await _from_kubeconfig(paths)
     if (service_account / "token").exists():
         return _from_service_account(service_account)
-    if DEFAULT_KUBECONFIG.expanduser().exists():
-        return await _from_kubeconfig([DEFAULT_KUBECONFIG.expanduser()])
+    default = _expand(DEFAULT_KUBECONFIG)
+    if default.exists():
+        return await _from_kubeconfig([default])
     raise StartupError(
         "no credentials for a cluster: run in a pod with a service account, "
         f"set KUBECONFIG to a kubeconfig file, or put one at {DEFAULT_KUBECONFIG}"
     )
+
+
+def _expand(name: str) -> Path:
+    # Unlike Path.expanduser, this raises nothing for a user without a home folder, such as that of a pod.
+    return Path(os.path.expanduser(name))
 
 
 def _from_service_account(folder: Path, env: Mapping[str, str] | None = None) -> kopf.ConnectionInfo:

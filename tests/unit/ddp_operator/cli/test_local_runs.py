@@ -13,6 +13,7 @@ from ddp_operator import cli
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.local.folder import RunFolder
 from tests.support.builders import resource
+from tests.support.users import forget_user
 
 Capture = pytest.CaptureFixture[str]
 
@@ -113,3 +114,12 @@ def test_a_python_without_torch_is_named_before_anything_starts(
     assert cli.main(["run", "train.py"]) == ExitCode.BAD_INPUT
     assert "PyTorch is not installed for " in capsys.readouterr().err
     assert not Path("ddp-runs").exists()
+
+
+def test_user_without_a_home_folder_sees_the_runs_of_this_machine(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_user(monkeypatch)
+    make_run(1)
+    assert cli.main(["logs"]) == 0
+    assert "no cluster is configured" in capsys.readouterr().err

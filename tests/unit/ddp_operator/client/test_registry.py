@@ -21,6 +21,7 @@ from ddp_operator.code.files import CannotPack
 from ddp_operator.code.image import Image
 from ddp_operator.code.packed import pack_code
 from tests.support.registry import Registry, serve_registry
+from tests.support.users import forget_user
 
 
 @pytest.fixture(autouse=True)
@@ -271,3 +272,8 @@ def test_only_this_machine_and_who_is_named_so_is_spoken_to_without_tls(tmp_path
 )
 def test_the_pods_get_the_repository_by_digest(tmp_path: Path, name: str, reference: str) -> None:
     assert image(tmp_path, name).reference.startswith(f"{reference}sha256:")
+
+
+def test_user_without_a_home_folder_has_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_user(monkeypatch)
+    assert find_login("registry.example.com") is None

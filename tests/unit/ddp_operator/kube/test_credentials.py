@@ -12,6 +12,7 @@ import yaml
 
 from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.credentials import _from_service_account, login
+from tests.support.users import forget_user
 
 
 def kubeconfig(path: Path, *, user: dict[str, Any] | None = None, **cluster: Any) -> Path:
@@ -150,6 +151,16 @@ async def test_nothing_at_all_names_the_three_ways(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(StartupError, match=r"service account.*KUBECONFIG.*~/\.kube/config"):
         await login(None, service_account=tmp_path)
+
+
+async def test_user_without_a_home_folder_gets_the_same_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_user(monkeypatch)
+    with pytest.raises(StartupError, match=r"service account.*KUBECONFIG.*~/\.kube/config"):
+        await login(None, service_account=tmp_path)
+    with pytest.raises(StartupError, match=r"~/mine: no such file"):
+        await login("~/mine", service_account=tmp_path)
 
 
 async def test_a_service_account_comes_before_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

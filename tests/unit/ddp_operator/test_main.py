@@ -1,0 +1,41 @@
+"""What ``python -m ddp_operator`` passes to Kopf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kopf
+import pytest
+
+from ddp_operator.__main__ import main
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments with which ``main`` calls ``kopf.operator``; nothing else runs."""
+    found: dict[str, Any] = {}
+
+    async def record(**arguments: Any) -> None:
+        found.update(arguments)
+
+    monkeypatch.setattr(kopf, "operator", record)
+    monkeypatch.setattr("ddp_operator.__main__._configure_logging", lambda settings: None)
+    return found
+
+
+def test_identity_of_the_settings_is_that_of_kopf_and_of_the_lease(
+    passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDP_OPERATOR_IDENTITY", "ddp-operator-7d9-x2k")
+    assert main([]) == 0
+    assert passed["identity"] == "ddp-operator-7d9-x2k"
+    assert passed["memo"]["settings"].identity == "ddp-operator-7d9-x2k"
+
+
+def test_process_without_a_configured_identity_gets_one_for_kopf_and_the_lease(
+    passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DDP_OPERATOR_IDENTITY", raising=False)
+    assert main([]) == 0
+    assert passed["identity"]
+    assert passed["identity"] == passed["memo"]["settings"].identity
