@@ -19,23 +19,11 @@ from typing import Any
 import yaml
 
 from ddp_operator.local.adapt import hold_free_port
+from tests.support.certificates import Authority
 from tests.support.stoppable import Stoppable
 
 START_LIMIT = 60.0
 NODES = ("node-0", "node-1")
-OPENSSL_CONFIG = """
-[req]
-distinguished_name=dn
-[dn]
-[ca]
-basicConstraints=critical,CA:TRUE
-keyUsage=critical,keyCertSign,cRLSign,digitalSignature
-[server]
-extendedKeyUsage=serverAuth
-subjectAltName=DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:10.96.0.1
-[client]
-extendedKeyUsage=clientAuth
-"""
 
 
 def find_binary(name: str) -> str | None:
@@ -148,16 +136,7 @@ class ControlPlane(Stoppable):
         return self.write_kubeconfig(f"{namespace}.{name}", {"tokenFile": token.name}, namespace)
 
     def _certify(self) -> None:
-        pki = self._folder / "pki"
-        pki.mkdir()
-        (pki / "openssl.cnf").write_text(OPENSSL_CONFIG)
-
-        def openssl(*args: str) -> None:
-            subprocess.run(["openssl", *args], cwd=pki, check=True, capture_output=True, timeout=60)
-
-        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-config", "openssl.cnf")
-        openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-days", "2", "-subj", "/CN=test-ca",
-                "-extensions", "ca")  # fmt: skip
+        authority = Authority(self._folder / "pki")
         certificates = (
             ("apiserver", "/CN=kube-apiserver", "server"),
             ("admin", "/O=system:masters/CN=admin", "client"),
@@ -165,11 +144,9 @@ class ControlPlane(Stoppable):
             ("scheduler", "/CN=system:kube-scheduler", "client"),
         )
         for name, subject, use in certificates:
-            openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", subject)
-            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-                    "-days", "2", "-extfile", "openssl.cnf", "-extensions", use, "-out", f"{name}.crt")  # fmt: skip
-        openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sa.key")
-        openssl("ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
+            authority.issue(name, subject, use)
+        authority.call_openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sa.key")
+        authority.call_openssl("ec", "-in", "sa.key", "-pubout", "-out", "sa.pub")
         for name in ("admin", "kcm", "scheduler"):
             self.write_kubeconfig(name, {"client-certificate": f"pki/{name}.crt", "client-key": f"pki/{name}.key"})
 

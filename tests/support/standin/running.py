@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +31,12 @@ T = TypeVar("T")
 class StandIn(Stoppable):
     """An API server for tests. Everything public may be used from the test's thread.
 
-    ``faults`` breaks calls, ``writes`` is what was written by anybody, ``calls`` what was asked for.
+    ``faults`` breaks calls, ``writes`` is what was written by anybody, ``calls`` what was asked for. ``tls``: it also
+    listens on ``secure_port``, with this certificate.
     """
 
-    def __init__(self, *, crd: bool = True, bookmark_interval: float = 1.0) -> None:
+    def __init__(self, *, crd: bool = True, bookmark_interval: float = 1.0, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.faults = Faults()
         self._storage = Storage()
         self._api = Api(self._storage, self.faults, bookmark_interval=bookmark_interval)
@@ -48,6 +51,7 @@ class StandIn(Stoppable):
         self._end: asyncio.Event | None = None
         self._failure: BaseException | None = None
         self.port = 0
+        self.secure_port = 0
 
     @property
     def url(self) -> str:
@@ -211,6 +215,9 @@ class StandIn(Stoppable):
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.port = runner.addresses[0][1]
+        if self._tls is not None:
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._tls).start()
+            self.secure_port = runner.addresses[1][1]
         controllers = asyncio.create_task(self.controllers.run())
         self._ready.set()
         await self._end.wait()
