@@ -56,6 +56,18 @@ def test_images_are_loaded_into_the_local_cluster_of_the_context(
 
 
 @pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
+def test_images_are_loaded_by_the_command_of_load(tmp_path: Path, builder: str) -> None:
+    load = "ctr -n k8s.io image import"
+    code, output, calls = run(tmp_path, tools=(builder, "ctr", "kubectl", "kind"), context="kind-dev", LOAD=load)
+    assert code == 0, output
+    loaded = [call for call in calls if call.startswith(load)]
+    assert len(loaded) == 2
+    assert all(call.endswith("/image.tar") for call in loaded)
+    assert not [call for call in calls if call.startswith("kind ")]
+    assert "helm install ddp-operator charts/ --namespace ddp-operator --create-namespace\n" in output
+
+
+@pytest.mark.parametrize("builder", ["docker", "podman", "buildah"])
 def test_a_registry_is_pushed_to_by_whatever_builds(tmp_path: Path, builder: str) -> None:
     code, output, calls = run(tmp_path, tools=(builder,), REGISTRY="registry.example/team/", TORCH="cu130")
     assert code == 0, output
@@ -108,6 +120,7 @@ def test_a_step_that_fails_ends_it(tmp_path: Path, step: str) -> None:
         (("docker", "kubectl"), {"CURRENT": "kind-dev"}, (), "kind is not installed; context kind-dev needs it"),
         (("docker",), {}, ("launcher",), "there is no image launcher"),
         (("docker",), {"OCI": "x"}, (), "install podman or buildah"),
+        (("docker",), {"LOAD": "x", "REGISTRY": "y"}, (), "unset it, or REGISTRY"),
         (("docker",), {"OCI": "x", "BUILDER": "docker"}, (), "not by docker"),
     ],
 )
