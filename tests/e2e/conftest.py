@@ -2,8 +2,12 @@
 
 What a cluster needs beside the kubeconfig is said by environment variables:
 
-- ``DDP_E2E_OPERATOR``: ``installed`` (default: the operator runs there already) or ``process`` (the tests apply the CRD
-  and run ``python -m ddp_operator`` from this checkout; it must be able to reach pod addresses for progress).
+- ``DDP_E2E_OPERATOR``: ``installed`` (default: the operator runs there already), ``chart`` (the tests install the chart
+  by Helm, and uninstall it in the end) or ``process`` (the tests apply the CRD and run ``python -m ddp_operator`` from
+  this checkout; it must be able to reach pod addresses for progress).
+- ``DDP_E2E_CHART_VALUES``: the values of ``chart`` as YAML, such as ``{image: {tag: mine}}``.
+- ``DDP_E2E_BUILD``: ``1`` builds both images by ``images/build`` before ``chart`` installs; its variables (``LOAD``,
+  ``REGISTRY``, ``BUILDER``, ``BUILD_ARGS``) name the builder and the way to the nodes. Without it the nodes have them.
 - ``DDP_E2E_IMAGE``: the trainer's image; default: the samples' own.
 - ``DDP_E2E_TRACKING_IMAGE``: an image with PyTorch, tensorboard and mlflow, for the tests of trackers.
 - ``DDP_E2E_S3_IMAGE``: an image with PyTorch and s3fs, for checkpoints in an object store on this machine.
@@ -39,6 +43,8 @@ from kubernetes.client.exceptions import NotFoundException
 
 from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from tests.support import ROOT
+
+from .release import Release, build_images
 
 PATIENCE = 240.0
 """Seconds after which something that should happen counts as never happening. No test measures time with it."""
@@ -174,8 +180,18 @@ def apply_crds(kubeconfig: str, checkout: Path = ROOT) -> None:
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | None]:
     """See to it that an operator runs; returns it where it is a process of these tests."""
     kubeconfig = os.environ["DDP_E2E_KUBECONFIG"]
-    if os.environ.get("DDP_E2E_OPERATOR", "installed") == "installed":
+    source = os.environ.get("DDP_E2E_OPERATOR", "installed")
+    assert source in ("installed", "chart", "process"), f"DDP_E2E_OPERATOR={source}: not installed, chart or process"
+    if source == "installed":
         yield None
+        return
+    if source == "chart":
+        if os.environ.get("DDP_E2E_BUILD") == "1":
+            build_images()
+        with Release(kubeconfig) as release:
+            release.install(yaml.safe_load(os.environ.get("DDP_E2E_CHART_VALUES", "{}")))
+            yield None
+            release.uninstall()
         return
     apply_crds(kubeconfig)
     found = Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log")
@@ -185,6 +201,17 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | No
         found.process.terminate()
         found.process.wait(30)
     assert "Traceback" not in found.log.read_text(), found.log.read_text()
+
+
+@pytest.fixture
+def release(operator: Operator | None) -> Iterator[Release]:
+    """The release of the chart whose operator works."""
+    if operator is not None:
+        pytest.skip("the operator is a process of these tests and no release of the chart (DDP_E2E_OPERATOR)")
+    with Release(os.environ["DDP_E2E_KUBECONFIG"]) as found:
+        if not found.exists():
+            pytest.skip(f"the operator is not installed as the Helm release {found.namespace}/{found.name}")
+        yield found
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A container made of the kernel's namespaces, without a runtime and without an image: a program for tests.
 
 It reads a ``Container`` (``tests/support/container.py``) as JSON, builds its file system from folders of this machine,
-and runs its command there: as process 1, as its user, without capabilities, with its environment alone. Where the kernel
+and runs its command there: as process 1, as its user, without capabilities, with its variables alone. Where the kernel
 refuses namespaces it prints the reason and ends with exit code ``NOT_POSSIBLE``.
 """
 
