@@ -59,6 +59,7 @@ print(json.dumps({
     "capabilities": [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
     "no_new_privileges": status["NoNewPrivs"].strip(),
     "folder": os.getcwd(),
+    "read_only": bool(os.statvfs("/").f_flag & os.ST_RDONLY),
     "env": dict(os.environ),
     "writable": sorted({top for top, _, _ in os.walk("/") if not top.startswith("/proc") and may_write(top)}),
 }))
@@ -200,6 +201,7 @@ def test_container_has_what_the_pod_gives_it_and_nothing_else(run: Run, containe
         "capabilities": [0, 0, 0, 0, 0],
         "no_new_privileges": "1",
         "folder": "/tmp",
+        "read_only": True,
         "writable": ["/tmp"],
     }
 
