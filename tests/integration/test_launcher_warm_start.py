@@ -97,7 +97,28 @@ atexit.register(print, "at exit")
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 print("end of the script")
 """
+FROZEN = """
+import gc
+class Last:
+    def __del__(self, count=gc.get_freeze_count):
+        print("frozen objects:", count())
+last = Last()
+"""
+# What loads most of PyTorch: a process group, DDP and an optimizer, which brings TorchDynamo and triton.
+TRAINS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.ones(3, 4)).sum().backward()
+optimizer.step()
+dist.destroy_process_group()
+print("trained")
+"""
 OWN = {
+    "frozen": FROZEN,
     "has a fork server": FORKSERVER,
     "state": STATE,
     "unfinished": UNFINISHED,
@@ -213,6 +234,12 @@ def test_a_forked_script_behaves_as_under_the_bare_interpreter(forked: Forked, n
 )
 def test_other_forked_forms_behave_as_under_the_bare_interpreter(forked: Forked, kind: str, words: list[str]) -> None:
     assert forked.fork(kind, *(words if kind == "script" else words[1:])) == forked.bare(*words)
+
+
+def test_forked_rank_that_trains_prints_what_a_plain_torchrun_rank_prints(forked: Forked) -> None:
+    (forked.folder / "script.py").write_text(TRAINS)
+    plain = forked.bare("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "script.py")
+    assert forked.fork("script", "script.py") == plain == Outcome(0, "trained\n", "")
 
 
 def test_data_loaders_start_their_workers_in_each_way(forked: Forked) -> None:

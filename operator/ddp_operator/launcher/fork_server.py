@@ -8,6 +8,7 @@ What is forked on request is no child of the server: the process between the two
 to the nearest ancestor that is a subreaper. That is who asked, waits for it, and takes it along when it dies.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -237,6 +238,9 @@ def _become_rank(
     if "tempfile" in sys.modules:
         vars(sys.modules["tempfile"])["tempdir"] = None  # looked up anew: the script may set TMPDIR
     sys.orig_argv = command
+    # The interpreter's last collection skips frozen objects, and nanobind modules such as triton's then report leaks.
+    # Only at the end: before it, the collector would write into pages that all ranks share.
+    atexit.register(gc.unfreeze)
     _set_title(command)
     return words
 
