@@ -207,7 +207,7 @@ s3: install ## s3fs and moto for the tests of checkpoint.url (a folder of their 
 	@test -d build/s3 || $(PY) -m pip install --quiet --target build/s3 s3fs 'moto[s3]' flask flask-cors
 
 .PHONY: torch-versions
-torch-versions: install ## run the launcher's process tests on the oldest and newest torch and one between (ARGS=--strict)
+torch-versions: install ## run the launcher's process tests on other torch versions, the trainer's on the newest (ARGS=--strict)
 	@.ci/torch-versions $(PY) $(ARGS)
 
 .PHONY: e2e
