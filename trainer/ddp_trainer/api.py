@@ -10,7 +10,7 @@ from ddp_trainer.assembly import Own
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.distributed import RankEnv
-from ddp_trainer.distributed.world import World
+from ddp_trainer.distributed.world import World, find_rank_env
 from ddp_trainer.errors import Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.tasks import Task
@@ -39,7 +39,7 @@ class Trainer:
 
     ``model``, ``data`` and ``task`` take the place of what the configuration names. The model is a module, or a class
     or function without arguments that makes one, called when the run's seed is set. ``env`` is this process's place
-    among the ranks, by default what torchrun says.
+    among the ranks, by default that in the initialized process group, else what torchrun's variables name.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Trainer:
         for what the user can fix, :class:`Preempted` after a signal, :class:`Superseded` where a later attempt at the
         same job has begun.
         """
-        env = RankEnv.from_environ() if self._env is None else self._env
+        env = find_rank_env() if self._env is None else self._env
         world = World.start(self.config.distributed, env)
         exporter = Exporter.start(epochs=self.config.epochs, port=self.config.metrics.port, env=env)
         try:

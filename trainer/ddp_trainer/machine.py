@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -19,6 +20,15 @@ def available_cpus(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     except (OSError, ValueError):
         pass
     return max(1, cpus)
+
+
+def identify_host(boot_id: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """Return a text that the processes of this machine, or of one container on it, have in common and no others."""
+    name = socket.gethostname()
+    try:
+        return f"{name} {boot_id.read_text().strip()}"
+    except OSError:
+        return name
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> float:

@@ -4,7 +4,7 @@ This module alone reads torchrun's environment.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -97,6 +97,21 @@ class RankEnv:
             number("LOCAL_WORLD_SIZE", 1),
             number("TORCHELASTIC_RESTART_COUNT", 0),
         )
+
+    @classmethod
+    def from_group(cls, rank: int, hosts: Sequence[str], environ: Mapping[str, str] = os.environ) -> Self:
+        """Return the place of ``rank`` in a process group whose ranks run on ``hosts``; torchrun's variables win.
+
+        Raises :class:`UserError` as :meth:`from_environ`.
+        """
+        host = hosts[rank]
+        group = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(hosts)),
+            "LOCAL_RANK": str(hosts[:rank].count(host)),
+            "LOCAL_WORLD_SIZE": str(hosts.count(host)),
+        }
+        return cls.from_environ({**group, **environ})
 
     @classmethod
     def spawned(cls, local_rank: int, processes: int, *, node: int = 0, nodes: int = 1) -> Self:

@@ -11,7 +11,53 @@ import torch.distributed as dist
 
 from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.errors import Superseded, UserError, require
-from ddp_trainer.machine import available_cpus
+from ddp_trainer.machine import available_cpus, identify_host
+
+# Next to NCCL a gloo backend for CPU tensors: agreeing on errors and signals must not touch the device.
+_BOTH_BACKENDS = "cpu:gloo,cuda:nccl"
+
+
+def find_rank_env() -> RankEnv:
+    """Return this process's place: in the process group that the program has initialized, else by torchrun's variables.
+
+    With a group this is a collective. Raises :class:`UserError` where the environment or the group is unusable.
+    """
+    if not _group_exists():
+        return RankEnv.from_environ()
+    hosts: list[Any] = [identify_host()] * dist.get_world_size()
+    if len(hosts) > 1:
+        _check_backend()
+        dist.all_gather_object(hosts, identify_host())
+    return RankEnv.from_group(dist.get_rank(), hosts)
+
+
+def _group_exists() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _check_group(env: RankEnv) -> None:
+    """Raise :class:`UserError` where the initialized process group is not the one that ``env`` describes."""
+    rank = dist.get_rank()
+    size = dist.get_world_size()
+    require(
+        (rank, size) == (env.rank, env.world_size),
+        "distributed",
+        f"the initialized process group has rank {rank} of {size}, but the environment or env= names rank {env.rank} "
+        f"of {env.world_size}",
+        "unset RANK and WORLD_SIZE and leave out env= to train in the group, or call destroy_process_group first",
+    )
+    if size > 1:
+        _check_backend()
+
+
+def _check_backend() -> None:
+    backend = dist.get_backend_config()
+    require(
+        "cpu:" in backend,
+        "distributed.backend",
+        f"the initialized process group has the backend {backend}, which takes no CPU tensors",
+        f"call init_process_group with the backend {_BOTH_BACKENDS} or gloo, or leave the call to the trainer",
+    )
 
 
 class World:
@@ -51,9 +97,12 @@ class World:
     def start(cls, config: DistributedConfig, env: RankEnv) -> Self:
         """Choose the device and join the process group.
 
-        A group that is there already, as in a function that ``torch.multiprocessing.spawn`` has called, is used and
-        left to whoever made it. Raises :class:`UserError` where the node has too few GPUs, or ranks can't find rank 0.
+        A group that the program has initialized is used, and not destroyed at the end. Raises :class:`UserError` where
+        that group contradicts ``env``, the node has too few GPUs, or ranks can't find rank 0.
         """
+        joined = _group_exists()
+        if joined:
+            _check_group(env)
         problem: UserError | None = None
         try:
             device = _choose_device(config, env)
@@ -68,7 +117,7 @@ class World:
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, available_cpus() // env.local_world_size))
         world = cls(env, device)
-        if world.is_distributed:
+        if world.is_distributed and not joined:
             world._join(config)
         with world.agreed():
             if problem is not None:
@@ -83,18 +132,6 @@ class World:
         return world
 
     def _join(self, config: DistributedConfig) -> None:
-        # Next to NCCL a gloo backend for CPU tensors: agreeing on errors and signals must not touch the device.
-        both = "cpu:gloo,cuda:nccl"
-        if dist.is_initialized():
-            place = dist.get_rank(), dist.get_world_size()
-            require(
-                "cpu:" in dist.get_backend_config() and place == (self.rank, self.size),
-                "distributed.backend",
-                f"the process group that is there already is rank {place[0]}'s of {place[1]} with "
-                f"{dist.get_backend_config()}; the trainer needs rank {self.rank} of {self.size} and CPU tensors",
-                f"leave init_process_group to the trainer, or call it with the backend {both} or gloo",
-            )
-            return
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         require(
             not missing,
@@ -106,7 +143,7 @@ class World:
         if backend == "auto":
             backend = "nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(
-            both if backend == "nccl" else "gloo",
+            _BOTH_BACKENDS if backend == "nccl" else "gloo",
             timeout=timedelta(seconds=config.timeout_seconds),
             rank=self.rank,
             world_size=self.size,

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ddp_trainer.distributed import DistributedConfig, RankEnv
-from ddp_trainer.distributed.world import World
+from ddp_trainer.distributed.world import World, find_rank_env
 from ddp_trainer.errors import UserError
-from ddp_trainer.machine import available_cpus
+from ddp_trainer.machine import available_cpus, identify_host
 
 
 def test_without_torchrun_there_is_one_rank() -> None:
@@ -110,15 +112,75 @@ def test_spawned_processes_are_counted_node_by_node() -> None:
     assert RankEnv.spawned(1, 4, node=2, nodes=3) == RankEnv(9, 1, 12, 4)
 
 
-def test_a_group_that_is_there_already_is_used_and_left_alone() -> None:
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(UserError, match=r"rank 0's of 1 with .*; the trainer needs rank 0 of 2"):
-            World.start(DistributedConfig(device="cpu"), RankEnv(world_size=2))
-        World(RankEnv(world_size=2), torch.device("cpu")).close()
-        assert dist.is_initialized()
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_initialized_group_is_not_destroyed_when_world_closes() -> None:
+    World.start(DistributedConfig(device="cpu"), RankEnv()).close()
+    World(RankEnv(world_size=2), torch.device("cpu")).close()
+    assert dist.is_initialized()
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("env", [RankEnv(world_size=2), RankEnv(rank=1, world_size=2)])
+def test_initialized_group_that_contradicts_env_is_refused(env: RankEnv) -> None:
+    names = f"has rank 0 of 1, but the environment or env= names rank {env.rank} of 2; unset RANK"
+    with pytest.raises(UserError, match=names):
+        World.start(DistributedConfig(device="cpu"), env)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 2), (1, 2)])
+def test_single_process_env_in_larger_group_is_refused(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda: size)
+    with pytest.raises(UserError, match=rf"^distributed: .* has rank {rank} of {size}, .* names rank 0 of 1;"):
+        World.start(DistributedConfig(device="cpu"), RankEnv())
+
+
+def test_initialized_group_without_cpu_tensors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
+    with pytest.raises(UserError, match=r"has the backend cuda:nccl, .* with the backend cpu:gloo,cuda:nccl or gloo"):
+        find_rank_env()
+    with pytest.raises(UserError, match=r"^distributed.backend: "):
+        World.start(DistributedConfig(device="cpu"), RankEnv(world_size=2))
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_initialized_group_of_one_rank_gives_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert find_rank_env() == RankEnv()
+
+
+@pytest.mark.parametrize(
+    ("rank", "environ", "expected"),
+    [
+        (0, {}, RankEnv(0, 0, 5, 3)),
+        (2, {}, RankEnv(2, 1, 5, 3)),
+        (3, {}, RankEnv(3, 1, 5, 2)),
+        (4, {}, RankEnv(4, 2, 5, 3)),
+        (4, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, RankEnv(4, 0, 5, 1)),
+        (4, {"RANK": "0", "WORLD_SIZE": "1"}, RankEnv(0, 2, 1, 3)),
+    ],
+)
+def test_place_in_group_counts_ranks_of_the_same_host(rank: int, environ: dict[str, str], expected: RankEnv) -> None:
+    assert RankEnv.from_group(rank, ["a", "b", "a", "b", "a"], environ) == expected
+
+
+def test_host_identity_without_boot_id_is_the_hostname(tmp_path: Path) -> None:
+    boot_id = tmp_path / "boot_id"
+    assert identify_host(boot_id) == socket.gethostname()
+    boot_id.write_text("1234\n")
+    assert identify_host(boot_id) == f"{socket.gethostname()} 1234"
 
 
 def test_one_process_needs_no_process_group() -> None:
