@@ -16,6 +16,8 @@ class Sample:
     steps_of_process: int | None = None
     in_place_restarts: int | None = None
     running: bool = False
+    interval: int = 1
+    """Steps between two reports: 1 of the exporter, else those between two lines of the log."""
 
     @property
     def answered(self) -> bool:
@@ -31,13 +33,43 @@ class Recovery:
     level: str
     step_before: int | None
     resumed_from: int | None
+    """The step before the first one that the new process reported."""
+    began_at: int | None = None
+    """The same of the process that was killed."""
+    interval: int = 1
+    """Steps between two reports, so the new process may have resumed as many steps before its first report."""
+
+    @property
+    def from_beginning(self) -> bool:
+        """Whether training restarted at step 0, so that every step was lost."""
+        if self.resumed_from is None:
+            return False
+        if self.began_at is None:
+            return self.resumed_from == 0
+        return self.resumed_from == 0 or self.resumed_from <= self.began_at < self.interval
+
+    @property
+    def earliest_resume(self) -> int | None:
+        """The earliest step from which training may have resumed."""
+        if self.resumed_from is None:
+            return None
+        return 0 if self.from_beginning else max(0, self.resumed_from + 1 - self.interval)
+
+    @property
+    def latest_resume(self) -> int | None:
+        """The latest step from which training may have resumed."""
+        if self.resumed_from is None:
+            return None
+        if self.from_beginning or self.interval == 1:
+            return self.earliest_resume
+        return self.resumed_from + 1
 
     @property
     def steps_lost(self) -> int | None:
-        """Steps that had been made and were made again."""
-        if self.step_before is None or self.resumed_from is None:
+        """Steps that were repeated, at most."""
+        if self.step_before is None or self.earliest_resume is None:
             return None
-        return max(0, self.step_before - self.resumed_from)
+        return max(0, self.step_before - self.earliest_resume)
 
 
 def parse_sample(values: Mapping[str, float], now: float, attempt: int) -> Sample:
@@ -53,6 +85,7 @@ def parse_sample(values: Mapping[str, float], now: float, attempt: int) -> Sampl
         steps_of_process=number(constants.METRIC_STEPS),
         in_place_restarts=number(constants.METRIC_LAUNCHER_RESTARTS),
         running=bool(values.get("running")),
+        interval=max(1, number(constants.METRIC_STEP_INTERVAL) or 1),
     )
 
 
@@ -88,5 +121,6 @@ def measure(before: Sample, killed_at: float, after: Iterable[Sample]) -> Recove
         if not reborn:
             made, step = sample.steps_of_process, sample.step
         elif sample.steps_of_process > 0:
-            return Recovery(sample.time - killed_at, level, step, sample.step - sample.steps_of_process)
+            resumed_from = max(0, sample.step - sample.steps_of_process)
+            return Recovery(sample.time - killed_at, level, step, resumed_from)
     return None

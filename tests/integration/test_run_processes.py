@@ -217,6 +217,29 @@ def test_a_drill_of_a_file_runs_it_kills_a_rank_and_says_what_that_cost(tmp_path
     # Every step is saved: none is lost but one that was made and not seen on the page.
     assert said["stepsLost"] == 0
     assert said["resumedFrom"] >= said["stepBefore"] >= 3
+    assert said["fromBeginning"] is False
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "train.py"]
+
+
+NOT_SAVED = """
+import time
+for step in range(1, 10000):
+    time.sleep(0.01)
+    if step % 20 == 0:
+        print(f"Epoch: [0]  [{step}/10000]  loss: 0.5", flush=True)
+"""
+
+
+def test_a_drill_of_a_script_without_checkpoints_reports_that_all_steps_are_lost(tmp_path: Path) -> None:
+    write(tmp_path, NOT_SAVED)
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("ddp")), "drill", "train.py", "--procs=2", "--kill=1", "--after=99"],
+        cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert ", restarted at step 0)" in done.stdout
+    assert "verdict     restarted from the beginning: no checkpoint was loaded." in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 TWO_MODULES = {

@@ -1,6 +1,7 @@
 """`ddp drill`: kill a rank of a running job, then measure how long the recovery takes and how many steps are lost.
 
-In a cluster the probe runs in the job's own containers, through pods/exec; on this machine beside `ddp run`.
+In a cluster the probe runs in the job's own containers, through pods/exec; on this machine beside `ddp run`, which
+trains in a copy of the folder, so that the drill leaves the user's files and checkpoints unchanged.
 """
 
 import argparse
@@ -20,20 +21,25 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Any, Final, NoReturn, Self
 
 import yaml
 
 from ddp_operator import constants
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import load_documents, parse_manifest
+from ddp_operator.api.parse import load_documents, parse_manifest, parse_resource
+from ddp_operator.api.spec import Recovery as RecoverySpec
+from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.cli import probe
 from ddp_operator.cli.arguments import add_cluster_arguments, add_output_argument, open_client
-from ddp_operator.cli.io import CommandError, ExitCode, read_file
+from ddp_operator.cli.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_operator.client.api import Api, get_job, list_pods
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.errors import ClientError
 from ddp_operator.client.logs import LogPod, log_pod
+from ddp_operator.client.workdir import Workdir, default_folder
+from ddp_operator.code.files import CannotPack, copy_files
+from ddp_operator.manifests.template import resolve_template
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
 
 _POLL_SECONDS: Final = 0.2
@@ -44,7 +50,11 @@ _RUN: Final = "import sys; from ddp_operator.cli import main; sys.exit(main())"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("job", metavar="NAME|FILE", help="a running job, or a job's YAML to run on this machine")
+    parser.add_argument(
+        "job",
+        metavar="NAME|FILE",
+        help="a running job; or a job's YAML or a training script (train.py) to run on this machine",
+    )
     parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="the rank whose process to kill")
     parser.add_argument(
         "--after",
@@ -57,18 +67,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="give up after this time; default: 600"
     )
     add_output_argument(parser)
+    group = parser.add_argument_group("of a FILE")
+    group.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods, as of ddp run")
+    group.add_argument("--procs", type=integer(1), metavar="N", help="worker processes per pod, as of ddp run")
+    group.add_argument("--cpu", action="store_true", help="use no GPUs, as of ddp run")
+    group.add_argument(
+        "--workdir",
+        type=Path,
+        metavar="DIR",
+        help="run FILE in a copy of this folder; default: the current one, or the script's own where it is outside",
+    )
+    group.add_argument(
+        "--include",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="link this file or folder of DIR into the copy, though git ignores it, such as data; may be repeated",
+    )
     add_cluster_arguments(parser)
-    parser.epilog = "A FILE is run (arguments after -- go to the script), drilled and stopped."
+    parser.epilog = (
+        "A FILE is run (arguments after -- go to the script), drilled and stopped. It runs in a temporary copy of the "
+        "folder, with what git would add, so that files and checkpoints of yours do not change."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the drill and print the result. Raises: CommandError."""
     if arguments.kill < 0:
         raise CommandError("--kill: must be at least 0")
-    if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json")):
-        with LocalRun(arguments.job, arguments.extra) as local:
+    if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json", ".py")):
+        with LocalRun.of(arguments) as local:
             who, found = drill(local, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     else:
+        _refuse_run_options(arguments)
         job = open_client(arguments).get(arguments.job)
         phase = job.phase
         if phase != "Running":
@@ -78,6 +109,22 @@ def run(arguments: argparse.Namespace) -> int:
         who, found = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     report(arguments, who, found)
     return ExitCode.OK
+
+
+def _refuse_run_options(arguments: argparse.Namespace) -> None:
+    """Refuse the options of a FILE where a job in a cluster is drilled. Raises: CommandError."""
+    for name in ("nodes", "procs", "cpu", "workdir", "include", "extra"):
+        if getattr(arguments, name):
+            option = "--" if name == "extra" else f"--{name}"
+            raise CommandError(f"{option}: needs a FILE to run on this machine; {arguments.job} is a job in a cluster")
+
+
+class RunEnded(Exception):
+    """The job ended during the drill; ``phase`` is its last one."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(phase)
+        self.phase = phase
 
 
 def drill(
@@ -91,17 +138,54 @@ def drill(
 ) -> tuple[str, Recovery]:
     """Wait until the job trains, kill, and measure. Return what was killed, and the recovery. Raises: CommandError."""
     samples = target.samples()
-    before = _wait_for_steps(samples, after, clock() + start)
-    who = target.kill(rank)
+    try:
+        before = _wait_for_steps(target, rank, samples, after, clock() + start)
+        who = target.kill(rank)
+    except RunEnded as end:
+        raise CommandError(_explain_early_end(end, after, target.summary), ExitCode.FAILED) from None
     killed_at = clock()
-    found = measure(before, killed_at, itertools.takewhile(lambda s: s.time < killed_at + timeout, samples))
+    try:
+        found = measure(before, killed_at, itertools.takewhile(lambda s: s.time < killed_at + timeout, samples))
+    except RunEnded as end:
+        raise CommandError(f"killed {who}; {_explain_late_end(end, target.summary)}", ExitCode.FAILED) from None
     if found is None:
         raise CommandError(f"killed {who}; training did not resume within {timeout:.0f} s", ExitCode.FAILED)
+    if before.step is not None and before.steps_of_process is not None:
+        found = replace(found, began_at=max(0, before.step - before.steps_of_process), interval=before.interval)
     return who, found
 
 
-def _wait_for_steps(samples: Iterator[Sample], after: int, until: float) -> Sample:
+def _explain_early_end(end: RunEnded, after: int, summary: str) -> str:
+    """Return why no rank was killed, and what to do."""
+    if end.phase != "Succeeded":
+        return f"the job ended ({end.phase}) before the kill, so no recovery was measured; {summary} names the cause"
+    reached = f"rank 0 completed {after} steps" if after else "its workers were running"
+    smaller = " or use a smaller --after" if after > 1 else ""
+    return (
+        f"the job succeeded before {reached}, so no rank was killed; train for longer (arguments of the script go "
+        f"after --){smaller}. A script that reports no steps needs --after 0"
+    )
+
+
+def _explain_late_end(end: RunEnded, summary: str) -> str:
+    """Return why no recovery was measured after the kill, and what to do."""
+    if end.phase == "Succeeded":
+        return "the job succeeded before a step after the kill was seen; train for longer, or kill earlier (--after)"
+    return f"the job did not recover and ended ({end.phase}); {summary} names the cause"
+
+
+def _wait_for_steps(
+    target: "LocalRun | PodTarget",
+    rank: int,
+    samples: Iterator[Sample],
+    after: int,
+    until: float,
+) -> Sample:
+    checked = False
     for sample in samples:
+        if sample.answered and not checked:
+            target.check_rank(rank)
+            checked = True
         if after and (sample.steps_of_process or 0) >= after:
             return sample
         if not after and sample.running:
@@ -115,6 +199,11 @@ def _wait_for_steps(samples: Iterator[Sample], after: int, until: float) -> Samp
     )
 
 
+def _unknown_rank(name: str, rank: int, count: int) -> CommandError:
+    ranks = "its only rank is 0" if count == 1 else f"its ranks are 0 to {count - 1}"
+    return CommandError(f"--kill: {name} has no rank {rank}; {ranks}")
+
+
 def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
     """Print the result."""
     if arguments.output == "json":
@@ -123,8 +212,10 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
             "recoverySeconds": round(found.seconds, 2),
             "level": found.level,
             "stepBefore": found.step_before,
-            "resumedFrom": found.resumed_from,
+            "resumedFrom": found.earliest_resume,
+            "resumedFromAtMost": found.latest_resume,
             "stepsLost": found.steps_lost,
+            "fromBeginning": found.from_beginning if found.steps_lost is not None else None,
         }
         print(json.dumps(parts, indent=2))
         return
@@ -132,11 +223,33 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
     print(f"killed      {who}")
     to = "the next step" if found.steps_lost is not None else "running workers"
     print(f"recovery    {found.seconds:.1f} s to {to} ({level[found.level]})")
+    print(f"steps lost  {_describe_loss(found)}")
+    print(f"verdict     {_describe_verdict(found)}")
+
+
+def _describe_loss(found: Recovery) -> str:
     if found.steps_lost is None:
-        print("steps lost  unknown (--after 0)")
-    else:
-        print(f"steps lost  {found.steps_lost} (at step {found.step_before}, resumed from {found.resumed_from})")
-    print("verdict     recovered")
+        return "unknown (--after 0)"
+    if found.from_beginning:
+        return f"all {found.steps_lost} (at step {found.step_before}, restarted at step 0)"
+    if found.earliest_resume == found.latest_resume:
+        return f"{found.steps_lost} (at step {found.step_before}, resumed from {found.earliest_resume})"
+    between = f"between {found.earliest_resume} and {found.latest_resume}"
+    return (
+        f"at most {found.steps_lost} (at step {found.step_before}, resumed {between}: the log has every "
+        f"{found.interval}th step)"
+    )
+
+
+def _describe_verdict(found: Recovery) -> str:
+    if found.steps_lost is None:
+        return "the workers run again; whether they resumed from a checkpoint is unknown"
+    if found.from_beginning:
+        return (
+            "restarted from the beginning: no checkpoint was loaded. Save checkpoints and load the newest one at the "
+            "start (docs/checkpoints.md), or kill after the first one (--after)"
+        )
+    return "recovered"
 
 
 def probe_command(*words: str) -> list[str]:
@@ -152,6 +265,7 @@ class PodTarget:
         self._api = api
         self._name = name
         self._execute = execute or execute_in_pod
+        self.summary = f"`ddp why {name}{api.option}`"
 
     def kill(self, rank: int) -> str:
         """Kill a rank's process, in the first pod that has it."""
@@ -161,20 +275,22 @@ class PodTarget:
                 pid = json.loads(line).get("killed")
                 if pid:
                     return f"rank {rank} (process {pid} in pod {pod.name})"
-        last = sum(pod.nproc for pod in pods) - 1
-        raise CommandError(f"--kill: {self._name} has no rank {rank}; its ranks are 0 to {last}")
+        raise _unknown_rank(self._name, rank, sum(pod.nproc for pod in pods))
+
+    def check_rank(self, rank: int) -> None:
+        """Leave the check to ``kill``: a pod may still be missing."""
 
     def samples(self) -> Iterator[Sample]:
         """Yield samples of pod 0, and of its replacement once it is gone."""
-        found: queue.Queue[Sample | ClientError] = queue.Queue()
+        found: queue.Queue[Sample | ClientError | RunEnded] = queue.Queue()
         threading.Thread(target=self._watch, args=(found,), daemon=True).start()
         while True:
             sample = found.get()
-            if isinstance(sample, ClientError):
+            if isinstance(sample, ClientError | RunEnded):
                 raise sample
             yield sample
 
-    def _watch(self, found: queue.Queue[Sample | ClientError]) -> None:
+    def _watch(self, found: queue.Queue[Sample | ClientError | RunEnded]) -> None:
         try:
             while True:
                 for pod in [pod for pod in self._running() if pod.node == 0][-1:]:
@@ -183,9 +299,16 @@ class PodTarget:
                     for line in self._execute(self._api, pod, probe_command("watch", str(port), str(_POLL_SECONDS))):
                         found.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
                 found.put(Sample(time.monotonic()))
+                self._check_phase()
                 time.sleep(_POLL_SECONDS)
-        except ClientError as error:
+        except (ClientError, RunEnded) as error:
             found.put(error)
+
+    def _check_phase(self) -> None:
+        """Raise RunEnded once the job has ended."""
+        phase = (get_job(self._api, self._name).get("status") or {}).get("phase")
+        if phase in ENDED_PHASES:
+            raise RunEnded(phase)
 
     def _running(self) -> list[LogPod]:
         alive = [pod for pod in list_pods(self._api, self._name) if "deletionTimestamp" not in pod["metadata"]]
@@ -236,25 +359,90 @@ def _with_recovery(text: str) -> str:
 
 
 class LocalRun:
-    """A run of a job's YAML on this machine. Its output goes to stderr, up to its stop on exit."""
+    """A run of a job's YAML or of a script on this machine. Its output goes to stderr, up to its stop on exit.
 
-    def __init__(self, file: str, extra: Sequence[str]) -> None:
+    It runs in a copy of ``folder``: what it writes there is deleted with the copy.
+    """
+
+    summary = "its summary above"
+
+    def __init__(
+        self,
+        file: str,
+        extra: Sequence[str] = (),
+        *,
+        folder: Path | None = None,
+        include: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
-        self._file, self._job = file, Path(self._folder.name) / "job.yaml"
-        options = ["run", str(self._job), "--plain", "--name", "drill", "--runs-dir", self._folder.name]
-        options += ["--", *extra] if extra else []
-        self._command = [sys.executable, "-P", "-c", _RUN, *options]
+        self._file = file
+        self._source = folder
+        self._include = include
+        self._runs = Path(self._folder.name) / "runs"
+        self._work = Path(self._folder.name) / "folder"
+        self._job = Path(self._folder.name) / "job.yaml"
+        self._command = [sys.executable, "-P", "-c", _RUN, "run", self._target(), "--plain", "--name", "drill"]
+        self._command += ["--runs-dir", str(self._runs), *options]
+        if self._is_script:
+            self._command += ["--max-restarts", str(RecoverySpec().max_restarts)]
+        if extra:
+            self._command += ["--", *extra]
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> Self:
+        """Return the run that the arguments name. Raises: ClientError."""
+        options = ["--cpu"] if arguments.cpu else []
+        for name in ("nodes", "procs"):
+            if getattr(arguments, name) is not None:
+                options += [f"--{name}", str(getattr(arguments, name))]
+        script = arguments.job if arguments.job.endswith(".py") else None
+        if script is not None:
+            read_file(script, "a training script")
+        folder = arguments.workdir or default_folder(script)
+        return cls(arguments.job, arguments.extra, folder=folder, include=arguments.include, options=options)
+
+    @property
+    def _is_script(self) -> bool:
+        return self._file.endswith(".py")
+
+    def _target(self) -> str:
+        """Return what `ddp run` is given: the script as the copy has it, or the YAML."""
+        if not self._is_script:
+            return str(self._job)
+        return Workdir(self._source).place(self._file) if self._source is not None else self._file
+
     def __enter__(self) -> Self:
-        self._job.write_text(_with_recovery(read_file(self._file)))
+        try:
+            if not self._is_script:
+                self._job.write_text(_with_recovery(read_file(self._file)))
+            self._copy_folder()
+        except BaseException:
+            self._folder.cleanup()
+            raise
         self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            self._command, cwd=self._work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         )
         self._reader = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)
         self._reader.start()
         return self
+
+    def _copy_folder(self) -> None:
+        """Copy the user's folder. Raises: CommandError."""
+        self._work.mkdir()
+        if self._source is None:
+            return
+        try:
+            count = copy_files(self._source, self._work, self._include)
+        except CannotPack as error:
+            raise CommandError(str(error)) from None
+        except OSError as error:
+            raise CommandError(f"{self._source}: cannot be copied to {self._work} ({error.strerror})") from None
+        print_note(
+            f"drilling a copy of {self._source} ({count} files); what git ignores is not in it: --include PATH adds it"
+        )
 
     def _pass_on(self, output: IO[bytes]) -> None:
         with output:
@@ -284,7 +472,7 @@ class LocalRun:
             page = probe.read_page(port) if port is not None else {}
             yield parse_sample(page, time.monotonic(), self._attempt())
             if self._process.poll() is not None:
-                raise CommandError("the run ended before the drill was over; its summary is above", ExitCode.FAILED)
+                self._raise_end()
             time.sleep(_LOCAL_POLL_SECONDS)
 
     def kill(self, rank: int) -> str:
@@ -292,19 +480,42 @@ class LocalRun:
         assert self._process is not None
         pid = probe.kill(rank, self._process.pid)
         if not pid:
-            raise CommandError(f"--kill: there is no rank {rank} in this run")
+            self.check_rank(rank)
+            self._raise_end()
         return f"rank {rank} (process {pid})"
+
+    def check_rank(self, rank: int) -> None:
+        """Raise CommandError where the job has no such rank."""
+        resource = self._read_resource()
+        if "spec" in resource:
+            job = parse_resource(resource)
+            count = job.spec.nodes * resolve_template(job).nproc
+            if rank >= count:
+                raise CommandError(f"{_unknown_rank('the job', rank, count)}; --nodes and --procs start more")
+
+    def _raise_end(self) -> NoReturn:
+        """Raise RunEnded, once the run has written how the job ended and printed its summary."""
+        assert self._process is not None
+        code = self._process.wait()
+        self._reader.join()
+        phase = str((self._read_resource().get("status") or {}).get("phase") or "Rejected")
+        if phase not in ENDED_PHASES:
+            phase = f"ddp run: exit code {code}"
+        raise RunEnded(phase)
+
+    def _read_resource(self) -> dict[str, Any]:
+        """Return the job as the run last wrote it; empty before it has."""
+        for path in self._runs.glob("drill-*/status.yaml"):
+            return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return {}
 
     def _metrics_port(self) -> int | None:
         """Return the metrics port of the newest pod 0; None before it listens."""
-        files = Path(self._folder.name).glob("drill-*/pods/*/metrics-port")
+        files = self._runs.glob("drill-*/pods/*/metrics-port")
         own = [file for file in files if re.search(r"-0-[a-z0-9]+$", file.parent.name)]
         with suppress(OSError, ValueError):
             return int(max(own, key=lambda file: file.stat().st_mtime_ns, default=Path()).read_text(encoding="utf-8"))
         return None
 
     def _attempt(self) -> int:
-        for path in Path(self._folder.name).glob("drill-*/status.yaml"):
-            status = yaml.safe_load(path.read_text(encoding="utf-8")).get("status") or {}
-            return int(status.get("attempt", 1))
-        return 1
+        return int((self._read_resource().get("status") or {}).get("attempt", 1))

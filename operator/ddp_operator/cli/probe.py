@@ -15,7 +15,7 @@ import sys
 import time
 import urllib.request
 
-WANTED = ("ddp_step", "ddp_steps_total", "ddp_launcher_in_place_restarts_total")
+WANTED = ("ddp_step", "ddp_steps_total", "ddp_step_interval", "ddp_launcher_in_place_restarts_total")
 
 
 def environment(pid: int | str) -> dict[bytes, bytes]:

@@ -14,12 +14,11 @@ from typing import Final
 
 from isal import isal_zlib
 
-from ddp_operator.code.files import CannotPack, Selection
+from ddp_operator.code.files import MOST, CannotPack, Selection
 
 MEBIBYTE: Final = 1 << 20
 CONFIG_MAP_LIMIT: Final = MEBIBYTE
 """Bytes that Kubernetes takes in a ConfigMap."""
-_MOST: Final = 1024 * MEBIBYTE
 _PIECE: Final = MEBIBYTE
 
 
@@ -101,10 +100,10 @@ def _write_tar(folder: Path, selection: Selection, sizes: list[tuple[str, int]])
                 header = _build_header(path, size, executable=bool(status.st_mode & 0o100))
             sizes.append((path, size))
             total += size
-            if total > _MOST:
+            if total > MOST:
                 largest = Archive(b"", "", tuple(sizes), ()).list_largest()
                 raise CannotPack(
-                    f"the folder has more than {format_size(_MOST)}; name data in .ddpignore, and mount a volume with "
+                    f"the folder has more than {format_size(MOST)}; name data in .ddpignore, and mount a volume with "
                     f"it. Largest so far: {largest}"
                 )
             begin = used + len(header)

@@ -2,6 +2,7 @@
 
 import heapq
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ _SECRET: Final = (
     *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".kube/", ".aws/", ".azure/", "**/.config/gcloud/"),
     *("**/.docker/config.json", ".huggingface/"),
 )
+MOST: Final = 1 << 30
+"""Bytes of all files that travel."""
 _GUARD: Final = Rules([*_NEVER, *_SECRET])  # asked first, as nearly no name is among them
 _NEVER_RULES: Final = Rules(_NEVER)
 
@@ -95,16 +98,63 @@ class Selection:
                 yield here, entry.path
 
     def _list_named(self, name: str) -> Iterator[tuple[str, str]]:
-        path = os.path.normpath(os.path.relpath(self.folder / name, self.folder))
+        path = _find_named(self.folder, name)
         place = self.folder / path
-        if path.startswith("..") or not os.path.lexists(place):
-            raise CannotPack(f"--include {name}: there is no such file or folder in {self.folder}")
         if not place.is_dir() or place.is_symlink():
             yield path, str(place)
             return
         for folder, _, files in os.walk(place):
             for file in files:
                 yield os.path.relpath(os.path.join(folder, file), self.folder), os.path.join(folder, file)
+
+
+def copy_files(folder: Path, target: Path, linked: Sequence[str] = ()) -> int:
+    """Copy the files that would travel into ``target``, and link those of ``linked``; return how many were copied.
+
+    Raises: CannotPack, OSError.
+    """
+    if not folder.is_dir():
+        raise CannotPack(f"{folder}: there is no such folder")
+    links = {_find_named(folder, name): folder / name for name in linked}
+    count = 0
+    total = 0
+    for path, place in Selection(folder).walk():
+        if any(path == link or path.startswith(f"{link}/") for link in links):
+            continue
+        total += os.lstat(place).st_size
+        if total > MOST:
+            raise CannotPack(
+                f"{folder} has more than {MOST >> 20} MiB; name data in .ddpignore, and link it with --include PATH"
+            )
+        copy = target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.islink(place):
+            copy.symlink_to(_read_target(folder, place))
+        else:
+            shutil.copy2(place, copy)
+        count += 1
+    for link, source in links.items():
+        copy = target / link
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(source.absolute())
+    return count
+
+
+def _read_target(folder: Path, place: str) -> str:
+    """Return where a link of the copy points: within the copy where it points into the folder."""
+    target = os.readlink(place)
+    resolved = os.path.realpath(place)
+    if os.path.commonpath([os.path.realpath(folder), resolved]) != os.path.realpath(folder):
+        return resolved
+    return os.path.relpath(resolved, os.path.realpath(os.path.dirname(place))) if os.path.isabs(target) else target
+
+
+def _find_named(folder: Path, name: str) -> str:
+    """Return the path below the folder that --include names. Raises: CannotPack."""
+    path = os.path.normpath(os.path.relpath(folder / name, folder))
+    if path.startswith("..") or not os.path.lexists(folder / path):
+        raise CannotPack(f"--include {name}: there is no such file or folder in {folder}")
+    return path
 
 
 def _sort_key(found: tuple[str, str]) -> list[str]:

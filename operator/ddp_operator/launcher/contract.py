@@ -71,6 +71,7 @@ METRIC_UPLOAD_FAILURES: Final = "ddp_checkpoint_upload_failures"
 # Series of a rank that the launcher reads, or writes for a script by its log.
 METRIC_GLOBAL_STEP: Final = "ddp_step"
 METRIC_STEPS: Final = "ddp_steps_total"
+METRIC_STEP_INTERVAL: Final = "ddp_step_interval"  # of a page by a log: steps between two of its lines
 METRIC_STEP_SECONDS: Final = "ddp_step_seconds_sum"
 METRIC_LAST_STEP: Final = "ddp_last_step_timestamp_seconds"
 METRIC_PROGRESS: Final = "ddp_progress_ratio"

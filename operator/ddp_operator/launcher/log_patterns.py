@@ -6,7 +6,7 @@ import signal
 from contextlib import suppress
 from typing import Mapping, Optional
 
-from .contract import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEPS, METRIC_WORLD_SIZE
+from .contract import METRIC_LAST_STEP, METRIC_PROGRESS, METRIC_STEP_INTERVAL, METRIC_STEPS, METRIC_WORLD_SIZE
 from .files import log
 from .known_loops import LOOPS, Loop
 
@@ -65,6 +65,8 @@ class LogProgress:
         self._rest = b""
         self._values: dict[str, float] = {}
         self._steps = self._last_samples = 0.0
+        self._interval = 1.0  # steps between two lines; before the second one those up to the first one
+        self._intervals = 0
         self._epoch: Optional[float] = None  # of the last step
         self._first_epoch: Optional[float] = None  # their numbers begin with 0 or 1
         self._counts_per_epoch = per_epoch  # the step counts from the begin of its epoch; None: not known yet
@@ -99,6 +101,7 @@ class LogProgress:
             values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
         if self._steps:
             values[METRIC_STEPS] = self._steps
+            values[METRIC_STEP_INTERVAL] = self._interval
         if world_size is not None:
             values[METRIC_WORLD_SIZE] = float(world_size)
         rows = []
@@ -156,6 +159,7 @@ class LogProgress:
         if step is not None and step != before and math.isfinite(step):
             # A count that starts over, as in each epoch, is a step too.
             self._steps += step - before if before is not None and step > before else 1
+            self._measure_interval(step, before)
             epoch = found.get("ddp_epoch", self._values.get("ddp_epoch"))
             if epoch is not None:
                 if self._first_epoch is None:
@@ -176,6 +180,15 @@ class LogProgress:
         if self._counts_per_epoch is None and self._contradicts_run():
             self._counts_per_epoch = True
         return bool(found)
+
+    def _measure_interval(self, step: float, before: Optional[float]) -> None:
+        """Keep the smallest number of steps between two lines."""
+        if before is None:
+            self._interval = max(1.0, step)
+        elif step > before:
+            gap = step - before
+            self._interval = min(self._interval, gap) if self._intervals else gap
+            self._intervals += 1
 
     def _contradicts_run(self) -> bool:
         """Tell whether the last step can't be one of the run's total: its share of it is not that of its epoch."""

@@ -57,6 +57,18 @@ def test_steps_made_between_the_look_and_the_kill_count() -> None:
     assert (found.step_before, found.steps_lost) == (45, 5)
 
 
+def test_a_first_report_of_step_0_is_no_step_before_the_beginning() -> None:
+    found = measure(BEFORE, 100.0, [at(101, 0, 1, 1)])
+    assert found is not None
+    assert (found.resumed_from, found.from_beginning, found.steps_lost) == (0, True, 40)
+
+
+def test_a_process_that_resumes_where_the_killed_one_had_resumed_did_not_begin_at_0() -> None:
+    found = Recovery(1.0, "process", 460, 400, began_at=400)
+    assert not found.from_beginning
+    assert (found.earliest_resume, found.latest_resume, found.steps_lost) == (400, 400, 60)
+
+
 def test_a_script_without_steps_is_back_when_its_workers_run_again() -> None:
     silent = Sample(99.0, 1, None, None, 0, running=True)
     samples = [
@@ -76,4 +88,5 @@ def test_no_restart_is_no_recovery() -> None:
 def test_a_line_of_the_probe_is_a_sample() -> None:
     line = {"ddp_step": 7.0, "ddp_steps_total": 2.0, "ddp_launcher_in_place_restarts_total": 1.0, "running": 1.0}
     assert parse_sample(line, 5.0, 3) == Sample(5.0, 3, 7, 2, 1, running=True)
+    assert parse_sample({**line, "ddp_step_interval": 20.0}, 5.0, 3).interval == 20
     assert not parse_sample({}, 5.0, 3).answered

@@ -18,7 +18,7 @@ import pytest
 
 from ddp_operator.cli import COMMANDS, main, probe, usage
 from ddp_operator.cli.completion import SHELLS, build_script, describe_commands
-from ddp_operator.cli.drill import LocalRun, drill
+from ddp_operator.cli.drill import LocalRun, RunEnded, drill, report
 from ddp_operator.cli.io import CommandError
 from ddp_operator.cli.list_jobs import format_table
 from ddp_operator.cli.watch import JsonScreen, PlainScreen, choose_screen, rows_of
@@ -26,7 +26,7 @@ from ddp_operator.client.client import Client
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.display import build_table
 from ddp_operator.kubeobjects import format_time
-from ddp_operator.recovery import Sample
+from ddp_operator.recovery import Recovery, Sample
 from tests.support.builders import NOW
 from tests.support.fake_backend import FakeBackend
 
@@ -198,14 +198,22 @@ class TestScreens:
 
 
 class FakeTarget:
-    """A job whose samples are given; ``killed`` is who was killed."""
+    """A job whose samples are given, up to the phase in which it ends; ``killed`` is who was killed."""
 
-    def __init__(self, *samples: Sample) -> None:
+    summary = "its summary above"
+
+    def __init__(self, *samples: Sample, end: str = "") -> None:
         self._samples = samples
+        self._end = end
         self.killed: int | None = None
 
     def samples(self) -> Iterator[Sample]:
         yield from self._samples
+        if self._end:
+            raise RunEnded(self._end)
+
+    def check_rank(self, rank: int) -> None:
+        """Accept every rank."""
 
     def kill(self, rank: int) -> str:
         self.killed = rank
@@ -230,6 +238,60 @@ class TestDrill:
         target = FakeTarget(Sample(2, 1, 5, 5, 0), Sample(100, 1, 5, 1, 1))
         with pytest.raises(CommandError, match="did not resume within 60 s"):
             drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
+
+    @pytest.mark.parametrize(
+        ("phase", "message"),
+        [
+            (
+                "Succeeded",
+                r"succeeded before rank 0 completed 3 steps, so no rank was killed; train for longer .*--after",
+            ),
+            ("Failed", r"ended \(Failed\) before the kill, so no recovery was measured; its summary above names"),
+        ],
+    )
+    def test_a_job_that_ends_before_the_kill_is_an_error_with_a_remedy(self, phase: str, message: str) -> None:
+        target = FakeTarget(Sample(1, 1, 2, 2, 0), end=phase)
+        with pytest.raises(CommandError, match=message):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
+        assert target.killed is None
+
+    @pytest.mark.parametrize(
+        ("phase", "message"),
+        [
+            ("Succeeded", "killed rank 0; the job succeeded before a step after the kill was seen; train for longer"),
+            ("Failed", r"killed rank 0; the job did not recover and ended \(Failed\); its summary above names"),
+        ],
+    )
+    def test_a_job_that_ends_after_the_kill_is_an_error_with_a_remedy(self, phase: str, message: str) -> None:
+        target = FakeTarget(Sample(2, 1, 5, 5, 0), end=phase)
+        with pytest.raises(CommandError, match=message):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
+
+    def test_a_job_without_checkpoints_has_lost_all_steps(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A script that logs every 20th step: the new process reports step 20 first, as the killed one did."""
+        target = FakeTarget(
+            Sample(1, 1, 20, 1, 0, interval=20),
+            Sample(2, 1, 560, 541, 0, interval=20),
+            Sample(9, 1, 20, 1, 1, interval=20),
+        )
+        who, found = drill(target, 1, after=500, timeout=60, clock=lambda: 3.0)
+        report(argparse.Namespace(output="text"), who, found)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2] == "steps lost  all 560 (at step 560, restarted at step 0)"
+        assert lines[3].startswith("verdict     restarted from the beginning: no checkpoint was loaded.")
+
+    def test_steps_from_the_log_are_lost_within_its_interval(self, capsys: pytest.CaptureFixture[str]) -> None:
+        found = Recovery(1.0, "process", 240, 219, began_at=19, interval=20)
+        report(argparse.Namespace(output="text"), "rank 1", found)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2] == (
+            "steps lost  at most 40 (at step 240, resumed between 200 and 220: the log has every 20th step)"
+        )
+        assert lines[3] == "verdict     recovered"
+
+    def test_options_of_a_file_are_refused_for_a_job_in_a_cluster(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["drill", "digits", "--kill", "0", "--procs", "2"]) == 2
+        assert "--procs: needs a FILE to run on this machine; digits is a job in a cluster" in capsys.readouterr().err
 
 
 class TestProbe:
@@ -262,7 +324,7 @@ class TestProbe:
 
     def test_it_reads_the_page_of_the_newest_pod_0(self) -> None:
         run = LocalRun("job.yaml", [])
-        pods = Path(run._folder.name) / "drill-20260101" / "pods"
+        pods = run._runs / "drill-20260101" / "pods"
         for second, (name, port) in enumerate([("my-0-1-0-bcdfg", 1), ("my-0-2-0-hjklm", 2), ("my-0-2-1-npqrs", 3)]):
             (pods / name).mkdir(parents=True)
             if second == 0:

@@ -466,3 +466,13 @@ def test_a_pattern_that_was_given_up_costs_no_more_time() -> None:
     assert left == [2, 2, 1, 1]
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
     assert [pattern.pattern for pattern in seen._patterns] == [r"step (?P<step>\d+)"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval"), [((20,), 20.0), ((20, 40, 60), 20.0), ((0, 20, 40), 20.0), ((210, 220), 10.0), ((0,), 1.0)]
+)
+def test_page_has_the_steps_between_two_lines_of_the_log(steps: tuple[int, ...], interval: float) -> None:
+    progress = LogProgress([compile_log_pattern(r"step (?P<step>\d+)")])
+    for step in steps:
+        progress.feed(f"step {step}\n".encode(), 0.0)
+    assert f'ddp_step_interval{{rank="0"}} {interval!r}' in progress.page(0)
