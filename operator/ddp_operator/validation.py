@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api.claims import assume_claimed, count_claimed, find_claims, is_counted
-from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_field
+from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.parse import FindProfile, Manifest, find_among, find_none, parse_manifest
+from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.api.status import ClaimedGpus
 from ddp_operator.constants import POD_GROUP
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
@@ -31,6 +32,9 @@ def check_manifest(
     the GPUs of resource claims are counted, by those in the file; else they are as many as the spec needs.
     """
     manifest = parse_manifest(text, code, profiles)
+    unknown = find_unknown_fields(manifest.job.spec.template.spec)
+    if unknown:
+        raise InvalidManifest(unknown)
     gpus = _count_claimed(manifest) if exact else assume_claimed(manifest.job.spec)
     claims = ClaimedGpus(gpus=gpus, digest="") if find_claims(manifest.job.spec) else None
     status = msgspec.structs.replace(manifest.job.status, claims=claims)
@@ -69,15 +73,16 @@ def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError
         try:
             kubernetes_validate.validate(dict(child), _KUBERNETES, strict=True)
         except kubernetes_validate.ValidationError as error:
-            yield _explain(error)
+            yield from _explain(error)
 
 
-def _explain(error: Any) -> FieldError:
-    """Name the field as the API server does. A Job's ``spec.template`` lies where the resource's own does."""
+def _explain(error: Any) -> Iterator[FieldError]:
+    """Name the fields as the API server does. A Job's ``spec.template`` lies where the resource's own does."""
     path = ""
     for step in error.path:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-    unknown = re.search(r"\('(.*?)' was unexpected\)", error.message)
+    unknown = re.search(r"\((.*) (was|were) unexpected\)", error.message)
     if unknown:
-        return unknown_field(f"{path}.{unknown[1]}")
-    return FieldError(path, f"{error.message.splitlines()[0][:300]}; see `kubectl explain` for this field")
+        yield from (unknown_field(f"{path}.{name}") for name in re.findall("'(.*?)'", unknown[1]))
+        return
+    yield FieldError(path, f"{error.message.splitlines()[0][:300]}; see `kubectl explain` for this field")

@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,17 +43,6 @@ def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str
     close = difflib.get_close_matches(name, known, n=1)
     remedy = belongs or (f"did you mean {close[0]}?" if close else f"known fields: {', '.join(known)}")
     return FieldError("", f'unknown field "{full}"; {remedy}')
-
-
-def unknown_field(path: str) -> FieldError:
-    """Return the refusal of a field that Kubernetes does not know."""
-    return FieldError("", f'unknown field "{path}"; remove it or correct its name')
-
-
-def explain_refusal(message: str) -> str:
-    """Return what an API server says of a child in the words in which the same is said offline, where it is known."""
-    unknown = re.findall(r'unknown field "([^"]+)"', message)
-    return "\n".join(str(unknown_field(path)) for path in unknown) or message
 
 
 class InvalidManifest(ValueError):

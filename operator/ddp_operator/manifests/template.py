@@ -13,6 +13,7 @@ from typing import Any, Final
 from ddp_operator import constants
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
 from ddp_operator.launcher.log_patterns import compile_log_pattern
@@ -71,7 +72,9 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     try:
         command = split_user_command(trainer.get("command") or [], trainer.get("args") or [])
     except CommandError as error:
-        errors.append(FieldError(f"{path}.command", str(error)))
+        # A misspelt field is why there is no command: the API server stores it, as it knows nothing of the template.
+        misspelt = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
+        errors += misspelt or [FieldError(f"{path}.command", str(error))]
     errors += _check_launchers(spec, command, nproc, path)
     errors += _check_log_patterns(spec, command)
     errors += _check_scheduling(job, whole)

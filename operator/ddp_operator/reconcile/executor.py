@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 
 from ddp_operator import constants, names
-from ddp_operator.api.errors import InvalidManifest, explain_refusal
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
+from ddp_operator.api.pod_fields import explain_refusal
 from ddp_operator.cluster import AlreadyExists, Cluster, Key, Object, Refused, ServerError, owner_uids
 from ddp_operator.manifests.children import (
     build_children,

@@ -137,9 +137,13 @@ ROWS = [
     Row("two inputs at a path", "operator", job(inputs=[INPUT, INPUT | {"name": "more"}]), 'spec.inputs[1].mountPath: Invalid value: "/data": is that of spec.inputs[0].mountPath; choose another'),
     Row("cache at a relative path", "operator", inputs(claimName=None, nodeCache={"path": "cache"}), 'spec.inputs[0].nodeCache.path: Invalid value: "cache": must be an absolute path of the nodes, such as /var/cache/ddp'),
     Row("label that is a number", "operator", job(template=template(metadata={"labels": {"v": 1}})), "spec.template.metadata.labels: must map strings to strings; quote numbers and booleans"),
-    Row("unknown field of the container", "api server", pod(trainer(imagePullPolcy="Always")), f'unknown field "{CONTAINER}.imagePullPolcy"; remove it or correct its name'),
-    Row("unknown field of the pod", "api server", pod(nodeSelektor={}), 'unknown field "spec.template.spec.nodeSelektor"; remove it or correct its name'),
-    Row("unknown field deep in the pod", "api server", pod(volumes=[{"name": "v", "emptyDir": {"sizeLimt": "1Gi"}}]), 'unknown field "spec.template.spec.volumes[0].emptyDir.sizeLimt"; remove it or correct its name'),
+    Row("unknown field of the container", "api server", pod(trainer(imagePullPolcy="Always")), f'unknown field "{CONTAINER}.imagePullPolcy"; did you mean imagePullPolicy?'),
+    Row("unknown field of the pod", "api server", pod(nodeSelektor={}), 'unknown field "spec.template.spec.nodeSelektor"; did you mean nodeSelector?'),
+    Row("unknown field deep in the pod", "api server", pod(volumes=[{"name": "v", "emptyDir": {"sizeLimt": "1Gi"}}]), 'unknown field "spec.template.spec.volumes[0].emptyDir.sizeLimt"; did you mean sizeLimit?'),
+    Row("unknown field deeper than the table", "api server", pod(volumes=[{"name": "v", "hostPath": {"path": "/x", "tpe": "File"}}]), 'unknown field "spec.template.spec.volumes[0].hostPath.tpe"; remove it or correct its name'),
+    Row("container's field in the pod", "api server", pod(command=["a"]), 'unknown field "spec.template.spec.command"; it belongs to the container, in spec.template.spec.containers'),
+    Row("pod's field in the container", "api server", pod(trainer(nodeSelector={"a": "b"})), f'unknown field "{CONTAINER}.nodeSelector"; it belongs below spec.template.spec'),
+    Row("misspelt command", "operator", pod({"name": "trainer", "image": "x", "comand": ["python", "train.py"]}), f'unknown field "{CONTAINER}.comand"; did you mean command?'),
 ]  # fmt: skip
 by_name = {"ids": lambda row: row.name.replace(" ", "_")}
 
