@@ -42,6 +42,9 @@ COMMANDS: Final = (
 )
 
 
+_WITH_SCRIPT: Final = ("run", "init", "submit", "drill")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code (``errors.ExitCode``)."""
     for name in ("stdout", "stderr"):
@@ -57,8 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     cut = words.index("--") if "--" in words else len(words)
     words, extra = words[:cut], words[cut + 1 :]  # what follows goes to the training script
     arguments, unknown = parser.parse_known_args(words)
+    if asked in _WITH_SCRIPT:
+        from ddp_operator.cli.torchrun import explain_torchrun
+
+        remedy = explain_torchrun(asked, words[words.index(asked) + 1 :], unknown, extra)
+        if remedy:
+            return _report(asked, remedy, ExitCode.BAD_INPUT)
     if unknown:
-        hint = f"; arguments of the script go after --: -- {shlex.join(unknown)}" if asked in ("run", "init") else ""
+        hint = f"; arguments of the script go after --: -- {shlex.join(unknown)}" if asked in _WITH_SCRIPT else ""
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
     if arguments.command is None:
         parser.print_help()

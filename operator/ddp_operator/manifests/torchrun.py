@@ -39,7 +39,7 @@ _MANY_NODES: Final = re.compile(
     r"(?:^|\s)(?:--?(?:nnodes|num[_-]machines|machine[_-]rank|num_nodes|node[_-]rank|master[_-]addr|rdzv\S*|hostfile"
     r"|machinefile|hosts?|H|f|config_file|config)(?=[= ]|$)|[\"']?\$)"
 )
-_TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
+TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
 _COMMAND_LINE: Final = "write the script itself as the command: [python, train.py] or [-m, package.module]"
 # torchrun's flags that the operator sets itself, each with what the user should write instead.
 OWNED_FLAGS: Final = {
@@ -69,6 +69,16 @@ _WITH_VALUES: Final = (
 _PASSED: Final = dict.fromkeys(_WITH_VALUES, True) | {"virtual-local-rank": False}
 _FORM: Final = {"module": False, "use-env": False, "help": False}
 _SHORT: Final = {"r": "redirects", "t": "tee", "m": "module", "h": "help"}
+TORCHRUN_FLAGS: Final = {
+    **dict.fromkeys(OWNED_FLAGS, True),
+    **dict.fromkeys(OWNED_SWITCHES, False),
+    **_PASSED,
+    "module": False,
+    "m": False,
+    "r": True,
+    "t": True,
+}
+"""Flags of torchrun with dashes, and whether each takes a value."""
 
 
 class CommandError(ValueError):
@@ -200,7 +210,7 @@ def _split_python(interpreter: str, words: Sequence[str]) -> UserCommand:
         line = split_python_line(words)
     except ValueError as error:
         raise CommandError(f"{posixpath.basename(interpreter)}: {error}; {_COMMAND_LINE}") from None
-    if line.kind != "module" or line.target not in _TORCHRUN_MODULES:
+    if line.kind != "module" or line.target not in TORCHRUN_MODULES:
         return UserCommand(interpreter, tuple(words))
     legacy = line.target == "torch.distributed.launch"
     return _split_torchrun(interpreter, line.args, flags=line.flags, legacy=legacy)

@@ -92,7 +92,7 @@ def test_what_cannot_be_run_is_said(words: list[str], said: str, capsys: pytest.
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "init"])
+@pytest.mark.parametrize("command", ["run", "init", "submit"])
 def test_a_flag_of_the_script_in_the_wrong_place_is_told_about_the_dashes(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
