@@ -11,7 +11,7 @@ from typing import Any, Iterable, Sequence
 from .contract import EXIT_HANG, EXIT_OOM, EXIT_PEER_LOST, EXIT_RETRYABLE, EXIT_USER_ERROR
 from .failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NCCL, NETWORK, OOM, USER_ERROR, Outcome, judge_exit_code
 from .files import read_json
-from .hints import EARLY_END_REMEDY, MISMATCH, NO_DEVICES, NO_GPU, advise, find_advice
+from .hints import ARGUMENTS_REMEDY, EARLY_END_REMEDY, MISMATCH, NO_DEVICES, NO_GPU, advise, find_advice, is_usage
 from .output import read_last_lines
 from .pod import Pod
 from .processes import count_oom_kills, has_gpu
@@ -149,7 +149,7 @@ def examine(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
     if kind == HANG.name and error.get("secondary") is True:
         outcome = outcome._replace(secondary=True)
     merged["outcome"] = outcome
-    merged["remedy"] = advise(merged, silent=ended_silently(merged))
+    merged["remedy"] = advise(merged, silent=ended_silently(merged), code=pod.code)
     return merged
 
 
@@ -158,6 +158,8 @@ def add_last_lines(pod: Pod, failure: dict[str, Any]) -> dict[str, Any]:
     shell that runs Python it is all there is."""
     last = read_last_lines(pod, failure["localRank"])
     completed = {**failure, "traceback": last or failure["traceback"]}
+    if is_usage(last, failure["exitCode"]):
+        completed["remedy"] = ARGUMENTS_REMEDY
     found = find_exceptions(last)
     if not found or failure["type"] or failure["exitCode"] != 1:
         return completed

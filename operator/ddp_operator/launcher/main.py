@@ -10,6 +10,7 @@ from .command_line import find_missing_program, split_python_line
 from .contract import ENV_COMPLETION_INDEX, ENV_OMP_NUM_THREADS, ENV_RUNTIME_DIR, EXIT_RETRYABLE, EXIT_USER_ERROR
 from .failure_table import EXIT_CODES
 from .files import BOOTSTRAP, log
+from .hints import advise_on_program
 from .known_loops import find_total
 from .pod import CannotStart, add_pod_flags, default_threads, make_runtime_dir, read_pod
 from .processes import adopt_orphans
@@ -37,7 +38,7 @@ def run_main(words: Sequence[str], signals: list[int]) -> int:
             importlib.import_module(".code", __package__).prepare_code(pod.code, signals)
         missing = find_missing_program(line, command)
         if missing:
-            report["hint"] = "check command and args in spec.template"
+            report["hint"] = advise_on_program(pod.code)
             raise ValueError(missing)
         epochs, steps = (find_total(command, epochs=of_epochs) for of_epochs in (True, False))
         pod = dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)

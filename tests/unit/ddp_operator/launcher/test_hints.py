@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from ddp_operator.launcher.failure import classify, name_mismatch
+from ddp_operator.launcher.contract import ENV_LOCAL_POD
+from ddp_operator.launcher.failure import add_last_lines, classify, name_mismatch
 from ddp_operator.launcher.failure_table import CATEGORIES, Outcome
-from ddp_operator.launcher.hints import advise
+from ddp_operator.launcher.hints import ARGUMENTS_REMEDY, advise, advise_on_program
+from ddp_operator.launcher.pod import CodeConfig
 from ddp_operator.launcher.rendezvous import describe_absence
 from ddp_operator.launcher.tracebacks import record_exception
 from tests.support.launcher_config import launcher_pod
@@ -89,3 +92,70 @@ def test_an_exit_code_without_a_reason_has_its_advice(code: int, silent: bool, w
 def test_a_known_category_has_its_remedy_unless_the_script_said_nothing(silent: bool, words: str) -> None:
     failure = {"type": "", "message": "", "exitCode": 1, "outcome": Outcome("OOM", 84)}
     assert words in advise(failure, silent=silent)
+
+
+PACKED = CodeConfig("/code", "0" * 64, "/workspace", None, "/packages")
+PACKED_WITH_PIP = CodeConfig("/code", "0" * 64, "/workspace", "requirements.txt", "/packages")
+
+
+@pytest.mark.parametrize(
+    ("code", "local", "remedy"),
+    [
+        (PACKED, False, "list the package of einops in requirements.txt of the packed folder and add --pip; if it is"),
+        (PACKED_WITH_PIP, False, "add the package of einops to requirements.txt, or correct the name; if it is a file"),
+        (None, True, f"install the package of einops for {sys.executable}, or correct the name or PYTHONPATH"),
+        (
+            None,
+            False,
+            "the image lacks einops: install it in the image, or correct the name or PYTHONPATH; `ddp submit",
+        ),
+    ],
+)
+def test_missing_module_has_the_remedy_of_where_the_code_comes_from(
+    code: CodeConfig | None, local: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ENV_LOCAL_POD, raising=False)
+    if local:
+        monkeypatch.setenv(ENV_LOCAL_POD, "uid")
+    message = "No module named 'einops'"
+    outcome = classify(1, "ModuleNotFoundError", message, oom_killed=False)
+    failure = {"type": "ModuleNotFoundError", "message": message, "exitCode": 1, "outcome": outcome}
+    assert advise(failure, silent=False, code=code).startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("code", "local", "remedy"),
+    [
+        (None, False, "`ddp submit job.yaml --workdir DIR`"),
+        (None, True, "run ddp in the folder that has it"),
+        (PACKED, False, "--include PATH packs it"),
+    ],
+)
+def test_missing_script_has_the_remedy_of_where_the_code_comes_from(
+    code: CodeConfig | None, local: bool, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ENV_LOCAL_POD, raising=False)
+    if local:
+        monkeypatch.setenv(ENV_LOCAL_POD, "uid")
+    assert remedy in advise_on_program(code)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["train.py: error: unrecognized arguments: --epoch3 4", "click.exceptions.NoSuchOption: No such option: --epoch3"],
+)
+def test_wrong_arguments_of_the_script_have_the_arguments_as_remedy(message: str) -> None:
+    outcome = classify(2, "SystemExit", message, oom_killed=False)
+    failure = {"type": "SystemExit", "message": message, "exitCode": 2, "outcome": outcome}
+    assert advise(failure, silent=False) == ARGUMENTS_REMEDY
+    assert advise({**failure, "exitCode": 3}, silent=False) != ARGUMENTS_REMEDY
+
+
+def test_usage_in_the_last_lines_of_a_program_has_the_arguments_as_remedy(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "0.end").write_text(
+        "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: -x\n"
+    )
+    failure = {"localRank": 0, "type": "", "message": "", "traceback": "", "exitCode": 2, "remedy": "the log"}
+    assert add_last_lines(launcher_pod(tmp_path), failure)["remedy"] == ARGUMENTS_REMEDY
+    assert add_last_lines(launcher_pod(tmp_path), {**failure, "exitCode": 1})["remedy"] == "the log"
