@@ -153,8 +153,12 @@ def test_ctrl_c_lets_workers_save_and_leaves_no_process(tmp_path: Path) -> None:
         assert conditions(run)["Failed"] == ("True", "Interrupted")
         assert run.read_status()["progress"]["step"] == 7  # and not where the last pass had seen it
         assert ">Interrupted</span>" in (run.run_folder / "report.html").read_text()
+        log = (run.run_folder / "logs" / "attempt-1-pod-0.log").read_text()
     assert (tmp_path / "saved").exists()
-    assert "stopping: the pods have" in run.output
+    assert "stopping: the pods have 30 s to save a checkpoint and exit" in run.output
+    assert "SIGTERM: stopping; the workers have 30 s to save and exit" in log
+    assert "Interrupted: stopped by Ctrl-C while the job was Running." in run.output
+    assert " Failed" not in run.output
     assert "toy: Interrupted" in run.output
 
 

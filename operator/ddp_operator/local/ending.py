@@ -5,6 +5,7 @@ status.yaml names the process that wrote it.
 """
 
 import os
+import signal
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,25 +127,32 @@ def close_record(folder: RunFolder) -> bool:
     return True
 
 
-def interrupt(resource: Mapping[str, Any], command: str, now: datetime) -> dict[str, Any] | None:
+def interrupt(
+    resource: Mapping[str, Any], command: str, now: datetime, *, number: int | None = None
+) -> dict[str, Any] | None:
     """Return the resource with the status of an interrupted job; None if the job had ended.
 
-    Raises: InvalidManifest.
+    ``number``: of the signal that stopped `ddp run`; None: `ddp run` was killed. Raises: InvalidManifest.
     """
     job = parse_resource(resource)
     if job.status.phase in ENDED_PHASES:
         return None
-    message = explain_interruption(resource, job.status, command)
+    message = explain_interruption(resource, job.status, command, number=number)
     decision = fail(State(job, Observation(), now), None, conditions.INTERRUPTED, message)
     return {**resource, "status": msgspec.to_builtins(decision.status)}
 
 
-def explain_interruption(resource: Mapping[str, Any], status: Status, command: str) -> str:
-    """Return that the run was interrupted, and how to resume it."""
+def explain_interruption(
+    resource: Mapping[str, Any], status: Status, command: str, *, number: int | None = None
+) -> str:
+    """Return that the run was interrupted, and how to resume it. ``number``: as of ``interrupt``."""
     failed = status.condition(conditions.FAILED)
     if failed is not None and failed.reason == conditions.INTERRUPTED:
         return failed.message
     words = f"`ddp run` ended before the job did; its last status is {status.phase}. "
+    if number is not None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        words = f"stopped by {name} while the job was {status.phase}. "
     claim = claim_of(resource)
     # Where the script itself saves, only the script knows.
     how = "The job keeps no checkpoints on a claim or at a URL: resume from what the script saved, or start again,"

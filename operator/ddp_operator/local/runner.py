@@ -30,7 +30,7 @@ from ddp_operator.local.folder import DELETED, RunFolder, is_out_of_space
 from ddp_operator.local.machine import describe_environment
 from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import NO_STEPS, LogFile, Tail, count, describe_wait, find_logs, format_line, is_silent
-from ddp_operator.local.store import grace_of
+from ddp_operator.local.store import workers_grace_of
 from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions
@@ -299,6 +299,10 @@ class Run:
             shutil.rmtree(self._folder.path, ignore_errors=True)
         return Outcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
 
+    def _was_interrupted(self) -> bool:
+        failed = self._status.condition(conditions.FAILED)
+        return failed is not None and failed.reason == conditions.INTERRUPTED
+
     async def _write_report(self) -> None:
         self._folder.write(self._folder.report, self._plan.build_report(self._folder.path))
 
@@ -327,8 +331,10 @@ class Run:
     def _interrupt(self) -> None:
         """Write to the status that the run was interrupted, unless the job has ended."""
         resource = self._latest_resource()
-        changed = interrupt(resource, self._plan.command, utc_now()) if resource is not None else None
-        if resource is not None and changed is not None:
+        if resource is None:
+            return
+        changed = interrupt(resource, self._plan.command, utc_now(), number=self._signals[0])
+        if changed is not None:
             self._cluster.store.change(resource, status=changed["status"])
 
     def _latest_resource(self) -> Object | None:
@@ -364,7 +370,8 @@ class Run:
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
         spoken = self._spoken is not None or not self._follows
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
-        return View(status.phase or "Pending", status.attempt, waits_for, progress)
+        phase = conditions.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
+        return View(phase, status.attempt, waits_for, progress)
 
     def _show(self) -> None:
         view = self._view()
@@ -431,7 +438,7 @@ class Run:
             self._wake.set()
 
     def _stop(self, reason: str) -> None:
-        grace = max((grace_of(pod) for pod in self._cluster.store.list("Pod")), default=0)
+        grace = max((workers_grace_of(pod) for pod in self._cluster.store.list("Pod")), default=0)
         again = " again" if self._signals else ""
         self._display.line(
             f"{reason}: the pods have {grace} s to save a checkpoint and exit; press Ctrl-C{again} to kill them now"

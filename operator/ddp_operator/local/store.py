@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ddp_operator.cluster import AlreadyExists, Object
+from ddp_operator.constants import ENV_GRACE_SECONDS
 from ddp_operator.kubeobjects import format_time
 
 Json = dict[str, Any]
@@ -134,3 +135,14 @@ class Store:
 def grace_of(item: Object) -> int:
     """Return the grace time in seconds that an object's deletion gives."""
     return int(item.get("spec", {}).get("terminationGracePeriodSeconds", 30)) if item["kind"] == "Pod" else 0
+
+
+def workers_grace_of(pod: Object) -> int:
+    """Return the seconds that a pod's workers have to save after SIGTERM: those that its launcher gives them."""
+    values = [
+        variable.get("value", "")
+        for container in pod["spec"].get("containers") or ()
+        for variable in container.get("env") or ()
+        if variable["name"] == ENV_GRACE_SECONDS
+    ]
+    return int(values[0]) if values else grace_of(pod)

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_operator.api.status import Status
 from ddp_operator.cli import main
-from ddp_operator.local.ending import close_record
+from ddp_operator.local.ending import close_record, explain_interruption
 from ddp_operator.local.folder import RunFolder
 from tests.support.builders import resource
 
@@ -175,3 +176,16 @@ def test_who_asks_for_the_report_of_a_killed_run_closes_its_record(writer: subpr
     for page in (first, (folder.path / "report.html").read_text()):
         assert '<span class="phase Interrupted">Interrupted</span>' in page
         assert "its last status is Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, "stopped by Ctrl-C while the job was Running. The job keeps no checkpoints"),
+        (signal.SIGTERM, "stopped by SIGTERM while the job was Running. The job keeps no checkpoints"),
+        (None, "`ddp run` ended before the job did; its last status is Running. The job keeps no checkpoints"),
+    ],
+)
+def test_interruption_names_the_signal_that_stopped_the_run(number: int | None, words: str) -> None:
+    status = Status(phase="Running")
+    assert explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=number).startswith(words)
