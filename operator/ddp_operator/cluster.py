@@ -5,7 +5,7 @@ what one side speaks natively and what ``ddp render`` prints. Everything that de
 that performs lives below it; ``tests/contract`` holds every implementation to the same behaviour.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -220,8 +220,8 @@ class Cluster(Protocol):
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource. Best effort: losing one is no error."""
 
-    async def scrape(self, pod: Object, port: int) -> str | None:
-        """Return the page at ``/metrics`` of a running pod, or None where it does not answer.
+    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
+        """Hand the page at ``/metrics`` of a running pod to ``take``, piece by piece, as it comes.
 
-        Bounded in time (2 s) and size (1 MiB), whatever the pod does.
+        Returns whether all of it has come. Bounded in time (2 s) and size (1 MiB), whatever the pod does.
         """

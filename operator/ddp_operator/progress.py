@@ -1,17 +1,15 @@
 """What a training pod's ``/metrics`` page says about progress.
 
-The page comes from the user's pod: it is read line by line, only the known names are looked at, and nothing in it can
-raise.
+The page comes from the user's pod. It is read as bytes, piece by piece; only lines with a known name are parsed, and
+nothing in them can raise.
 """
 
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator import constants
 from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
@@ -39,15 +37,21 @@ _PREFLIGHT = {  # by the label that tells one sample from the other
     constants.METRIC_NETWORK: "transport",
     constants.METRIC_SLOWEST_PAIR: "pods",
 }
-# One pass over the page; a line that is no sample costs nothing but its length.
-# The second and third group: of a line that has a rank and a value only, as nearly all have. The library's parser takes
-# ten times as long for those, and this is most of what an operator with many jobs does.
-_LINE = re.compile(
-    r"""^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:(?:\{rank="([0-9]{1,9})"\})?[ ]([-+0-9.eE]{1,32})$)?[^\n]*""", re.MULTILINE
-)
-_LAST_FAILURE = re.compile(rf"^{re.escape(constants.COMMENT_LAST_FAILURE)}(\{{[^\n]{{,8192}}\}})$", re.MULTILINE)
-_INPUTS = re.compile(rf"^{re.escape(constants.COMMENT_INPUTS)}(\[[^\n]{{,32768}}\])$", re.MULTILINE)
-_UPLOAD_PROBLEM = re.compile(rf'^{re.escape(constants.COMMENT_UPLOAD_PROBLEM)}("[^\n]{{,4096}}")$', re.MULTILINE)
+_NAMES = {name.encode(): name for name in _WANTED}
+# A line with a rank and a value only, as nearly all are, is matched as a whole; others label by label.
+_PLAIN = re.compile(rb'(ddp_[a-z_]+)(?:\{rank="([0-9]{1,9})"\})? ([-+0-9.eE]{1,32})')
+_NAME = re.compile(rb"ddp_[a-z_]{1,96}")
+_SAMPLE = re.compile(rb"[a-z_]+(?:\{([^\n]*)\})?[ \t]+([-+0-9.eEinfINFaA]{1,32})(?:[ \t]+-?[0-9]{1,20})?[ \t\r]*")
+_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)="([^"\\]*(?:\\.[^"\\]*)*)"[ \t]*(?:,|$)')
+_ESCAPED = re.compile(r"\\(.)")
+# Labels with free text, which may hold escapes; a value of any other series has none.
+_FREE_TEXT = frozenset({constants.METRIC_STALLED_RANK, constants.METRIC_TRACKING, constants.METRIC_NETWORK})
+# Lines for the operator alone: what follows each of these beginnings is read once a page.
+_COMMENTS = {
+    constants.COMMENT_LAST_FAILURE.encode(): 8192,
+    constants.COMMENT_INPUTS.encode(): 32768,
+    constants.COMMENT_UPLOAD_PROBLEM.encode(): 4096,
+}
 _BY_RANK = {
     constants.METRIC_GLOBAL_STEP: "step",
     constants.METRIC_STEPS: "steps",
@@ -57,6 +61,10 @@ _BY_RANK = {
 _MAX_RANKS = 256  # of one pod
 _MAX_SAMPLES = 4096
 _MAX_LINE = 4096
+_MAX_LABELS = 8  # of one line
+_MAX_OWN_LINES = 16384  # that begin as our names do
+_MAX_COMMENTS = 64
+_MAX_REST = 40960  # of a line that is not complete yet; no line that is read is longer
 _MAX_INT = 2**31 - 1
 # Rates are taken over so long, where there are readings for it: one step says little, and an hour ago is not now.
 _RATE_WINDOW = 10.0
@@ -65,6 +73,8 @@ _MAX_STALLED = 8  # ranks of one pod
 _MAX_WORDS = 200
 _MAX_TRANSPORT = 40
 _MAX_LINKS = 4
+_MAX_PREFLIGHT = 32
+_BRACKETS = (b"{}", b"[]", b'""')
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,58 +235,145 @@ class Page:
         return None if began is None else max(0, began)
 
 
-def parse_page(text: str) -> Page:
-    """Return what is readable of a page; garbage gives an empty Page."""
-    chosen: dict[str, tuple[float, float]] = {}
-    phase, restarts = "", 0
-    preflight: dict[tuple[str, str], float] = {}
-    direct: str | None = None
-    by_rank: dict[int, dict[str, float]] = {}
-    stalled: list[StalledRank] = []
-    links: list[str] = []
-    for name, labels, value in _samples(text):
+class PageParser:
+    """Takes a page in pieces and keeps what is readable. What it keeps and how long it works is bounded."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._own_lines = 0
+        self._samples = 0
+        self._comment_lines = 0
+        self._comments: dict[bytes, str] = {}
+        self._chosen: dict[str, tuple[float, float]] = {}
+        self._phase = ""
+        self._restarts = 0
+        self._preflight: dict[tuple[str, str], float] = {}
+        self._direct: str | None = None
+        self._by_rank: dict[int, dict[str, float]] = {}
+        self._stalled: list[StalledRank] = []
+        self._links: list[str] = []
+
+    def feed(self, piece: bytes) -> None:
+        """Read the lines that this piece completes."""
+        data = b"\n" + self._rest + piece
+        end = data.rfind(b"\n")
+        # Of a line that is too long the beginning is kept, so that it is too long when its end comes.
+        self._rest = data[end + 1 :][:_MAX_REST]
+        if end > 0:
+            self._read_samples(data, end)
+            self._read_comments(data, end)
+
+    def finish(self) -> Page:
+        """Return what the page reports."""
+        self.feed(b"\n")
+        failure = self._comments.get(constants.COMMENT_LAST_FAILURE.encode(), "")
+        inputs = self._comments.get(constants.COMMENT_INPUTS.encode(), "")
+        problem = self._comments.get(constants.COMMENT_UPLOAD_PROBLEM.encode(), "")
+        return Page(
+            {name: value for name, (_, value) in self._chosen.items()},
+            self._phase,
+            self._restarts,
+            _build_preflight(self._preflight, self._direct) if self._preflight else None,
+            {rank: RankSample(**values) for rank, values in self._by_rank.items()},
+            last_failure=failure,
+            stalled=tuple(sorted(self._stalled)),
+            links=tuple(self._links),
+            inputs=parse_inputs(inputs) if inputs else (),
+            upload_problem=quote(problem.strip('"'), _MAX_WORDS),
+        )
+
+    def _read_samples(self, data: bytes, end: int) -> None:
+        start = data.find(b"\nddp_", 0, end)
+        while start >= 0 and self._own_lines < _MAX_OWN_LINES and self._samples < _MAX_SAMPLES:
+            self._own_lines += 1
+            stop = data.find(b"\n", start + 1)
+            self._read_line(data, start + 1, stop)
+            start = data.find(b"\nddp_", stop, end)
+
+    def _read_line(self, data: bytes, start: int, stop: int) -> None:
+        if stop - start > _MAX_LINE:
+            return
+        plain = _PLAIN.fullmatch(data, start, stop)
+        if plain is not None:
+            name = _NAMES.get(plain[1])
+            if name is not None:
+                self._samples += 1
+                self._take(name, {"rank": plain[2].decode()} if plain[2] else {}, _parse_number(plain[3]))
+            return
+        match = _NAME.match(data, start, stop)
+        name = _NAMES.get(match[0]) if match is not None else None
+        if name is None:
+            return
+        self._samples += 1
+        sample = _SAMPLE.fullmatch(data, start, stop)
+        if sample is None:
+            return
+        labels = _parse_labels(sample[1], escapes=name in _FREE_TEXT)
+        if labels is not None:
+            self._take(name, labels, _parse_number(sample[2]))
+
+    def _read_comments(self, data: bytes, end: int) -> None:
+        start = data.find(b"\n# ddp_", 0, end)
+        while start >= 0 and self._comment_lines < _MAX_COMMENTS:
+            self._comment_lines += 1
+            stop = data.find(b"\n", start + 1)
+            line = data[start + 1 : stop][:_MAX_REST]
+            for beginning, limit in _COMMENTS.items():
+                text = line[len(beginning) :]
+                if line.startswith(beginning) and len(text) <= limit and text[:1] + text[-1:] in _BRACKETS:
+                    self._comments.setdefault(beginning, text.decode("utf-8", "replace"))
+            start = data.find(b"\n# ddp_", stop, end)
+
+    def _take(self, name: str, labels: Mapping[str, str], value: float | None) -> None:
+        """Keep a sample of a known series."""
+        if value is None:
+            return
         if name == constants.METRIC_LAUNCHER_PHASE:
             if value == 1 and labels.get("phase") in constants.LAUNCHER_PHASES:
-                phase = labels["phase"]
+                self._phase = labels["phase"]
         elif name == constants.METRIC_LAUNCHER_RESTARTS:
-            restarts = int(min(max(value, 0), _MAX_INT)) if math.isfinite(value) else 0
+            self._restarts = int(min(max(value, 0), _MAX_INT)) if math.isfinite(value) else 0
         elif name == constants.METRIC_STALLED_RANK:
-            rank, state = _rank(labels), labels.get("state")
-            if math.isfinite(rank) and state in constants.STALLED_STATES and len(stalled) < _MAX_STALLED:
-                order = constants.STALLED_STATES.index(state)
-                stalled.append(StalledRank(order, int(rank), quote(labels.get("what", ""), _MAX_WORDS)))
+            self._take_stalled(labels)
         elif name == constants.METRIC_TRACKING:
-            url = quote(labels.get("url", ""), _MAX_WORDS)
-            if url.startswith(("http://", "https://")) and len(links) < _MAX_LINKS:
-                links.append(url)
+            self._take_link(labels)
         elif name in _PREFLIGHT:
-            preflight[name, labels.get(_PREFLIGHT[name], "")] = value
-            direct = labels.get("gpu_direct") if name == constants.METRIC_NETWORK else direct
+            self._take_preflight(name, labels, value)
         else:
-            rank = _rank(labels)
-            room = rank in by_rank or len(by_rank) < _MAX_RANKS
-            if name in _BY_RANK and room and math.isfinite(rank) and math.isfinite(value):
-                by_rank.setdefault(int(rank), {})[_BY_RANK[name]] = value
-            if name not in chosen or rank < chosen[name][0]:
-                chosen[name] = (rank, value)
-    values = {name: value for name, (_, value) in chosen.items()}
-    ranks = {rank: RankSample(**found) for rank, found in by_rank.items()}
-    failure = _LAST_FAILURE.search(text)
-    figures = _build_preflight(preflight, direct) if preflight else None
-    last = failure[1] if failure else ""
-    problem = _UPLOAD_PROBLEM.search(text)
-    return Page(
-        values,
-        phase,
-        restarts,
-        figures,
-        ranks,
-        last_failure=last,
-        stalled=tuple(sorted(stalled)),
-        links=tuple(links),
-        inputs=parse_inputs(found[1]) if (found := _INPUTS.search(text)) else (),
-        upload_problem=quote(problem[1].strip('"'), _MAX_WORDS) if problem else "",
-    )
+            self._take_number(name, _rank(labels), value)
+
+    def _take_stalled(self, labels: Mapping[str, str]) -> None:
+        rank = _rank(labels)
+        state = labels.get("state")
+        if math.isfinite(rank) and state in constants.STALLED_STATES and len(self._stalled) < _MAX_STALLED:
+            order = constants.STALLED_STATES.index(state)
+            self._stalled.append(StalledRank(order, int(rank), quote(labels.get("what", ""), _MAX_WORDS)))
+
+    def _take_link(self, labels: Mapping[str, str]) -> None:
+        url = quote(labels.get("url", ""), _MAX_WORDS)
+        if url.startswith(("http://", "https://")) and len(self._links) < _MAX_LINKS:
+            self._links.append(url)
+
+    def _take_preflight(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        if name == constants.METRIC_NETWORK:
+            self._direct = labels.get("gpu_direct")
+        key = name, labels.get(_PREFLIGHT[name], "")
+        if key in self._preflight or len(self._preflight) < _MAX_PREFLIGHT:
+            self._preflight[key] = value
+
+    def _take_number(self, name: str, rank: float, value: float) -> None:
+        known_rank = rank in self._by_rank or len(self._by_rank) < _MAX_RANKS
+        if name in _BY_RANK and known_rank and math.isfinite(rank) and math.isfinite(value):
+            self._by_rank.setdefault(int(rank), {})[_BY_RANK[name]] = value
+        if name not in self._chosen or rank < self._chosen[name][0]:
+            self._chosen[name] = (rank, value)
+
+
+def parse_page(text: str) -> Page:
+    """Return what is readable of a whole page; garbage gives an empty Page."""
+    parser = PageParser()
+    parser.feed(text.encode("utf-8", "replace"))
+    return parser.finish()
 
 
 def build_progress(
@@ -379,23 +476,31 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
-def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    count = 0
-    for match in _LINE.finditer(text):
-        if match[1] not in _WANTED or match.end() - match.start() > _MAX_LINE:
-            continue
-        count += 1
-        if count > _MAX_SAMPLES:
-            return
-        try:
-            if match[3]:
-                yield match[1], {"rank": match[2]} if match[2] else {}, float(match[3])
-                continue
-            found = [s for family in text_string_to_metric_families(match[0] + "\n") for s in family.samples]
-            samples = [(s.name, s.labels, float(s.value)) for s in found if s.name in _WANTED]
-        except Exception:  # the parser promises nothing about garbage, and some whole numbers fit no float
-            continue
-        yield from samples
+def _parse_number(text: bytes) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _parse_labels(block: bytes | None, *, escapes: bool) -> Mapping[str, str] | None:
+    """Return the labels of a line; None where it is not one that an exporter of ours writes."""
+    text = (block or b"").decode("utf-8", "replace")
+    if "\\" in text and not escapes:
+        return None
+    labels: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        match = _LABEL.match(text, position)
+        if match is None or len(labels) == _MAX_LABELS:
+            return None
+        labels[match[1]] = _ESCAPED.sub(_unescape, match[2]) if escapes else match[2]
+        position = match.end()
+    return labels
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
 
 
 def _rank(labels: Mapping[str, str]) -> float:

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,13 @@ class Driven(Run):
         """Run, and listen meanwhile."""
         cluster = self._cluster
         if "DRILL_NETWORK" in os.environ:
-            cluster.scrape = lambda pod, port: _scrape(pod, cluster.kubelet.port_of(pod))  # type: ignore[method-assign]
+
+            async def scrape(pod: Any, port: int, take: Callable[[bytes], None]) -> bool:
+                page = await _scrape(pod, cluster.kubelet.port_of(pod))
+                take((page or "").encode())
+                return page is not None
+
+            cluster.scrape = scrape  # type: ignore[method-assign]
         listener = asyncio.create_task(self._listen(Path(os.environ["DRILL_COMMANDS"])))
         try:
             return await super().run()

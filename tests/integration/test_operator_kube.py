@@ -354,7 +354,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "TIMEOUT", 120.0)
 
 
-async def scraped(cluster: KubeCluster, page: Page) -> str | None:
+async def scraped(cluster: KubeCluster, page: Page, take: Callable[[bytes], None] = lambda piece: None) -> str | None:
     """Scrape a pod whose metrics page is ``page``."""
     app = web.Application()
     app.router.add_get("/metrics", page)
@@ -362,7 +362,14 @@ async def scraped(cluster: KubeCluster, page: Page) -> str | None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        return await cluster.scrape({"status": {"podIP": "127.0.0.1"}}, runner.addresses[0][1])
+        pieces: list[bytes] = []
+
+        def keep(piece: bytes) -> None:
+            take(piece)
+            pieces.append(piece)
+
+        whole = await cluster.scrape({"status": {"podIP": "127.0.0.1"}}, runner.addresses[0][1], keep)
+        return b"".join(pieces).decode("utf-8", "replace") if whole else None
     finally:
         await runner.cleanup()
 
@@ -373,6 +380,53 @@ async def test_a_metrics_page_is_read_without_credentials(cluster: KubeCluster) 
         return web.Response(text="authorization" if "Authorization" in request.headers else "ddp_step 1\n")
 
     assert await scraped(cluster, page) == "ddp_step 1\n"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_other_tasks_run_between_slices_of_a_page(cluster: KubeCluster) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=b"ddp_loss 1\n" * 90_000)
+
+    turns = 0
+    taken: list[tuple[int, int]] = []
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    await scraped(cluster, page, lambda piece: taken.append((len(piece), turns)))
+    counting.cancel()
+    assert sum(size for size, _ in taken) == 990_000
+    assert max(size for size, _ in taken) <= scrape.SLICE
+    assert len({turn for _, turn in taken}) == len(taken)
+
+
+async def test_slices_of_pages_take_turns_and_leave_the_loop_half_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    now = 100.0
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        waits.append(seconds)
+        now += seconds
+
+    def parse(piece: bytes) -> None:
+        nonlocal now
+        now += len(piece)
+
+    monkeypatch.setattr(loop, "time", lambda: now)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    turns = scrape.ParsingTurns()
+    for size in (3, 5, 1):
+        await turns.feed(parse, b"x" * size)
+    monkeypatch.undo()
+    assert waits == [0.0, 3.0, 5.0]
 
 
 @pytest.mark.usefixtures("patient")
@@ -448,4 +502,4 @@ async def test_bytes_that_are_no_text_do_no_harm(cluster: KubeCluster) -> None:
 
 @pytest.mark.parametrize("status", [{}, {"podIP": ""}, {"podIP": "127.0.0.1"}, {"podIP": "::1"}, {"podIP": "a b"}])
 async def test_a_pod_that_does_not_answer_gives_nothing(cluster: KubeCluster, status: dict[str, str]) -> None:
-    assert await cluster.scrape({"status": status}, 1) is None
+    assert not await cluster.scrape({"status": status}, 1, lambda piece: None)

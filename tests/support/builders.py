@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -227,6 +227,14 @@ def page(**values: Any) -> str:
     lines += [] if restarts is None else [f"{constants.METRIC_LAUNCHER_RESTARTS} {restarts}"]
     lines += [] if answered is None else [f"{constants.COMMENT_LAST_FAILURE}{json.dumps(answered)}"]
     return "\n".join(lines) + "\n"
+
+
+def hand_over(page: str | None, take: Callable[[bytes], None]) -> bool:
+    """Answer a scrape with a page; None: the pod does not answer."""
+    if page is None:
+        return False
+    take(page.encode("utf-8", "replace"))
+    return True
 
 
 def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ No process is started. Time stands still until a test moves it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ddp_operator.local.job_controller import completion_index
 from ddp_operator.local.kubelet import Kubelet
 from ddp_operator.reconcile import Reconciler
 
-from .builders import NOW, Json, resource
+from .builders import NOW, Json, hand_over, resource
 
 NOWHERE = Path("nowhere")
 
@@ -119,9 +119,9 @@ class FakeCluster(LocalCluster):
         self.calls.append("status")
         await super().patch_status(key, status, resource_version=resource_version)
 
-    async def scrape(self, pod: Object, port: int) -> str | None:
+    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
         self.calls.append("scrape")
-        return self.page
+        return hand_over(self.page, take)
 
     def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
         """Let a pod end. Its finished state and a deletion that waits for it take effect at once."""

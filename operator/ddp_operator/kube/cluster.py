@@ -333,10 +333,10 @@ class KubeCluster:
         """Hand an event to the event writer, which works in the background."""
         self._writer.put(resource, event)
 
-    async def scrape(self, pod: Object, port: int) -> str | None:
+    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
         """Read a pod's metrics page through its IP address."""
         address = str((pod.get("status") or {}).get("podIP") or "")
-        return await self._scraper.read(address, port) if address else None
+        return bool(address) and await self._scraper.read(address, port, take)
 
     async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Any:
         """Return an object as it is now; None: there is none."""

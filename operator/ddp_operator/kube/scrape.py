@@ -1,16 +1,42 @@
 """Reading a training pod's metrics page, whatever the pod does.
 
 The pod runs foreign code, so it is given nothing (no credentials, no cookies, no redirects followed) and is trusted
-with nothing: bounded time, bounded size, no decompression.
+with nothing: bounded time, bounded size, no decompression. All pages together get at most half of the event loop's
+time, in slices, so that the Lease is renewed and ``/healthz`` answers whatever pods serve.
 """
 
 import asyncio
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import aiohttp
 
 TIMEOUT: Final = 2.0
 SIZE_LIMIT: Final = 1 << 20
+CONNECTIONS: Final = 64
+"""Pages that are read at the same time. Of each no more than what aiohttp buffers is in memory."""
+SLICE: Final = 1 << 15
+"""Bytes that are parsed before other tasks run: at most a few milliseconds."""
+
+Take = Callable[[bytes], None]
+
+
+class ParsingTurns:
+    """Gives parsers of pages their turns, in the order of asking; after each the loop is free for as long again."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._free_at = 0.0
+
+    async def feed(self, take: Take, piece: bytes) -> None:
+        """Hand a piece of a page over in this caller's turn."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            await asyncio.sleep(max(0.0, self._free_at - loop.time()))
+            began = loop.time()
+            take(piece)
+            ended = loop.time()
+            self._free_at = ended + (ended - began)
 
 
 class Scraper:
@@ -18,25 +44,28 @@ class Scraper:
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
+        self._turns = ParsingTurns()
 
-    async def read(self, address: str, port: int) -> str | None:
-        """Return the page at ``/metrics``, or None where it does not come, is too long, or too slow."""
+    async def read(self, address: str, port: int, take: Take) -> bool:
+        """Hand the page at ``/metrics`` over in pieces. Returns whether all of it has come, in time and size."""
         host = f"[{address}]" if ":" in address else address
+        size = 0
         try:
             async with (
                 asyncio.timeout(TIMEOUT),
                 self._open().get(f"http://{host}:{port}/metrics", allow_redirects=False) as response,
             ):
                 if response.status != 200:
-                    return None
-                page = bytearray()
+                    return False
                 async for chunk in response.content.iter_any():
-                    page += chunk
-                    if len(page) > SIZE_LIMIT:
-                        return None
-                return page.decode("utf-8", errors="replace")
+                    size += len(chunk)
+                    if size > SIZE_LIMIT:
+                        return False
+                    for piece in _slices(chunk):
+                        await self._turns.feed(take, piece)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return None
+            return False
+        return True
 
     async def close(self) -> None:
         """Close the connections."""
@@ -48,9 +77,15 @@ class Scraper:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 # Each pod is read every ten seconds: an open connection to each would cost more than opening one.
-                connector=aiohttp.TCPConnector(force_close=True, limit=64),
+                connector=aiohttp.TCPConnector(force_close=True, limit=CONNECTIONS),
                 headers={"Accept": "text/plain", "Accept-Encoding": "identity"},
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=SLICE,
             )
         return self._session
+
+
+def _slices(chunk: bytes) -> Iterator[bytes]:
+    for start in range(0, len(chunk), SLICE):
+        yield chunk[start : start + SLICE]

@@ -229,13 +229,17 @@ class LocalCluster:
         """Hand the Event to whoever listens."""
         self.on_event(resource, event)
 
-    async def scrape(self, pod: Object, port: int) -> str | None:
-        """Return the pod's metrics page; ``port`` is the one inside the pod, the kubelet knows the one out here."""
+    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
+        """Read the pod's metrics page; ``port`` is the one inside the pod, the kubelet knows the one out here."""
         here = self.kubelet.port_of(pod)
+        if here is None:
+            return False
         try:
-            return None if here is None else await asyncio.to_thread(fetch_page, here, timeout=_SCRAPE_SECONDS)
+            page = await asyncio.to_thread(fetch_page, here, timeout=_SCRAPE_SECONDS)
         except (OSError, ValueError):
-            return None
+            return False
+        take(page.encode("utf-8", "replace"))
+        return True
 
     def stop(self) -> None:
         """Delete every Job: pods get SIGTERM and their grace time."""

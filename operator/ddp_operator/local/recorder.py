@@ -52,9 +52,10 @@ class Recorder:
             index = completion_index(pod)
             if index != 0 and not everyone:
                 continue
-            text = await self._cluster.scrape(pod, constants.DEFAULT_METRICS_PORT)
-            if text is None:
+            pieces: list[bytes] = []
+            if not await self._cluster.scrape(pod, constants.DEFAULT_METRICS_PORT, pieces.append):
                 continue
+            text = b"".join(pieces).decode("utf-8", "replace")
             # Ranks that have ended take their series along: how they were at last is worth more.
             stepped = f"{constants.METRIC_GLOBAL_STEP}{{" in text
             if stepped or name_file(pod) not in self._stepped:

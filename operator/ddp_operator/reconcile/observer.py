@@ -21,7 +21,14 @@ from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Sn
 from ddp_operator.failures import Termination
 from ddp_operator.kubeobjects import scheduling_gates
 from ddp_operator.manifests.children import load_launcher
-from ddp_operator.progress import Page, RateMeter, parse_page
+from ddp_operator.progress import Page, PageParser, RateMeter
+from ddp_operator.reconcile.page_budget import (
+    MAX_SECONDS_AT_ONCE,
+    PAGES_AT_ONCE,
+    CountedParser,
+    PageBudget,
+    PageTooLong,
+)
 from ddp_operator.status import conditions as c
 from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers
 from ddp_operator.status.converge import scrape_interval
@@ -49,6 +56,8 @@ class Memory:
     page_lost: datetime | None = None
     """Since when it has not answered."""
     meter: RateMeter = field(default_factory=RateMeter)
+    page_budget: PageBudget = field(default_factory=PageBudget)
+    """Of the pages of all pods but pod 0's."""
     ranks_compared: tuple[datetime, int, Ranks] | None = None
     """When, in which attempt, and what the ranks had done by then."""
     stall: Stall | None = None
@@ -145,7 +154,7 @@ class Observer:
             stragglers=slow,
             stall=stall,
             pull_errors=memory.pull_errors,
-            failures_in_place=await self._read_failures(job, children, page),
+            failures_in_place=await self._read_failures(job, children, page, memory),
             orphaned_since=memory.orphaned_since,
             recheck_after=_NEWS_DELAY if unseen else None,
         )
@@ -183,16 +192,39 @@ class Observer:
             memory.page_lost = None
             return False, None
         memory.page_read = now
-        for _, page in await self._read_pages(job, [master]):
-            process, memory.page_lost = (master.uid, page.in_place_restarts), None
-            return True, replace(page, rates=memory.meter.measure(process, page.values, now.timestamp()))
-        memory.page_lost = memory.page_lost or now
-        return True, None
+        parser = PageParser()
+        if not await self._cluster.scrape(master.raw, job.spec.metrics.port, parser.feed):
+            memory.page_lost = memory.page_lost or now
+            return True, None
+        page = parser.finish()
+        memory.page_lost = None
+        process = master.uid, page.in_place_restarts
+        return True, replace(page, rates=memory.meter.measure(process, page.values, now.timestamp()))
 
-    async def _read_pages(self, job: DDPTrainingJob, pods: Sequence[PodView]) -> list[tuple[PodView, Page]]:
-        """Read pods' metrics pages, all at once; one that does not answer is left out."""
-        texts = await asyncio.gather(*(self._cluster.scrape(pod.raw, job.spec.metrics.port) for pod in pods))
-        return [(pod, parse_page(text)) for pod, text in zip(pods, texts, strict=True) if text is not None]
+    async def _read_pages(
+        self, job: DDPTrainingJob, pods: Sequence[PodView], budget: PageBudget
+    ) -> list[tuple[PodView, Page]]:
+        """Read pods' metrics pages within the budget; pages beyond it and those that do not answer are left out."""
+        found: dict[str, Page] = {}
+        gate = asyncio.Semaphore(PAGES_AT_ONCE)
+
+        async def read(pod: PodView) -> None:
+            async with gate:
+                if budget.spent:
+                    return
+                parser = CountedParser(budget)
+                with suppress(PageTooLong):
+                    if await self._cluster.scrape(pod.raw, job.spec.metrics.port, parser.feed):
+                        found[pod.uid] = parser.finish()
+
+        budget.renew(self._clock())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(MAX_SECONDS_AT_ONCE, max(0.0, budget.seconds_left))):
+                await asyncio.gather(*map(read, pods))
+        budget.use_seconds(loop.time() - began)
+        return [(pod, found[pod.uid]) for pod in pods if pod.uid in found]
 
     async def _read_nodes(self, job: DDPTrainingJob, children: Children) -> Mapping[str, NodeView]:
         """Read the nodes on which it depends whether a pod can still end by itself; seldom any."""
@@ -276,7 +308,8 @@ class Observer:
         ranks, slow = dict(page.ranks), None
         explained = known is not None and (not places or stragglers.is_explained(places.values()))
         if seconds_since(compared, now) >= stragglers.WINDOW or (stalled and not explained):
-            for _, other in await self._read_pages(job, stragglers.sample_pods(children.pods_of(job.status.attempt))):
+            sampled = stragglers.sample_pods(children.pods_of(job.status.attempt))
+            for _, other in await self._read_pages(job, sampled, memory.page_budget):
                 ranks |= other.ranks
                 places.update((one.rank, one) for one in other.stalled)
             memory.ranks_compared = now, job.status.attempt, ranks
@@ -287,7 +320,7 @@ class Observer:
         return slow, memory.stall
 
     async def _read_failures(
-        self, job: DDPTrainingJob, children: Children, page: Page | None
+        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
     ) -> tuple[tuple[PodView, Termination], ...]:
         """Read on the pods' pages why workers were restarted in the same pods, when pod 0's counts a new such restart.
 
@@ -298,7 +331,8 @@ class Observer:
             return ()
         pods = children.pods_of(job.status.attempt)
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
-        return read_failures(pages + await self._read_pages(job, stragglers.sample_pods(pods, MOST_FAILURES)))
+        sampled = stragglers.sample_pods(pods, MOST_FAILURES)
+        return read_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
 
 
 def _find_shared(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,7 @@ from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resync import Laggard, Resync
 from ddp_operator.reconcile import Reconciler
+from tests.support.builders import hand_over
 
 from .server import Ask
 
@@ -109,8 +110,8 @@ class _Cluster(KubeCluster):
         self._simulation = simulation
         self._process = process
 
-    async def scrape(self, pod: Object, port: int) -> str | None:
-        return await self._simulation.page_of(pod, self._process)
+    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
+        return hand_over(await self._simulation.page_of(pod, self._process), take)
 
     async def emit(self, resource: Object, event: Event) -> None:
         await self._simulation.post(resource, event, self._process)

@@ -1,6 +1,7 @@
 """The metrics page: what is read of a good one, and what a bad one can do (nothing)."""
 
 import time
+import tracemalloc
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from ddp_operator.api.status import Progress
 from ddp_operator.progress import (
     Page,
+    PageParser,
     RateMeter,
     Rates,
     average_rates,
@@ -283,8 +285,12 @@ class TestBadPage:
             'ddp_loss{rank="0"} 1\n' * 50_000,
             "\n" * 2**20,
             "ddp_step_seconds_bucket 1\n" * 40_000,
+            ('ddp_loss{a="' + '\\"' * 2030 + '"} 1\n') * 256,
         ],
-        ids=["one name", "spaces", "labels", "escapes", "lines", "lines with labels", "empty lines", "other names"],
+        ids=[
+            *("one name", "spaces", "labels", "escapes", "lines", "lines with labels", "empty lines", "other names"),
+            "lines with escapes",
+        ],
     )  # fmt: skip
     def test_page_of_a_mebibyte_takes_no_noticeable_time(self, text: str) -> None:
         started = time.process_time()
@@ -300,6 +306,37 @@ class TestBadPage:
     def test_line_that_no_exporter_writes_is_left_out(self) -> None:
         long = f'ddp_loss{{rank="0",note="{"x" * 5000}"}} 9\n'
         assert parse_page(f'{long}ddp_step{{rank="0"}} 4\n').values == {"ddp_step": 4.0}
+
+    @pytest.mark.parametrize("labels", ['a="\\""', 'rank="0",a="b\\n"', ",".join(f'a{n}="b"' for n in range(9))])
+    def test_number_with_escapes_or_many_labels_is_left_out(self, labels: str) -> None:
+        assert parse_page(f"ddp_loss{{{labels}}} 1\nddp_step 4\n").values == {"ddp_step": 4.0}
+
+    def test_escapes_in_free_text_of_launcher_are_read(self) -> None:
+        line = 'ddp_launcher_stalled_rank{rank="1",state="Busy",what="in \\"f\\" (a\\\\b.py)"} 1\n'
+        assert [rank.what for rank in parse_page(line).stalled] == ['in "f" (a\\b.py)']
+
+    @pytest.mark.parametrize("size", [1, 7, 4096])
+    def test_page_in_pieces_equals_whole_page(self, size: int) -> None:
+        text = (
+            GOOD + 'ddp_launcher_stalled_rank{rank="1",state="Busy",what="ä"} 1\n# ddp_launcher_last_failure {"a":1}\n'
+        )
+        data = text.encode()
+        parser = PageParser()
+        for start in range(0, len(data), size):
+            parser.feed(data[start : start + size])
+        assert parser.finish() == parse_page(text)
+
+    def test_line_longer_than_every_piece_is_left_out_and_not_kept(self) -> None:
+        parser = PageParser()
+        parser.feed(b"ddp_loss 1\nddp_step ")
+        tracemalloc.start()
+        for _ in range(64):
+            parser.feed(b" " * 2**20)
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        parser.feed(b"5\nddp_epoch 3\n")
+        assert parser.finish().values == {"ddp_loss": 1.0, "ddp_epoch": 3.0}
+        assert kept < 2**20
 
     def test_flood_before_the_truth_costs_only_the_job_itself(self) -> None:
         flood: Any = "".join(f'ddp_loss{{rank="{n}"}} {n}\n' for n in range(9000, 0, -1))

@@ -20,6 +20,7 @@ from ddp_operator.local.recorder import Recorder
 from ddp_operator.local.screen import Tail, find_logs
 from ddp_operator.local.store import Store
 from ddp_operator.progress import Page, Rates
+from tests.support.builders import hand_over
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -181,8 +182,8 @@ class FakeCluster:
             metadata = {"name": f"p{index}", "annotations": annotations, "labels": {"ddp-operator.dev/attempt": "2"}}
             self.store.add({"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
 
-    async def scrape(self, pod: Any, port: int) -> str | None:
-        return self.pages.get(pod["metadata"]["name"])
+    async def scrape(self, pod: Any, port: int, take: Any) -> bool:
+        return hand_over(self.pages.get(pod["metadata"]["name"]), take)
 
 
 def recorder(cluster: FakeCluster, folder: RunFolder) -> Recorder:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from ddp_operator import constants
-from tests.support.builders import last_words, page
+from tests.support.builders import hand_over, last_words, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
@@ -20,8 +20,8 @@ class TestFailureInPlace:
         """Return a job that trains on as many pods, whose pages say this then."""
         harness = await ReconcilerHarness(nodes=len(pages)).train(TRAINING)
 
-        async def scrape(pod: Any, port: int) -> str:
-            return pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])]
+        async def scrape(pod: Any, port: int, take: Any) -> bool:
+            return hand_over(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])], take)
 
         harness.cluster.scrape = scrape  # type: ignore[method-assign]
         harness.clock.advance(10)
@@ -55,9 +55,9 @@ class TestFailureInPlace:
         harness = await self.train(self.page(1), self.page(1, category="UserError", message="x", restarts=1))
         asked = []
 
-        async def scrape(pod: Any, port: int) -> str:
+        async def scrape(pod: Any, port: int, take: Any) -> bool:
             asked.append(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
-            return self.page(1)
+            return hand_over(self.page(1), take)
 
         harness.cluster.scrape = scrape  # type: ignore[method-assign]
         harness.clock.advance(10)
@@ -94,8 +94,8 @@ class TestFailureInPlace:
         harness = await self.train(self.page(1), self.page(1, **old))
         pages = [self.page(2, category="NCCL", secondary=True, restarts=2), self.page(2, **old)]
 
-        async def scrape(pod: Any, port: int) -> str:
-            return pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])]
+        async def scrape(pod: Any, port: int, take: Any) -> bool:
+            return hand_over(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])], take)
 
         harness.cluster.scrape = scrape  # type: ignore[method-assign]
         harness.clock.advance(10)

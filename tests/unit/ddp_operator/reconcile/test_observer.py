@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,7 +16,8 @@ from ddp_operator.api.status import Restarts, Status
 from ddp_operator.cluster import Cluster, Key, Refused, Snapshot
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile.observer import Memory, Observer
-from tests.support.builders import NOW, UID, Json, child_job, child_pod, job, last_words, page
+from ddp_operator.reconcile.page_budget import MAX_BYTES, CountedParser, PageBudget, PageTooLong
+from tests.support.builders import NOW, UID, Json, child_job, child_pod, hand_over, job, last_words, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
@@ -29,9 +31,10 @@ class Answers:
         self.asked: list[str] = []
         self.events: list[Json] = []
 
-    async def scrape(self, pod: Json, port: int) -> str | None:
+    async def scrape(self, pod: Json, port: int, take: Callable[[bytes], None]) -> bool:
         self.asked.append(f"page of {pod['metadata']['name']}")
-        return self.pages.get(f"pod{pod['metadata']['annotations'][constants.ANNOTATION_COMPLETION_INDEX]}")
+        index = pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX]
+        return hand_over(self.pages.get(f"pod{index}"), take)
 
     async def events_of(self, raw: Json) -> tuple[Json, ...]:
         self.asked.append(f"events of {raw['metadata']['name']}")
@@ -87,6 +90,38 @@ class TestTurns:
         assert (await look.at(seconds=61)).problems == first.problems
         assert (await look.at(seconds=600)).problems == {}
         assert look.cluster.asked == ["events of train-1"] * 2
+
+
+class TestBudgetOfPages:
+    PODS = tuple(child_pod(index) for index in range(40))
+
+    async def test_restarts_reported_every_11_seconds_read_no_more_than_the_budget_of_a_minute(self) -> None:
+        look = Look(Answers(**{f"pod{index}": "x" * 2**20 for index in range(40)}))
+        training = page(ddp_step=3, phase="Running")
+        for turn in range(5):
+            look.cluster.pages["pod0"] = f"{training}{constants.METRIC_LAUNCHER_RESTARTS} {turn + 1}\n"
+            await look.at(*self.PODS, seconds=11 * turn)
+        own = [what for what in look.cluster.asked if what == "page of train-1-0-abcde"]
+        assert len(own) == 5
+        assert len(look.cluster.asked) - len(own) <= MAX_BYTES / 2**20 + 1
+        await look.at(*self.PODS, seconds=11 * 6)
+        assert len(look.cluster.asked) - len(own) > MAX_BYTES / 2**20 + 1
+
+    async def test_page_beyond_the_budget_is_left_out(self) -> None:
+        budget = PageBudget(bytes_left=10)
+        CountedParser(budget).feed(b"ddp_step 1")
+        assert budget.spent
+        with pytest.raises(PageTooLong):
+            CountedParser(budget).feed(b"\n")
+
+    async def test_seconds_are_renewed_after_a_minute_and_when_the_clock_is_set_back(self) -> None:
+        budget = PageBudget()
+        budget.renew(NOW)
+        budget.use_seconds(1e3)
+        budget.renew(NOW + timedelta(seconds=59))
+        assert budget.spent
+        budget.renew(NOW - timedelta(seconds=61))
+        assert not budget.spent
 
 
 class TestPage:

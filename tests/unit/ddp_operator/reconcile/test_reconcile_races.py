@@ -16,9 +16,9 @@ async def test_edit_during_a_pass_is_met_by_another_pass_soon() -> None:
     harness.run_pods()
     original = harness.cluster.scrape
 
-    async def scrape(pod: Any, port: int) -> str | None:
+    async def scrape(pod: Any, port: int, take: Any) -> bool:
         harness.edit(ttlSecondsAfterFinished=5)
-        return await original(pod, port)
+        return await original(pod, port, take)
 
     harness.cluster.scrape = scrape  # type: ignore[method-assign]
     requeue = await harness.reconcile()

@@ -21,7 +21,7 @@ from ddp_operator.status.observation import Stall
 from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import view_pod
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, hand_over, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
@@ -249,12 +249,12 @@ class TestStragglers:
     async def test_are_in_status_after_two_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         seconds = {0: 0.0, 1: 0.0}
 
-        async def scrape(pod: Any, port: int) -> str:
+        async def scrape(pod: Any, port: int, take: Any) -> bool:
             rank = int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
             seconds[rank] += 300 if rank else 10
             said = {"ddp_step": 7, "ddp_steps_total": seconds[0] / 10, constants.METRIC_COMPUTE_SECONDS: seconds[rank]}
             said[constants.METRIC_DATA_SECONDS] = 0
-            return page(phase="Running", **said).replace('rank="0"', f'rank="{rank}"')
+            return hand_over(page(phase="Running", **said).replace('rank="0"', f'rank="{rank}"'), take)
 
         harness = ReconcilerHarness()
         monkeypatch.setattr(harness.cluster, "scrape", scrape)
