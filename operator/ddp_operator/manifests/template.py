@@ -16,9 +16,9 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
-from ddp_operator.launcher.log_patterns import compile_log_pattern
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
+from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.manifests.torchrun import CommandError, UserCommand, find_nested_launcher, split_user_command
 from ddp_operator.names import is_reserved_variable
 
@@ -279,11 +279,8 @@ def _check_launchers(
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:
-    for index, text in enumerate(spec.metrics.log_patterns):
-        try:
-            compile_log_pattern(text)
-        except ValueError as error:
-            yield FieldError(f"spec.metrics.logPatterns[{index}]", str(error), text)
+    for index, problem in check_log_patterns(spec.metrics.log_patterns):
+        yield FieldError(f"spec.metrics.logPatterns[{index}]", problem, spec.metrics.log_patterns[index])
     flags = {flag.partition("=")[0] for flag in command.torchrun_flags} if command else set()
     for flag in sorted(flags & {"--redirects", "--tee", "--logs-specs"} if spec.metrics.log_patterns else ()):
         words = f"sees nothing where torchrun's {flag} takes the output; remove one of the two"

@@ -5,10 +5,10 @@ the spec, as names or shell patterns.
 """
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.kubeobjects import match_glob
 from ddp_operator.status import conditions as c
 from ddp_operator.status.conditions import Fact
 from ddp_operator.status.observation import Children, State
@@ -70,4 +70,4 @@ def describe_nodes(state: State) -> Fact | None:
 
 
 def _is_named(name: Any, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(str(name), pattern) for pattern in patterns)
+    return any(match_glob(str(name), pattern) for pattern in patterns)

@@ -7,6 +7,7 @@ import pytest
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.launcher.pod import decode_config
 from ddp_operator.local.container import expand
+from ddp_operator.manifests import log_patterns
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import job, template, trainer
@@ -48,6 +49,53 @@ class TestLogPatterns:
         [said] = refusal(made, metrics={"logPatterns": ["(?P<step>.)"]})
         assert said.startswith("spec.metrics.logPatterns: sees nothing where torchrun's --")
         assert said.endswith("takes the output; remove one of the two")
+
+    @pytest.mark.parametrize(
+        "patterns",
+        [
+            ["(?i)(?P<step>[\0-\uffff])"],
+            [r"(?P<step>[\u0100-\uffff])"],
+            [r"(?P<step>\N{EM DASH})"],
+            ["(?P<step>" + "[a]" * 17 + ")"],
+            ["(?P<step>" + "a" * 490 + ")"] * 3,
+        ],
+        ids=["beyond ASCII", "escaped", "by name", "classes", "length"],
+    )
+    def test_costly_log_patterns_are_left_to_the_pod(
+        self, patterns: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiled: list[str] = []
+        log_patterns._compile.cache_clear()
+        monkeypatch.setattr(log_patterns, "compile_log_pattern", compiled.append)
+        assert list(log_patterns.check_log_patterns(patterns)) == []
+        assert compiled == patterns[:1] * (len(patterns) > 1)
+        log_patterns._compile.cache_clear()
+
+    def test_log_pattern_of_many_jobs_is_compiled_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        compiled: list[str] = []
+        log_patterns._compile.cache_clear()
+        monkeypatch.setattr(log_patterns, "compile_log_pattern", compiled.append)
+        for _ in range(3):
+            assert list(log_patterns.check_log_patterns(["(?P<step>x)", "(?P<step>x)"])) == []
+        assert compiled == ["(?P<step>x)"]
+        log_patterns._compile.cache_clear()
+
+    @pytest.mark.parametrize(
+        ("pattern", "problem"),
+        [
+            ("é(?P<steps>x)", "names the unknown group steps"),
+            (r"é\(?P<step>x", "names no group"),
+            ("é[(?P<step>]", "names no group"),
+            ("é[](?P<step>", "names no group"),
+            ("é[^]a](?P<step>x)", ""),
+            (r"é[\]](?P<step>x)(?P<loss>y)", ""),
+            ("é(?P<step>", ""),
+        ],
+    )
+    def test_groups_of_costly_log_pattern_are_checked(self, pattern: str, problem: str) -> None:
+        found = dict(log_patterns.check_log_patterns([pattern]))
+        assert found.get(0, "").startswith(problem)
+        assert bool(found) == bool(problem)
 
     def test_dollar_signs_reach_the_launcher(self) -> None:
         pattern = r"step (?P<step>\d+)$(?P<loss>)"
