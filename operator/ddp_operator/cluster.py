@@ -26,10 +26,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One resource and every child that carries its job-name label, as last seen.
+    """One resource and its children, as last seen.
 
-    Children are all that carry the label, whoever owns them: telling ours from others by the owner's UID is the
-    reconcile's business. ConfigMaps whose label is empty are shared: they are in every snapshot of their namespace.
+    Children carry the label and are controlled by a resource of that name, or, as pods, by one of its Jobs. The owner's
+    UID is compared by the reconcile; other objects with the label may be left out. Of a Job or a pod a snapshot holds
+    the fields that are read. ConfigMaps whose label is empty are shared: they are in each snapshot of their namespace.
     """
 
     resource: Object
@@ -140,6 +141,9 @@ class Cluster(Protocol):
 
         Returns its metadata then; None: it is gone, or another object by now. Raises: Refused.
         """
+
+    async def job(self, namespace: str, name: str) -> Object | None:
+        """Return a Job as it is now, with its whole template; those of a snapshot may have a part of it. None: gone."""
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge-patch a Job's labels, annotations and ``spec`` (suspend, its size). No error: it is gone.

@@ -44,6 +44,8 @@ KUEUE_POD_SET_PREFIX: Final = f"{KUEUE_DOMAIN}/podset-"
 KUEUE_ELASTIC_GATE: Final = f"{KUEUE_DOMAIN}/elastic-job"
 # On the pod template of a Job that Kueue has admitted, also of one that names no queue.
 KUEUE_PODSET_LABEL: Final = f"{KUEUE_DOMAIN}/podset"
+MAX_ANNOTATION: Final = 1024
+"""Characters of a child's annotation; longer ones of Kueue's are not compared with those of the resource."""
 # On a Workload: the UID of its Job.
 KUEUE_JOB_UID_LABEL: Final = f"{KUEUE_DOMAIN}/job-uid"
 ANNOTATION_SPEC: Final = f"{GROUP}/spec"

@@ -16,7 +16,7 @@ import kopf
 
 from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
-from ddp_operator.kube.watch import CHUNK, SILENCE
+from ddp_operator.kube.watch import SILENCE
 from ddp_operator.leader import new_identity
 from ddp_operator.runtime import Operator, end_at_once
 from ddp_operator.settings import Settings, SettingsError
@@ -24,6 +24,8 @@ from ddp_operator.settings import Settings, SettingsError
 logger = logging.getLogger(__name__)
 
 WATCH_CONNECT_TIMEOUT = 10.0
+RESOURCES_A_PAGE = 25
+"""Kopf parses a page of a list at once, and a resource may have a megabyte."""
 KOPF_REQUEST_TIMEOUT = 30.0
 
 # `kopf run` takes no identity. Without this variable it reads the login name, and the user of a pod may have none.
@@ -119,7 +121,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = NoDiffBase()
-    settings.watching.chunk_size = CHUNK
+    settings.watching.chunk_size = RESOURCES_A_PAGE
     settings.watching.connect_timeout = WATCH_CONNECT_TIMEOUT
     settings.watching.inactivity_timeout = SILENCE
     settings.networking.request_timeout = KOPF_REQUEST_TIMEOUT

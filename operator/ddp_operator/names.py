@@ -8,6 +8,9 @@ CODE_PREFIX = "ddp-code-"
 """What the names of ConfigMaps with code begin with that `ddp submit` has made."""
 
 
+_ATTEMPT = re.compile(r"[1-9][0-9]*")
+
+
 def service_name(name: str) -> str:
     """Return the headless Service's name: the resource's own, which makes pod DNS names short."""
     return name
@@ -20,7 +23,8 @@ def job_name(name: str, attempt: int) -> str:
 
 def is_job_name(job: str, name: str) -> bool:
     """Tell whether ``job`` could be the Job of an attempt of the resource ``name``."""
-    return re.fullmatch(rf"{re.escape(name)}-(?:[1-9][0-9]*|inputs)", job) is not None
+    own, _, attempt = job.rpartition("-")
+    return own == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
 
 
 def launcher_config_map_name(digest: str) -> str:

@@ -15,7 +15,8 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Profile
 from ddp_operator.cluster import Key
 from ddp_operator.constants import KIND
-from ddp_operator.kube.cache import ObjectCache, key_of
+from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.kube.children import key_of
 from ddp_operator.kube.client import ApiClient, StartupError
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.credentials import login

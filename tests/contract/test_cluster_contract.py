@@ -298,8 +298,9 @@ async def test_what_is_not_observed_is_discarded_by_its_name_and_owner(driver: C
     await driver.cluster.discard(service(owner))
     await driver.cluster.discard(config_map(owner))
     await driver.cluster.discard(config_map(owner))  # gone already
-    left = await driver.until(KEY, lambda seen: not seen.config_maps, "the end of the own one")
-    assert [found["metadata"]["name"] for found in left.services] == ["train"]
+    await driver.until(KEY, lambda seen: not seen.config_maps, "the end of the own one")
+    with pytest.raises(AlreadyExists):
+        await driver.cluster.create(service())
 
 
 async def test_a_dry_run_finds_a_taken_name_too(driver: ClusterDriver) -> None:

@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from ddp_operator.cluster import AlreadyExists, ClusterError, Conflict, Event, Key, Refused, ServerError, Snapshot
-from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
+from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import resync, scrape
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.cluster import KubeCluster
@@ -30,7 +30,10 @@ LABELS = {LABEL_JOB_NAME: "digits", LABEL_MANAGED_BY: MANAGED_BY}
 
 def child(kind: str, name: str, **more: Any) -> dict[str, Any]:
     version = "batch/v1" if kind == "Job" else "v1"
-    meta = {"name": name, "namespace": "default", "labels": dict(LABELS)}
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "digits", "uid": "u", "controller": True}
+    if kind == "Pod":
+        owner |= {"apiVersion": "batch/v1", "kind": "Job", "name": "digits-1"}
+    meta = {"name": name, "namespace": "default", "labels": dict(LABELS), "ownerReferences": [owner]}
     return {"apiVersion": version, "kind": kind, "metadata": meta, **more}
 
 
@@ -42,6 +45,12 @@ def job(name: str = "digits-1") -> dict[str, Any]:
     pod = {"restartPolicy": "Never", "containers": [{"name": "trainer", "image": "train:1"}]}
     spec = {"completions": 1, "parallelism": 1, "completionMode": "Indexed", "template": {"spec": pod}}
     return child("Job", name, spec=spec)
+
+
+@pytest.fixture(autouse=True)
+def keep_children(server: StandIn) -> None:
+    """Keep what names an owner of a made-up UID."""
+    server.controllers.collects_garbage = False
 
 
 @pytest.fixture
@@ -309,6 +318,19 @@ async def test_a_comparison_with_lists_mends_the_store(
     assert changed == [KEY, KEY]
     await syncing.resync()
     assert changed == [KEY, KEY]
+
+
+async def test_child_that_loses_its_controller_unseen_is_dropped_by_a_comparison(
+    cluster: KubeCluster, actors: ClusterActors, store: ObjectCache
+) -> None:
+    changed: list[Key] = []
+    await cluster.create(job())
+    await actors.patch("Job", "digits-1", {"metadata": {"ownerReferences": []}})
+    assert store.entry("Job", "default", "digits-1") is not None
+    syncing = Resync(actors.client, store, namespaces=["default"], interval=3600, on_change=changed.append)
+    await syncing.resync()
+    assert store.entry("Job", "default", "digits-1") is None
+    assert changed == [KEY]
 
 
 async def test_an_empty_label_on_somebodys_pod_stops_nobody(actors: ClusterActors, store: ObjectCache) -> None:

@@ -15,18 +15,11 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.cluster import Key, Object, Snapshot, claim_of
-from ddp_operator.constants import KIND, LABEL_JOB_NAME
+from ddp_operator.constants import KIND
+from ddp_operator.kube.children import CHILD_KINDS, UNWATCHED_KINDS, key_of, trim_object
 
-UNWATCHED_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
-"""Known by their metadata only: from lists, and from our own writes."""
-CHILD_KINDS: Final = ("Job", "Pod", *UNWATCHED_KINDS)
 TOMBSTONES: Final = 20_000
 GONE: Final = float("inf")
-
-LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-
-_POD_SPEC: Final = ("nodeName", "schedulerName", "schedulingGroup", "schedulingGates", "affinity")
-"""What is read of a pod's spec beside its containers' names: the rest is in its Job's template, once for all pods."""
 
 Id = tuple[str, str, str]
 """Kind, namespace, name."""
@@ -57,19 +50,24 @@ class ObjectCache:
         return len(self._objects)
 
     def apply(self, kind: str, obj: Object) -> Key | None:
-        """Take in an object. Returns the resource it belongs to, or None when that was no news (or not ours)."""
+        """Take in an object. Returns the resource it belongs to, or None when that was no news (or not ours).
+
+        One that is no child any more, by its labels or its controller, is dropped.
+        """
         meta = obj["metadata"]
         uid, version = str(meta.get("uid", "")), str(meta.get("resourceVersion", ""))
         key = key_of(kind, meta)
-        if key is None or not _newer(version, self._tombstones.get(uid)):
-            return None
-        ident = (kind, key.namespace, str(meta["name"]))
+        ident = (kind, str(meta.get("namespace", "")), str(meta["name"]))
         old = self._objects.get(ident)
+        if key is None:
+            return self._disown(ident, uid, version)
+        if not _newer(version, self._tombstones.get(uid)):
+            return None
         if old is not None:
             if not _supersedes(version, old.version):
                 return None
             self._drop(ident, old)
-        kept = trimmed(kind, obj)
+        kept = trim_object(kind, obj)
         self._objects[ident] = Entry(uid, version, key, msgspec.json.encode(kept))
         if not key.name:
             self._shared[ident] = kept
@@ -156,6 +154,14 @@ class ObjectCache:
             return True
         return not _newer(version, self._tombstones.get(uid))
 
+    def _disown(self, ident: Id, uid: str, version: str) -> Key | None:
+        """Drop an object that is a child no longer. Returns the resource that it belonged to."""
+        entry = self._objects.get(ident)
+        if entry is None or entry.uid != uid or not _supersedes(version, entry.version):
+            return None
+        self._drop(ident, entry)
+        return entry.key
+
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
         self._shared.pop(ident, None)
@@ -176,40 +182,6 @@ def build_snapshot(resource: Object, found: Mapping[str, Iterable[Object]]) -> S
         pods=tuple(found["Pod"]),
         policies=tuple(found["NetworkPolicy"]),
     )
-
-
-def trimmed(kind: str, obj: Object) -> Object:
-    """Return the object without what nobody here reads: a shallow copy; the original stays as it is."""
-    meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
-    annotations = meta.get("annotations")
-    if annotations and LAST_APPLIED in annotations:
-        meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
-    if kind in UNWATCHED_KINDS:
-        # A thousand jobs may own one ConfigMap.
-        owners = meta.get("ownerReferences") or []
-        meta["ownerReferences"] = [{"uid": one["uid"], "controller": one.get("controller", False)} for one in owners]
-        # They come from lists of metadata only (a ConfigMap holds a whole launcher), so they are always kept as such.
-        return {"apiVersion": "v1", "kind": kind, "metadata": meta}
-    if kind != "Pod":
-        return {**obj, "metadata": meta}
-    spec = obj.get("spec") or {}
-    kept = {name: spec[name] for name in _POD_SPEC if name in spec}
-    for name in ("containers", "initContainers"):
-        if spec.get(name):
-            kept[name] = [{key: one[key] for key in ("name", "restartPolicy") if key in one} for one in spec[name]]
-    return {**obj, "metadata": meta, "spec": kept}
-
-
-def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
-    """Return the resource that an object belongs to: by its label, which anybody may have left empty.
-
-    A key without a name: a ConfigMap that all resources of the namespace share.
-    """
-    namespace = str(meta.get("namespace", ""))
-    if kind == KIND:
-        return Key(namespace, str(meta["name"]))
-    name = (meta.get("labels") or {}).get(LABEL_JOB_NAME)
-    return Key(namespace, str(name)) if name or (name == "" and kind == "ConfigMap") else None
 
 
 def version_number(text: Any) -> int | None:

@@ -39,6 +39,9 @@ GATHER = 0.05
 """Seconds between two looks at what a watch has brought: in a burst several events are taken at once."""
 RENEW_BEFORE = timedelta(seconds=30)
 
+MAX_ANSWER = 32 << 20
+"""Bytes of an answer that are read where the caller sets no other limit."""
+
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 MESSAGE_LIMIT = 2000
 """Characters of the API server's message that are kept: enough for a dozen field errors, too few to bloat a status."""
@@ -46,6 +49,10 @@ MESSAGE_LIMIT = 2000
 
 class StartupError(Exception):
     """The operator cannot start. The message says in one line what is missing and what to do about it."""
+
+
+class AnswerTooLarge(ClusterError):
+    """An answer has more bytes than its caller takes."""
 
 
 class ApiError(Exception):
@@ -143,6 +150,7 @@ class ApiClient:
         accept: str = "application/json",
         kind: str = "",
         urgent: bool = False,
+        max_bytes: int = MAX_ANSWER,
     ) -> Any:
         """Make one call and return the parsed JSON.
 
@@ -165,7 +173,9 @@ class ApiClient:
                 seconds = min(seconds, self.fence())
                 if seconds <= 0:
                     raise ClusterError(f"{what}: not sent, because this operator does not lead")
-            status, answer, retry_after = await self._send(info, method, path, params, data, headers, kind, seconds)
+            status, answer, retry_after = await self._send(
+                info, method, path, params, data, headers, kind, seconds, max_bytes
+            )
             if status == 401 and attempt == 1:
                 # Tokens are renewed on disk under a running process: read them again before giving up.
                 await self._renew(info)
@@ -215,6 +225,7 @@ class ApiClient:
         headers: dict[str, str],
         kind: str,
         seconds: float,
+        max_bytes: int,
     ) -> tuple[int, Any, float]:
         """Return status, parsed body (None when it is not JSON) and the seconds of Retry-After."""
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT)
@@ -224,7 +235,7 @@ class ApiClient:
                 async with self._open_call(
                     info, method, path, params=params, data=data, headers=headers, timeout=timeout
                 ) as response:
-                    raw = await response.read()
+                    raw = await _read(response, max_bytes, f"{method} {path}")
                     seen.append(str(response.status))
                     answer = _decode(raw, response.status)
                     return response.status, answer, _seconds(response.headers.get("Retry-After"))
@@ -316,6 +327,16 @@ class ApiClient:
         if self._unheard is not None and option is not None:
             made.setsockopt(socket.IPPROTO_TCP, option, int(self._unheard * 1000))
         return made
+
+
+async def _read(response: aiohttp.ClientResponse, max_bytes: int, what: str) -> bytes:
+    """Return the body. Raises: AnswerTooLarge."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise AnswerTooLarge(f"{what}: the answer has more than {max_bytes >> 20} MiB")
+    return bytes(body)
 
 
 def _expires(info: kopf.ConnectionInfo) -> bool:

@@ -27,8 +27,9 @@ from ddp_operator.constants import (
     POD_GROUP,
     PROFILE_KIND,
 )
-from ddp_operator.kube.cache import CHILD_KINDS, UNWATCHED_KINDS, ObjectCache, build_snapshot, key_of, trimmed
-from ddp_operator.kube.calls import INVALID, NotFound, call
+from ddp_operator.kube.cache import ObjectCache, build_snapshot
+from ddp_operator.kube.calls import CHUNK, INVALID, NotFound, call, pages
+from ddp_operator.kube.children import CHILD_KINDS, UNWATCHED_KINDS, key_of, trim_object
 from ddp_operator.kube.client import ApiClient, ApiError
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, path, plural, type_of
@@ -81,8 +82,8 @@ class KubeCluster:
             return None
         found: dict[str, list[Object]] = {}
         for kind in CHILD_KINDS:
-            found[kind] = [trimmed(kind, type_of(kind) | item) for item in await self._list(kind, key)]
-        return build_snapshot(trimmed(KIND, resource), found)
+            found[kind] = await self._list_children(kind, key)
+        return build_snapshot(trim_object(KIND, resource), found)
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
         """Return them from the store, or from the API server where there is no store."""
@@ -146,6 +147,11 @@ class KubeCluster:
                 return None
             raise
         self._remember("ConfigMap", found)
+        return found
+
+    async def job(self, namespace: str, name: str) -> Object | None:
+        """Read a Job with its whole template, which is not remembered."""
+        found: Object | None = await self._get("Job", namespace, name)
         return found
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
@@ -215,10 +221,11 @@ class KubeCluster:
         if job is None or controller_of(job).get("uid") != owner:
             return False
         uid = job["metadata"]["uid"]
-        params = {"labelSelector": f"{CONTROLLER_UID}={uid}"}
-        pods = await call(self._client, "GET", "Pod", namespace, refusable=True, params=params)
-        own = [item for item in pods.get("items") or () if controller_of(item).get("uid") == uid]
-        found = [("Job", job), *(("Pod", item) for item in own)]
+        params = {"labelSelector": f"{CONTROLLER_UID}={uid}", "limit": str(CHUNK)}
+        found = [("Job", {"metadata": job["metadata"]})]
+        async for page in pages(self._client, "Pod", namespace, params, accept=METADATA_ONLY, refusable=True):
+            own = [item for item in page.get("items") or () if controller_of(item).get("uid") == uid]
+            found += [("Pod", {"metadata": item["metadata"]}) for item in own]
         lost = False
         for kind, item in found:
             meta = item["metadata"]
@@ -358,13 +365,16 @@ class KubeCluster:
         options = {"params": _WRITE, "body": body, "content_type": "application/merge-patch+json"}
         return await call(self._client, "PATCH", kind, namespace, name, part, refusable=refusable, **options)
 
-    async def _list(self, kind: str, key: Key) -> list[dict[str, Any]]:
+    async def _list_children(self, kind: str, key: Key) -> list[Object]:
         shared = kind == "ConfigMap"  # the empty value after the comma: of no single job
-        params = {"labelSelector": f"{LABEL_JOB_NAME} in ({key.name},)" if shared else f"{LABEL_JOB_NAME}={key.name}"}
+        selector = f"{LABEL_JOB_NAME} in ({key.name},)" if shared else f"{LABEL_JOB_NAME}={key.name}"
+        params = {"labelSelector": selector, "limit": str(CHUNK)}
         accept = METADATA_ONLY if kind in UNWATCHED_KINDS else "application/json"
-        answer = await call(self._client, "GET", kind, key.namespace, params=params, accept=accept)
-        items: list[dict[str, Any]] = answer.get("items") or []
-        return sorted(items, key=lambda item: str(item["metadata"]["name"]))
+        children: list[Object] = []
+        async for page in pages(self._client, kind, key.namespace, params, accept=accept):
+            own = [item for item in page.get("items") or () if key_of(kind, item["metadata"]) is not None]
+            children += [trim_object(kind, type_of(kind) | item) for item in own]
+        return sorted(children, key=lambda child: str(child["metadata"]["name"]))
 
     async def _look_again(self, kind: str, namespace: str, name: str) -> Object | None:
         """Read an object that is not as it was seen, since a watch may be late or silent.

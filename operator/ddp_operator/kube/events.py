@@ -27,6 +27,8 @@ LIMIT: Final = 50
 """Events about one object."""
 PAGE: Final = 500
 MOST: Final = 20 * PAGE
+MOST_KEPT: Final = 3 * MOST
+"""Events of all namespaces together; anybody who may create Events can have a thousand namespaces full of them."""
 AGE: Final = 5.0
 ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
 
@@ -66,12 +68,17 @@ class EventReader:
             for old in [name for name, (asked, _) in self._known.items() if now - asked >= AGE]:
                 del self._known[old]
             if namespace not in self._known:
+                while self._known and self._count_kept() + MOST > MOST_KEPT:
+                    del self._known[min(self._known, key=lambda name: self._known[name][0])]
                 found: dict[str, list[Object]] = {}
                 for event in await self._list(namespace, ABOUT_JOBS, PAGE, MOST):
                     about = str((event.get("involvedObject") or {}).get("uid") or "")
                     found.setdefault(about, []).append(_trimmed(event))
                 self._known[namespace] = now, found
             return self._known[namespace][1]
+
+    def _count_kept(self) -> int:
+        return sum(len(events) for _, found in self._known.values() for events in found.values())
 
     async def _list(self, namespace: str, selector: str, limit: int, most: int) -> list[Object]:
         params = {"fieldSelector": selector, "limit": str(limit)}

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from ddp_operator.cluster import ClusterError, Key, Object
 from ddp_operator.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
-from ddp_operator.kube.cache import UNWATCHED_KINDS, ObjectCache, key_of, trimmed, version_number
+from ddp_operator.kube.cache import ObjectCache, version_number
 from ddp_operator.kube.calls import NotFound, call, pages
+from ddp_operator.kube.children import UNWATCHED_KINDS, key_of, trim_metadata, trim_object
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import METADATA_ONLY
 
@@ -34,7 +35,7 @@ RETRY: Final = 1.0
 Laggard = tuple[str, Mapping[str, Any]]
 """A kind, and the metadata of an object that is newer in the list than in the store."""
 
-COMPARED: Final = ("name", "namespace", "uid", "resourceVersion", "labels")
+COMPARED: Final = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences")
 """What is needed of what is watched: the metadata of all is held at once, and managedFields are most of it."""
 
 
@@ -120,8 +121,10 @@ class Resync:
                 if key is not None:
                     self.on_change(key)
             return []
-        metas = [item["metadata"] for item in items if key_of(kind, item["metadata"]) is not None]
-        return [(kind, meta) for meta in metas if not self.store.is_current(kind, meta)]
+        metas = [item["metadata"] for item in items]
+        # Those that are known and no children any more are read too, and so dropped.
+        ours = [meta for meta in metas if key_of(kind, meta) is not None or str(meta.get("uid")) in before]
+        return [(kind, meta) for meta in ours if not self.store.is_current(kind, meta)]
 
     async def _list(self, kind: str, scope: str | None) -> tuple[list[Object], int | None]:
         """Return the objects of a kind (metadata only) and the version at which the list was true."""
@@ -158,5 +161,6 @@ class Resync:
 
 def _reduced(kind: str, item: dict[str, Any]) -> Object:
     if kind in UNWATCHED_KINDS:
-        return trimmed(kind, item)
-    return {"metadata": {name: item["metadata"][name] for name in COMPARED if name in item["metadata"]}}
+        return trim_object(kind, item)
+    meta = item["metadata"] if kind == KIND else trim_metadata(kind, item["metadata"])
+    return {"metadata": {name: meta[name] for name in COMPARED if name in meta}}

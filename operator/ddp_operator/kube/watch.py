@@ -14,15 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.cluster import ClusterError
-from ddp_operator.kube.calls import pages
+from ddp_operator.kube.calls import CHUNK, pages
 from ddp_operator.kube.client import ApiClient, ApiError
 from ddp_operator.kube.resources import path, plural, type_of
 from ddp_operator.workqueue import backoff
 
 logger = logging.getLogger(__name__)
 
-CHUNK: Final = 250
-"""Objects in one page of a list: a whole list of a thousand pods, parsed at once, would be the peak of memory."""
 SILENCE: Final = 150.0
 """Seconds after which a watch is taken for frozen. The API server sends a bookmark about every minute."""
 LONGEST_BACKOFF: Final = 8.0

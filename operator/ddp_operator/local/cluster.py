@@ -127,6 +127,10 @@ class LocalCluster:
         owners = [*(current["metadata"].get("ownerReferences") or ()), *new]
         return self.store.change(current, meta={"ownerReferences": owners})
 
+    async def job(self, namespace: str, name: str) -> Object | None:
+        """Return a Job."""
+        return self.store.get("Job", namespace, name)
+
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge ``patch`` into a Job's labels, annotations and spec. Raises: Conflict."""
         job = self.store.get("Job", namespace, name)

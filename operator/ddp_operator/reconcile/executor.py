@@ -183,12 +183,7 @@ class Executor:
                     job.namespace, name, {"metadata": metadata}, seen=_job(observation, name).raw
                 )
             case CreatePod(name, index, serial):
-                manifest = build_pod(_job(observation, name).raw, index, suffix=names.replacement_suffix(serial))
-                # An admission plug-in lets nobody block an owner's deletion who may not change its finalizers.
-                manifest["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = False
-                # Where it may not, or is late, the Job controller makes one when its back-off is over.
-                with suppress(AlreadyExists, Refused):
-                    await self._cluster.create(manifest)
+                await self._create_pod(_job(observation, name), index, names.replacement_suffix(serial))
             case FailPod(_, uid, message):
                 for pod in (*observation.pods, *observation.orphans):
                     if pod.uid == uid:
@@ -200,6 +195,18 @@ class Executor:
                 key = Key(job.namespace, job.name)
                 await self._cluster.delete_resource(key, uid=job.uid, resource_version=job.resource_version)
         return None
+
+    async def _create_pod(self, view: JobView, index: int, suffix: str) -> None:
+        """Create the pod of an index by its Job's template. Raises: ClusterError."""
+        whole = await self._cluster.job(str(view.raw["metadata"]["namespace"]), view.name)
+        if whole is None or whole["metadata"]["uid"] != view.uid:
+            return
+        manifest = build_pod(whole, index, suffix=suffix)
+        # An admission plug-in lets nobody block an owner's deletion who may not change its finalizers.
+        manifest["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = False
+        # Where it may not, or is late, the Job controller makes one when its back-off is over.
+        with suppress(AlreadyExists, Refused):
+            await self._cluster.create(manifest)
 
     async def _ensure_children(
         self, job: DDPTrainingJob, observation: Observation, action: EnsureChildren, memory: Memory

@@ -6,7 +6,7 @@ The operator may delete a Job that a queue suspends and resumes, and changes onl
 from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPTrainingJob, kueue_metadata
-from ddp_operator.constants import KUEUE_QUEUE_LABEL
+from ddp_operator.constants import KUEUE_QUEUE_LABEL, MAX_ANNOTATION
 from ddp_operator.status import conditions as c
 from ddp_operator.status.observation import Pods
 from ddp_operator.status.views import JobView
@@ -43,11 +43,12 @@ def size_waits(job: DDPTrainingJob, view: JobView | None) -> bool:
 
 def edited_for_queue(job: DDPTrainingJob, view: JobView) -> dict[str, dict[str, str]]:
     """Return the labels and annotations for Kueue that have been set or changed since the Job was made."""
-    found = view.raw.get("metadata") or {}
-    changed = {
-        part: {key: value for key, value in given.items() if (found.get(part) or {}).get(key) != value}
-        for part, given in kueue_metadata(job).items()
-    }
+    stored = view.raw.get("metadata") or {}
+    changed: dict[str, dict[str, str]] = {}
+    for part, texts in kueue_metadata(job).items():
+        known = stored.get(part) or {}
+        compared = {key: text for key, text in texts.items() if len(text) <= MAX_ANNOTATION}
+        changed[part] = {key: text for key, text in compared.items() if known.get(key) != text}
     return {part: values for part, values in changed.items() if values}
 
 

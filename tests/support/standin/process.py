@@ -88,6 +88,7 @@ class _Client(ApiClient):
         headers: dict[str, str],
         kind: str,
         seconds: float,
+        max_bytes: int,
     ) -> tuple[int, Any, float]:
         query = {name: value for name, value in (params or {}).items() if name != "fieldValidation"}
         content_type = headers.get("Content-Type", "")

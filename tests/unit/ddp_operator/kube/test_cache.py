@@ -7,7 +7,8 @@ import pytest
 
 from ddp_operator.cluster import Key
 from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME
-from ddp_operator.kube.cache import LAST_APPLIED, TOMBSTONES, ObjectCache
+from ddp_operator.kube.cache import TOMBSTONES, ObjectCache
+from ddp_operator.kube.children import LAST_APPLIED
 
 KEY = Key("team", "digits")
 
@@ -19,8 +20,12 @@ def resource(version: int, *, uid: str = "cr-1", **more: Any) -> dict[str, Any]:
 
 def child(kind: str, name: str, version: int | str, *, uid: str = "", job: str | None = "digits") -> dict[str, Any]:
     labels = {LABEL_JOB_NAME: job} if job else {}
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job, "uid": "cr-1", "controller": True}
+    if kind == "Pod":
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": f"{job}-1", "uid": "job-1", "controller": True}
     meta = {"namespace": "team", "name": name, "uid": uid or f"{kind}-{name}", "resourceVersion": str(version)}
-    return {"apiVersion": "v1", "kind": kind, "metadata": meta | {"labels": labels}, "spec": {"seen": version}}
+    meta |= {"labels": labels, "ownerReferences": [owner]}
+    return {"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": {"suspend": version}}
 
 
 def test_a_snapshot_holds_the_resource_and_its_labelled_children() -> None:

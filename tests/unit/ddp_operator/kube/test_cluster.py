@@ -24,6 +24,19 @@ JOB = {
     "kind": "Job",
     "metadata": {"namespace": "ns", "name": "j-1", "uid": "u", "resourceVersion": "7"},
 }
+LABELS = {"ddp-operator.dev/job-name": "j"}
+OF_RESOURCE = {
+    "ownerReferences": [
+        {
+            "apiVersion": "ddp-operator.dev/v1alpha1",
+            "kind": "DDPTrainingJob",
+            "name": "j",
+            "uid": "r",
+            "controller": True,
+        }
+    ]
+}
+OF_JOB = {"ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "j-1", "uid": "u", "controller": True}]}
 POD = {
     "metadata": {"namespace": "ns", "name": "p", "uid": "pu", "resourceVersion": "3"},
     "status": {"phase": "Running"},
@@ -117,8 +130,7 @@ async def test_an_answer_to_create_is_told_for_what_it_is(
 
 
 async def test_a_namesake_is_looked_at_with_its_resource() -> None:
-    labels = {"labels": {"ddp-operator.dev/job-name": "j"}}
-    there = {"kind": "Job", "metadata": JOB["metadata"] | labels}
+    there = {"kind": "Job", "metadata": JOB["metadata"] | {"labels": LABELS} | OF_RESOURCE}
     raised, client = await run(lambda cluster: cluster.create(JOB), error(409, "AlreadyExists"), there, POD)
     assert isinstance(raised, AlreadyExists)
     assert raised.existing == there
@@ -204,7 +216,8 @@ async def test_the_status_is_put_whole_at_its_version() -> None:
 
 async def test_fetch_asks_for_the_resource_and_its_labelled_children() -> None:
     resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
-    pods = {"items": [{"metadata": {"name": "b"}}, {"metadata": {"name": "a"}}]}
+    foreign = {"metadata": {"name": "c", "labels": LABELS}}
+    pods = {"items": [*({"metadata": {"name": name, "labels": LABELS} | OF_JOB} for name in "ba"), foreign]}
     answers = {"pods": pods}
     client = Recorder()
 
@@ -269,7 +282,6 @@ async def test_a_resource_claim_is_read_in_the_version_that_is_served(kind: str)
 
 
 OWNED = {"ownerReferences": [{"uid": "resource", "controller": True}]}
-LABELS = {"ddp-operator.dev/job-name": "j"}
 
 
 def pod_of_job(name: str, **labels: str) -> dict[str, Any]:
@@ -290,7 +302,8 @@ async def test_lost_labels_come_back_on_the_job_and_on_its_own_pods_by_their_sta
         ("GET", f"{BATCH}/jobs/j-1"), ("GET", f"{CORE}/pods"),
         ("PATCH", f"{BATCH}/jobs/j-1"), ("PATCH", f"{CORE}/pods/a/status"),
     ]  # fmt: skip
-    assert client.calls[1][2]["params"] == {"labelSelector": "batch.kubernetes.io/controller-uid=u"}
+    selector = {"labelSelector": "batch.kubernetes.io/controller-uid=u", "limit": "250"}
+    assert (client.calls[1][2]["params"], client.calls[1][2]["accept"]) == (selector, METADATA_ONLY)
     assert [options["body"] for _, _, options in client.calls[2:]] == [
         {"metadata": {"uid": "u", "labels": LABELS}}, {"metadata": {"uid": "uid-a", "labels": LABELS}},
     ]  # fmt: skip
@@ -318,7 +331,7 @@ async def test_a_node_and_events_that_may_not_be_read_are_refused() -> None:
 async def test_a_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
     changed: list[Key] = []
     cache = ObjectCache()
-    cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS}})
+    cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
     cluster = KubeCluster(Recorder([error(404)]), cache, on_change=changed.append)  # type: ignore[arg-type]
     await cluster.fail_pod(POD, "NodeLost", "")
     await cluster.close()
@@ -336,9 +349,9 @@ async def test_a_lost_pod_that_is_gone_is_told_to_whoever_watches() -> None:
     ],
 )
 async def test_what_was_deleted_stays_in_the_store_while_it_waits(metadata: Any, kept: bool) -> None:
-    answer = {"kind": "Status"} if metadata is None else POD | {"metadata": POD["metadata"] | metadata}
+    answer = {"kind": "Status"} if metadata is None else POD | {"metadata": POD["metadata"] | OF_JOB | metadata}
     cache = ObjectCache()
-    cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS}})
+    cache.apply("Pod", POD | {"metadata": POD["metadata"] | {"labels": LABELS} | OF_JOB})
     changed: list[Key] = []
     cluster = KubeCluster(Recorder([answer]), cache, on_change=changed.append)  # type: ignore[arg-type]
     await cluster.delete("Pod", "ns", "p", uid="pu")
@@ -349,7 +362,9 @@ async def test_what_was_deleted_stays_in_the_store_while_it_waits(metadata: Any,
 
 async def test_fetched_children_say_what_they_are() -> None:
     resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
-    lists = [{"items": [{"metadata": {"name": "x", "namespace": "ns", "uid": "x"}}]}] * 5
+    meta = {"name": "x", "namespace": "ns", "uid": "x", "labels": LABELS}
+    owners = [OF_RESOURCE, OF_JOB, OF_RESOURCE, OF_RESOURCE, OF_RESOURCE]
+    lists = [{"items": [{"metadata": meta | owner}]} for owner in owners]
     snapshot, _ = await run(lambda cluster: cluster.fetch(Key("ns", "j")), resource, *lists)
     found = {(item["kind"], item["apiVersion"]) for item in (*snapshot.jobs, *snapshot.pods, *snapshot.services)}
     assert found == {("Job", "batch/v1"), ("Pod", "v1"), ("Service", "v1")}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster import ClusterError, Refused
+from ddp_operator.kube import events
 from ddp_operator.kube.client import ApiError
 from ddp_operator.kube.events import AGE, EventReader
 
@@ -27,9 +28,13 @@ class Server:
         self.events = list(events)
         self.asked: list[str] = []
         self.error: ApiError | None = None
+        self.any_namespace = False
 
-    async def request(self, verb: str, path: str, *, params: dict[str, str], kind: str) -> dict[str, Any]:
-        assert (verb, path, kind) == ("GET", "/api/v1/namespaces/team/events", "events")
+    async def request(
+        self, verb: str, path: str, *, params: dict[str, str], kind: str, max_bytes: int
+    ) -> dict[str, Any]:
+        assert (verb, kind) == ("GET", "events")
+        assert self.any_namespace or path == "/api/v1/namespaces/team/events"
         self.asked.append(params["fieldSelector"])
         if self.error is not None:
             raise self.error
@@ -64,8 +69,8 @@ class Clock:
         return self.now
 
 
-def messages(events: Any) -> list[str]:
-    return [one["message"] for one in events]
+def messages(found: Any) -> list[str]:
+    return [one["message"] for one in found]
 
 
 async def test_events_of_a_thousand_jobs_are_one_list_call() -> None:
@@ -97,3 +102,16 @@ async def test_refusal_differs_from_an_error_and_neither_is_cached(status: int, 
         await reader.about(job("x"))
     server.error = None
     assert len(await reader.about(job("x"))) == 1
+
+
+async def test_events_kept_of_many_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST", 4)
+    monkeypatch.setattr(events, "MOST_KEPT", 8)
+    server = Server(*(event(number, "Job", "x", "FailedCreate") for number in range(4)))
+    server.any_namespace = True
+    reader = EventReader(server)  # type: ignore[arg-type]
+    for number in range(9):
+        item = job("x")
+        item["metadata"]["namespace"] = f"team-{number}"
+        assert len(await reader.about(item)) == 4
+    assert len(reader._known) == 2

@@ -1,0 +1,162 @@
+"""Which objects are children of a DDPTrainingJob, and which of their fields are read.
+
+Anybody may put the operator's labels on an object of a megabyte. What is kept of one is bounded by the field, not by
+its owner's good will: references to an owner can be forged too.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from ddp_operator import constants, names
+from ddp_operator.cluster import Key, Object, controller_of
+from ddp_operator.kubeobjects import find_trainer
+
+UNWATCHED_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
+"""Known by their metadata only: from lists, and from our own writes."""
+CHILD_KINDS: Final = ("Job", "Pod", *UNWATCHED_KINDS)
+
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+_METADATA: Final = (
+    *("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp"),
+    *("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers"),
+)
+_JOB_SPEC: Final = ("suspend", "completions", "parallelism")
+_POD_SPEC: Final = ("nodeName", "schedulerName", "schedulingGroup")
+_POD_TEMPLATE: Final = ("priorityClassName",)
+_DOMAINS: Final = (f".{constants.GROUP}", f".{constants.KUEUE_DOMAIN}")
+_OTHER_KEYS: Final = (constants.LABEL_MANAGED_BY, constants.ANNOTATION_COMPLETION_INDEX)
+_MAX_OWNERS: Final = 16
+_MAX_CONFIG: Final = 32768
+"""Of the launcher's configuration in the Job's template."""
+_MAX_ITEMS: Final = 64
+"""Of a list or a map that is read."""
+
+
+def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
+    """Return the resource that an object belongs to, by its label and its controller; None: it is no child.
+
+    A key without a name: a ConfigMap that all resources of the namespace share.
+    """
+    namespace = str(meta.get("namespace", ""))
+    if kind == constants.KIND:
+        return Key(namespace, str(meta["name"]))
+    name = (meta.get("labels") or {}).get(constants.LABEL_JOB_NAME)
+    if kind == "ConfigMap" and name is not None:
+        return Key(namespace, str(name)) if meta.get("ownerReferences") else None
+    return Key(namespace, str(name)) if name and _is_controlled(kind, meta, str(name)) else None
+
+
+def trim_object(kind: str, obj: Object) -> Object:
+    """Return the fields of an object that are read here."""
+    if kind == constants.KIND:
+        meta = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+        annotations = meta.get("annotations")
+        if annotations and LAST_APPLIED in annotations:
+            meta["annotations"] = {name: text for name, text in annotations.items() if name != LAST_APPLIED}
+        return {**obj, "metadata": meta}
+    meta = trim_metadata(kind, obj["metadata"])
+    if kind in UNWATCHED_KINDS:
+        # They come from lists of metadata only (a ConfigMap holds a whole launcher), so they are always kept as such.
+        return {"apiVersion": "v1", "kind": kind, "metadata": meta}
+    spec = obj.get("spec") or {}
+    trimmed = {"apiVersion": obj.get("apiVersion"), "kind": kind, "metadata": meta}
+    trimmed["spec"] = _trim_job_spec(spec) if kind == "Job" else _trim_pod_spec(spec)
+    # Only the cluster's own components may write it.
+    return trimmed if "status" not in obj else trimmed | {"status": obj["status"]}
+
+
+def trim_metadata(kind: str, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a child's metadata that are read here."""
+    trimmed = _choose(meta, _METADATA)
+    if trimmed.get("finalizers"):
+        trimmed["finalizers"] = trimmed["finalizers"][:_MAX_ITEMS]
+    for part in ("labels", "annotations"):
+        if meta.get(part):
+            trimmed[part] = _choose_keys(meta[part])
+    owners = meta.get("ownerReferences")
+    if owners:
+        trimmed["ownerReferences"] = _trim_owners(kind, meta, owners)
+    return trimmed
+
+
+def _is_controlled(kind: str, meta: Mapping[str, Any], name: str) -> bool:
+    """Tell whether an object is controlled as a child of this resource is."""
+    controller = controller_of({"metadata": meta})
+    owner = str(controller.get("name"))
+    if kind == "Pod":
+        return controller.get("kind") == "Job" and names.is_job_name(owner, name)
+    group = str(controller.get("apiVersion")).partition("/")[0]
+    return (group, controller.get("kind"), owner) == (constants.GROUP, constants.KIND, name)
+
+
+def _trim_owners(kind: str, meta: Mapping[str, Any], owners: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    if kind == "ConfigMap":
+        owners = [{"uid": owner["uid"], "controller": owner.get("controller", False)} for owner in owners]
+        # A thousand jobs may own that one.
+        return owners if meta.get("name") == constants.LAUNCHER_USERS else owners[:_MAX_OWNERS]
+    return sorted(owners, key=lambda owner: not owner.get("controller"))[:_MAX_OWNERS]
+
+
+def _trim_job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    template = spec.get("template") or {}
+    pod = template.get("spec") or {}
+    trimmed_pod = _choose(pod, _POD_TEMPLATE) | _trim_gates(pod)
+    launcher = [volume for volume in pod.get("volumes") or () if volume.get("name") == constants.LAUNCHER_VOLUME]
+    if launcher:
+        source = launcher[0].get("configMap") or {}
+        trimmed_pod["volumes"] = [{"name": constants.LAUNCHER_VOLUME, "configMap": {"name": source.get("name")}}]
+    if pod.get("containers"):
+        trainer = find_trainer(template)
+        trimmed_pod["containers"] = [{"name": trainer.get("name"), "env": _find_config(trainer.get("env") or ())}]
+    labels = _choose_keys((template.get("metadata") or {}).get("labels") or {})
+    return _choose(spec, _JOB_SPEC) | {"template": {"metadata": {"labels": labels}, "spec": trimmed_pod}}
+
+
+def _trim_pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    trimmed = _choose(spec, _POD_SPEC) | _trim_gates(spec)
+    if spec.get("containers"):
+        trimmed["containers"] = [{"name": find_trainer({"spec": spec}).get("name")}]
+    containers = spec.get("initContainers") or ()
+    sidecars = [_choose(item, ("name", "restartPolicy")) for item in containers if item.get("restartPolicy")]
+    if sidecars:
+        trimmed["initContainers"] = sidecars[:_MAX_ITEMS]
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    fields = [field for term in required.get("nodeSelectorTerms") or () for field in term.get("matchFields") or ()]
+    if fields:
+        kept = [_choose(field, ("key", "operator")) for field in fields[:_MAX_ITEMS]]
+        terms = {"nodeSelectorTerms": [{"matchFields": kept}]}
+        trimmed["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    return trimmed
+
+
+def _trim_gates(pod: Mapping[str, Any]) -> dict[str, Any]:
+    gates = pod.get("schedulingGates")
+    return {"schedulingGates": gates[:_MAX_ITEMS]} if gates else {}
+
+
+def _find_config(env: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the variable with the launcher's configuration."""
+    return [
+        {"name": variable["name"], "value": variable["value"]}
+        for variable in env
+        if variable.get("name") == constants.ENV_LAUNCHER_CONFIG and len(variable.get("value") or "") <= _MAX_CONFIG
+    ][:1]
+
+
+def _choose(item: Mapping[str, Any], members: Iterable[str]) -> dict[str, Any]:
+    return {name: item[name] for name in members if name in item}
+
+
+def _choose_keys(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels or annotations of ours and of Kueue's."""
+    chosen = {}
+    for key, text in texts.items():
+        domain = f".{key.partition('/')[0]}"
+        known = key in _OTHER_KEYS or domain.endswith(_DOMAINS)
+        if known and len(text) <= constants.MAX_ANNOTATION:
+            chosen[key] = text
+        if len(chosen) == _MAX_ITEMS:
+            break
+    return chosen
