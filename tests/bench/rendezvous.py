@@ -119,7 +119,7 @@ def measure(agents: int, limit: float, seconds: float) -> None:
     port = hold_free_port()
     ours, theirs = socket.socketpair()
     guard, hold = os.pipe()
-    store = psutil.Process(fork_store(torch, port, guard, theirs))
+    store = psutil.Process(fork_store(torch, "localhost", port, guard, theirs))
     gate, release = os.pipe()  # of which the store has no copy
     reports, pids = Reports(agents), []
     with tempfile.TemporaryDirectory() as folder:

@@ -53,8 +53,9 @@ def agent_main(
         torch = importlib.import_module("torch")
         # A store that ends before its clients fills the log with C++ stacks, also when all is well.
         log_errors_only(torch)
+        host = pod.master if pod.local else "localhost"
         for guard in guards:
-            report({"store": fork_store(torch, pod.port, guard, channel)})
+            report({"store": fork_store(torch, host, pod.port, guard, channel)})
             os.close(guard)
         torchrun = importlib.import_module("torch.distributed.run")
         leave = adapt_torchrun(pod, report, may_restart, forker, request["restarts"], synchronize)

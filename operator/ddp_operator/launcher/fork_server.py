@@ -26,6 +26,7 @@ from typing import Any, Optional, Sequence
 
 from .contract import ENV_AGENT_PID
 from .files import BOOTSTRAP, log
+from .loopback import bind_stores
 from .processes import adopt_orphans, die_with
 
 _LENGTH = struct.Struct("!I")
@@ -71,6 +72,7 @@ def serve(words: Sequence[str]) -> list[str]:
     gc.disable()  # it would go through what is imported again and again, a fifth of the time
     try:
         torch = importlib.import_module("torch")
+        bind_stores()
         if forks_ranks:
             with suppress(Exception):  # an optimizer loads what takes as long again
                 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)

@@ -119,6 +119,15 @@ def fetch_page(port: int, path: str = "/metrics", timeout: float = PAGE_TIMEOUT)
     return body.decode("utf-8", "replace")
 
 
+def _open_server(host: str, port: int) -> socket.socket:
+    if host:
+        return socket.create_server((host, port))
+    try:
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):
+        return socket.create_server(("", port))
+
+
 class Metrics:
     """The endpoint: the pod's own series and the pages of its ranks."""
 
@@ -136,12 +145,9 @@ class Metrics:
         self._last: dict[int, str] = {}
         self._slots = threading.BoundedSemaphore(16)
 
-    def serve(self, port: int) -> int:
-        """Listen on all addresses, from now on. Returns the port taken. Raises: OSError."""
-        try:
-            server = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        except (OSError, ValueError):
-            server = socket.create_server(("", port))
+    def serve(self, port: int, host: str = "") -> int:
+        """Listen on ``host``, or on all addresses. Returns the port taken. Raises: OSError."""
+        server = _open_server(host, port)
         threading.Thread(target=self._accept, args=(server,), daemon=True, name="metrics").start()
         return int(server.getsockname()[1])
 

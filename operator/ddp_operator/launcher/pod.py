@@ -226,8 +226,8 @@ def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
     if static:
         return [*flags, f"--master-addr={pod.master}", f"--master-port={pod.port}", f"--node-rank={pod.node}"]
     if not pod.meets_others:
-        return [*flags, "--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
-    host = "localhost" if pod.node == 0 else pod.master
+        return [*flags, "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    host = "localhost" if pod.node == 0 and not pod.local else pod.master
     address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []
     return [*flags, f"--rdzv-endpoint={host}:{pod.port}", *address]
 

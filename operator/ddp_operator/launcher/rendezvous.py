@@ -50,9 +50,10 @@ class PortTakenError(OSError):
     )
 
 
-def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int:
+def fork_store(torch: Any, host: str, port: int, guard: int, channel: socket.socket) -> int:
     """Host the rendezvous store in a process of its own, so that it outlives the agent but not the launcher.
 
+    ``host``: a loopback address, to listen there alone (``loopback``), or any other, to listen everywhere.
     Raises: PortTakenError.
     """
     ready, ready_end = os.pipe()
@@ -69,7 +70,7 @@ def fork_store(torch: Any, port: int, guard: int, channel: socket.socket) -> int
             signal.signal(number, signal.SIG_IGN)
         channel.close()
         try:
-            store = torch.distributed.TCPStore("localhost", port, None, True, wait_for_workers=False)
+            store = torch.distributed.TCPStore(host, port, None, True, wait_for_workers=False)
         except Exception as error:
             os.write(ready_end, str(error).encode()[:4096] or b"?")
             os._exit(1)

@@ -318,14 +318,15 @@ class Supervisor:
 
     def _serve_metrics(self) -> None:
         path, wanted = os.environ.get(ENV_PORT_FILE), self.pod.metrics_port
+        host = "127.0.0.1" if self.pod.local else ""
         try:
             try:
-                port = self.metrics.serve(wanted)
+                port = self.metrics.serve(wanted, host)
             except OSError as error:
                 if not path or not wanted:
                     raise
                 # Who reads the file learns of another one; the port of an ended pod is anybody's on a shared machine.
-                port = self.metrics.serve(0)
+                port = self.metrics.serve(0, host)
                 log(f"metrics are on port {port}: cannot listen on {wanted}: {error.strerror}")
         except OSError as error:
             log(f"no metrics: cannot listen on port {wanted}: {error.strerror}")

@@ -14,6 +14,7 @@ from .failure import blame_early_ends, examine
 from .files import log
 from .fixed_group import FixedGroup, GroupClosed
 from .fork_server import RankForker
+from .loopback import ProgramStore
 from .pod import Pod
 from .preflight import PreflightError, find_fatal, run_preflight
 from .processes import STOPPED_STATES, kill, process_state
@@ -148,6 +149,7 @@ class TorchrunPatches:
         self._restarts = 0
         self._failed = False
         self._count = RestartCount(count)
+        self._program_store = ProgramStore()
 
     def apply(self) -> None:
         """Put this object's methods around torchrun's."""
@@ -159,7 +161,7 @@ class TorchrunPatches:
         _wrap(agent, "_restart_workers", self._restart)
         _wrap(agent, "_monitor_workers", self._monitor)
         _wrap(self._processes.PContext, "close", self._close)
-        if self._forker is not None:
+        if self._forker is not None or pod.program:
             _wrap(self._processes.SubprocessHandler, "_popen", self._open)
         _wrap(rounds.DynamicRendezvousHandler, "num_nodes_waiting", self._count_waiting)
         if pod.success_policy == "RankZero" and pod.node == 0:
@@ -259,6 +261,7 @@ class TorchrunPatches:
         return result
 
     def _open(self, inner: Any, handler: Any, args: Any, env: dict[str, str]) -> Any:
+        env = self._program_store.share(env) if self._pod.program else env
         forked = self._forker and self._forker.fork(args, env, (handler._stdout, handler._stderr))
         return forked or inner(handler, args, env)
 

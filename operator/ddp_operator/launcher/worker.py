@@ -9,6 +9,8 @@ from typing import Any, NoReturn, Sequence
 
 from .contract import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, TRAINER_STATUS_FILE
 from .files import read_json, write_json
+from .import_hook import ImportHook
+from .loopback import StoreHook
 from .processes import STACK_SIGNAL, die_with
 from .tracebacks import hide_own_frames, record_exception
 
@@ -24,43 +26,18 @@ _OTHER_WAYS = (
 )
 
 
-class GroupRecorder:
+class GroupRecorder(ImportHook):
     """Records the size of the default process group that a rank's program initializes, without importing torch.
 
-    A finder of modules, it steps aside when torch.distributed is loaded. Forked children of the rank record as well.
+    Forked children of the rank record as well.
     """
 
     def __init__(self, path: str) -> None:
+        super().__init__(_GROUPS_MODULE)
         self._path = path
-        self._blind = False  # this torch is another one
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the others find the module of torch's process groups, and watch it once it is loaded."""
-        if name != _GROUPS_MODULE:
-            return None
-        sys.meta_path.remove(self)
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec: Any = next((one for one in found if one is not None), None)
-        try:
-            execute = spec.loader.exec_module
-
-            def execute_and_watch(module: Any) -> None:
-                execute(module)
-                self._watch(module)
-
-            spec.loader.exec_module = execute_and_watch
-        except AttributeError:
-            self._blind = True
-        return spec
-
-    def start(self) -> None:
-        """Watch the module, which this rank's program will import or a fork server has imported already."""
-        if _GROUPS_MODULE in sys.modules:
-            self._watch(sys.modules[_GROUPS_MODULE])
-        else:
-            sys.meta_path.insert(0, self)
-
-    def _watch(self, module: Any) -> None:
+    def watch(self, module: Any) -> None:
+        """Record the groups that are made from now on."""
         update = getattr(module, "_update_default_pg", None)
         if update is None:
             self._blind = True
@@ -142,6 +119,7 @@ def worker_main(words: Sequence[str]) -> NoReturn:
     pid = os.getpid()
     groups = GroupRecorder(group_file)
     groups.start()
+    StoreHook().start()
     try:
         _run_python(kind, target, args)
     except BaseException as error:

@@ -231,7 +231,7 @@ def check_ports(base: int, nodes: int) -> None:
         if port > 65535:
             raise Unsuitable(f"--metrics-port: {nodes} pods need ports up to {base + nodes - 1}; the last is 65535")
         try:
-            socket.create_server(("", port)).close()
+            socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
             words = os.strerror(error.errno or 0)
             raise Unsuitable(

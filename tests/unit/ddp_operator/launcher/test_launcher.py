@@ -81,7 +81,7 @@ def test_flags_that_only_the_pod_knows() -> None:
     own = ["--master-addr=job-1-0.job", "--master-port=29400", "--node-rank=1"]
     assert add_pod_flags(static, worker) == [*default, *static, *own]
     lone = add_pod_flags(c10d, pod_of(nodes=1))
-    assert lone[-2:] == ["--rdzv-endpoint=localhost:0", "--local-addr=127.0.0.1"]
+    assert lone[-2:] == ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     here = add_pod_flags(c10d, pod_of(JOB_COMPLETION_INDEX="1", MASTER_ADDR="127.0.0.1"))
     assert here[-1] == "--local-addr=127.0.100.101"
 

@@ -1,0 +1,91 @@
+"""torch's stores on a loopback address: where they listen, and how a port that is taken is reported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ddp_operator.launcher import loopback
+from ddp_operator.launcher.loopback import ProgramStore, bind_stores
+from tests.support.listeners import is_loopback, list_listeners
+
+
+@pytest.fixture
+def store_type(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    kind: Any = importlib.import_module("torch.distributed").TCPStore
+    monkeypatch.setattr(kind, "__init__", kind.__init__)  # bound anew at the end
+    bind_stores()
+    return kind
+
+
+def list_addresses(port: int) -> list[str]:
+    return [address for address, number in list_listeners([os.getpid()]) if number == port]
+
+
+def test_store_of_loopback_host_listens_there_only(store_type: Any) -> None:
+    store = store_type("127.0.0.1", 0, None, True, wait_for_workers=False)
+    assert list_addresses(store.port) == ["127.0.0.1"]
+    client = store_type(host_name="127.0.0.1", port=store.port)
+    client.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_store_of_other_host_listens_everywhere(store_type: Any) -> None:
+    store = store_type("localhost", 0, None, True, wait_for_workers=False)
+    (address,) = list_addresses(store.port)
+    assert not is_loopback(address)
+
+
+def test_stores_of_one_process_share_a_server_without_another_socket(store_type: Any) -> None:
+    first = store_type("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
+    before = list_listeners([os.getpid()])
+    second = store_type("127.0.0.1", first.port, None, True, wait_for_workers=False, multi_tenant=True)
+    second.set("key", "value")
+    assert first.get("key") == b"value"
+    assert list_listeners([os.getpid()]) == before
+
+
+@pytest.mark.parametrize("multi_tenant", [False, True])
+def test_taken_port_is_reported_as_torch_does(store_type: Any, multi_tenant: bool) -> None:
+    error: Any = importlib.import_module("torch.distributed").DistNetworkError
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(error, match=f"127.0.0.1. port: {port}, name: EADDRINUSE, message: Address already in use"):
+            store_type("127.0.0.1", port, None, True, wait_for_workers=False, multi_tenant=multi_tenant)
+
+
+def test_torch_without_a_changeable_store_is_logged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loopback.importlib, "import_module", lambda name: object())
+    bind_stores()
+    assert "[launcher] torch's stores of this process listen on all addresses: " in capsys.readouterr().err
+
+
+def rank_environment(**changes: str) -> dict[str, str]:
+    return {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **changes}
+
+
+def test_agent_hosts_store_of_shell_script_in_rank_zero_only(store_type: Any) -> None:
+    before = list_listeners([os.getpid()])
+    assert ProgramStore().share(rank_environment(RANK="1"))["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert list_listeners([os.getpid()]) == before
+    hosted = ProgramStore()
+    assert hosted.share(rank_environment())["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    (listener,) = set(list_listeners([os.getpid()])) - set(before)
+    assert is_loopback(listener[0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"WORLD_SIZE": "1"}, {"MASTER_ADDR": "job-1-0.job"}, {"TORCHELASTIC_USE_AGENT_STORE": "True"}],
+    ids=["one rank", "other hosts", "shared already"],
+)
+def test_variables_of_shell_script_are_unchanged_without_need(changes: dict[str, str]) -> None:
+    environment = rank_environment(**changes)
+    assert ProgramStore().share(environment) == environment
