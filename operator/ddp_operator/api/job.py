@@ -37,6 +37,8 @@ class DDPTrainingJob:
     annotations: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
     created: str = ""
+    locked: tuple[str, ...] = ()
+    """Paths of the spec that the job's profile locks."""
 
     @property
     def in_place_restarts(self) -> int:

@@ -46,10 +46,10 @@ def parse_status(raw: Mapping[str, Any]) -> Status:
         return Status()
 
 
-def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None) -> DDPTrainingJob:
+def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None, locked: tuple[str, ...] = ()) -> DDPTrainingJob:
     """Return the typed resource.
 
-    ``spec``: what has been made of this generation's already.
+    ``spec``: what has been made of this generation's already; ``locked``: what the job's profile locks.
 
     Raises: InvalidManifest.
     """
@@ -68,6 +68,7 @@ def parse_resource(raw: Mapping[str, Any], spec: Spec | None = None) -> DDPTrain
         created=metadata.get("creationTimestamp") or "",
         spec=spec or _parse_spec(raw.get("spec")),
         status=parse_status(raw),
+        locked=locked,
     )
 
 
@@ -113,8 +114,8 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
         kept = {name: value for name, value in (raw["spec"].get("code") or {}).items() if name in ("mountPath", "pip")}
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
     own = _as_stored(raw.get("spec"), _spec_schema())
-    completed = _complete(raw, own, find_among(others, profiles))
-    job = parse_resource(dict(raw) | {"spec": completed})
+    completed, locked = _complete(raw, own, find_among(others, profiles))
+    job = parse_resource(dict(raw) | {"spec": completed}, locked=locked)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not carry
 
@@ -127,20 +128,21 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
     return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed)
 
 
-def _complete(raw: Mapping[str, Any], own: Any, profiles: FindProfile) -> Any:
-    """Return the spec of a manifest with its profile. Raises: InvalidManifest."""
+def _complete(raw: Mapping[str, Any], own: Any, profiles: FindProfile) -> tuple[Any, tuple[str, ...]]:
+    """Return the spec of a manifest with its profile, and what that locks. Raises: InvalidManifest."""
     reference = profile_reference(raw)
     if reference is None:
-        return own
+        return own, ()
     kind, name = reference
     found = profiles(kind, raw["metadata"].get("namespace") or "", name)
     if found is None:
         words = f"there is no {kind} {name}; create it, give a file that has it with --profiles, or correct the name"
         raise InvalidManifest([FieldError("spec.profileRef", words)])
-    spec, errors = complete_spec(own, read_profile(found))
+    profile = read_profile(found)
+    spec, errors = complete_spec(own, profile)
     if errors:
         raise InvalidManifest(errors)
-    return spec
+    return spec, profile.locked
 
 
 def _check_shape(raw: Mapping[str, Any]) -> None:

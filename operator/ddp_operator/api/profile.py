@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
@@ -13,6 +13,42 @@ from ddp_operator.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
 from ddp_operator.kubeobjects import find_trainer
 
 _ABSENT: Final[Any] = object()
+_POD: Final = "template.spec."
+_MOUNTS: Final = f"containers[{TRAINER_CONTAINER}].volumeMounts"
+# What a job's pods get by fields of its spec beside the template: paths below template.spec by field.
+_FILLED: Final[Mapping[str, tuple[str, ...]]] = {
+    "inputs": ("volumes", _MOUNTS),
+    "checkpoint": ("volumes", _MOUNTS),
+    "checkpoint.graceSeconds": ("terminationGracePeriodSeconds",),
+    "checkpoint.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
+    "code": ("volumes", _MOUNTS),
+    "network.profile": (
+        "volumes",
+        "initContainers",
+        _MOUNTS,
+        f"containers[{TRAINER_CONTAINER}].env",
+        f"containers[{TRAINER_CONTAINER}].resources.limits",
+        f"containers[{TRAINER_CONTAINER}].securityContext.capabilities",
+    ),
+    "scheduling.gang": ("schedulerName",),
+    "scheduling.placement": ("affinity.podAffinity", "topologySpreadConstraints"),
+    "scheduling.priorityClassName": ("priorityClassName",),
+    "scheduling.schedulerName": ("schedulerName",),
+    "scheduling.topologyKey": ("affinity.podAffinity", "topologySpreadConstraints"),
+    "securityProfile": (
+        "securityContext.runAsNonRoot",
+        f"containers[{TRAINER_CONTAINER}].securityContext.capabilities",
+    ),
+    "tracking.mlflow.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
+    "tracking.wandb.secretRef": (f"containers[{TRAINER_CONTAINER}].envFrom",),
+}
+_BELOW_TEMPLATE: Final = ("checkpoint.graceSeconds", "scheduling.gang")  # where the template sets it, that wins
+_DEFAULTS: Final[Mapping[str, str]] = {
+    "network.profile": "auto",
+    "scheduling.gang": "None",
+    "scheduling.placement": "Any",
+    "securityProfile": "Default",
+}
 _STEP: Final = re.compile(r"[^.\[\]]+|\[[^\[\]]+\]")
 
 
@@ -54,18 +90,95 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
         wanted, found = _read(base, steps), _read(spec, steps)
         if found != wanted:
             errors.append(_explain_lock(path, profile, wanted, found))
-        # What a job may not say is left out: the value itself or, where that is not enough, what it says around it.
-        for end in range(len(steps), 0, -1):
-            if _read(spec, steps) == wanted:
-                break
-            own = _without(own, steps[:end])
-            spec = merge(base, own)
+        own, spec = _drop(own, base, steps)
+    for field, path in _list_filled(profile.locked):
+        steps = _STEP.findall(field)
+        wanted = _read_filled(base, field)
+        found = _read_filled(spec, field)
+        overridden = field in _BELOW_TEMPLATE and _read(spec, _STEP.findall(path)) is not _ABSENT
+        if found == wanted or overridden:
+            continue
+        errors.append(_explain_filled(field, path, profile, found))
+        own, spec = _drop(own, base, steps)
     policy = spec.get("networkPolicy")
     if isinstance(policy, Mapping) and not policy.get("enabled"):
         # What the profile would let through was set for one that is enabled, and is refused without.
         kept = {"enabled", *(own.get("networkPolicy") or ())}
         spec["networkPolicy"] = {name: value for name, value in policy.items() if name in kept}
     return spec, errors
+
+
+def _drop(own: Mapping[str, Any], base: Mapping[str, Any], steps: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Return a job's own values without what they change at these steps, and the spec that they give then.
+
+    Left out is the value itself or, where that is not enough, what the job has around it.
+    """
+    wanted = _read(base, steps)
+    spec: dict[str, Any] = merge(base, own)
+    for end in range(len(steps), 0, -1):
+        if _read(spec, steps) == wanted:
+            break
+        own = _without(own, steps[:end])
+        spec = merge(base, own)
+    return own, spec
+
+
+def _list_filled(locked: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each field beside the template by which a job would change what is locked there, and the lock."""
+    for field, paths in _FILLED.items():
+        parts = [_STEP.findall(f"{_POD}{path}") for path in paths]
+        for lock in locked:
+            steps = _STEP.findall(lock)
+            if any(part[: len(steps)] == steps for part in parts):
+                yield field, lock
+                break
+
+
+def _read_filled(spec: Mapping[str, Any], field: str) -> Any:
+    """Return what a field gives to the pods; a default, and a checkpoint on a volume of the template, is nothing."""
+    value = _read(spec, _STEP.findall(field))
+    if value == _DEFAULTS.get(field, _ABSENT):
+        return _ABSENT
+    if field == "checkpoint" and isinstance(value, Mapping):
+        return _read_checkpoint_volume(spec, value)
+    return value
+
+
+def _read_checkpoint_volume(spec: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> Any:
+    trainer = find_trainer(spec["template"]) if _containers(spec) else {}
+    mounts = trainer.get("volumeMounts")
+    path = str(checkpoint.get("path")).rstrip("/")
+    mounted = isinstance(mounts, list) and path in {
+        str(mount.get("mountPath")).rstrip("/") for mount in mounts if isinstance(mount, Mapping)
+    }
+    return _ABSENT if mounted else (path, checkpoint.get("claimName"))
+
+
+def _explain_filled(field: str, path: str, profile: Profile, found: Any) -> FieldError:
+    words = (
+        f"changes what {profile.kind} {profile.name} locks at {path}, as it adds to the pods; leave it out, "
+        "or name another profile"
+    )
+    return FieldError(f"spec.{field}", words, *((found,) if isinstance(found, str) else ()))
+
+
+def find_locked_part(pod: Mapping[str, Any], name: str, locked: Sequence[str]) -> Any:
+    """Return what of a member of a template's pod is locked; None: nothing that the template sets."""
+    value = pod.get(name)
+    kept: dict[str, Any] = {}
+    for lock in locked:
+        steps = _STEP.findall(lock)
+        whole = ["template", "spec", name]
+        if steps == whole[: len(steps)]:
+            return value
+        if steps[:3] != whole:
+            continue
+        if not isinstance(value, Mapping):
+            return value
+        place = _find(value, steps[3])
+        if place is not _ABSENT:
+            kept[place] = value[place]
+    return kept or None
 
 
 def _explain_lock(path: str, profile: Profile, wanted: Any, found: Any) -> FieldError:

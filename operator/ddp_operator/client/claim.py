@@ -25,12 +25,14 @@ _SILENCE_SECONDS: Final = 60
 _NEVER_STARTS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 # What a pod of the job says about where it may run and as whom.
 _KEPT: Final = (
+    "affinity",
     "imagePullSecrets",
     "nodeSelector",
     "tolerations",
     "securityContext",
     "serviceAccountName",
     "runtimeClassName",
+    "schedulerName",
 )
 
 

@@ -16,18 +16,21 @@ from ddp_operator import constants, names
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.inputs import Input
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.profile import find_locked_part
 from ddp_operator.api.spec import Spec
 
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_PATH: Final = "/opt/ddp-inputs"
 _RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}}
 _GRACE_SECONDS: Final = 5
 _RETRIES: Final = 3
 """Pods after the first one, each of which has tried for minutes, before the job fails."""
-# Of a pod of the template: what is about GPUs, about its peers, or about its place.
+# Of a pod of the template: what is about GPUs, about its peers, or about its place. What a profile locks is kept.
 _NOT_KEPT: Final = (
     "affinity", "initContainers", "nodeName", "nodeSelector", "overhead", "resourceClaims", "resources",
     "runtimeClassName", "schedulingGates", "topologySpreadConstraints",
 )  # fmt: skip
+_KEPT_WHERE_LOCKED: Final = tuple(name for name in _NOT_KEPT if name not in ("resourceClaims", "resources"))
 _NOT_KEPT_OF_CONTAINER: Final = ("args", "lifecycle", "livenessProbe", "ports", "readinessProbe", "startupProbe")
 # A claim may be bound to where its first pod runs: the others must be able to run there too.
 _KEPT_SELECTORS: Final = ("kubernetes.io/arch", "kubernetes.io/os", "topology.kubernetes.io/")
@@ -37,15 +40,21 @@ def build_fetch_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str, i
     """Return the pod that fetches, of the template's ``pod``, but for what all pods of a job have."""
     inputs = job.spec.inputs or ()
     kept: dict[str, Any] = {name: copy.deepcopy(value) for name, value in pod.items() if name not in _NOT_KEPT}
+    for name in _KEPT_WHERE_LOCKED:
+        part = find_locked_part(pod, name, job.locked)
+        if part is not None:
+            kept[name] = copy.deepcopy(part)
     kept["containers"] = [one for one in kept["containers"] if one["name"] == trainer]
     if any(one.node_cache for one in inputs):
         kept |= {name: copy.deepcopy(pod[name]) for name in ("affinity", "nodeSelector") if pod.get(name)}
         peers = {"labelSelector": {"matchLabels": names.child_labels(job.name, 0)}}
         apart = [{**peers, "topologyKey": "kubernetes.io/hostname"}]
-        alone = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart}}
-        kept["affinity"] = {**(kept.get("affinity") or {}), **alone}
+        affinity = dict(kept.get("affinity") or {})
+        repelled = dict(affinity.get("podAntiAffinity") or {})
+        repelled[_REQUIRED] = [*(repelled.get(_REQUIRED) or []), *apart]
+        kept["affinity"] = {**affinity, "podAntiAffinity": repelled}
     elif selected := {k: v for k, v in (pod.get("nodeSelector") or {}).items() if k.startswith(_KEPT_SELECTORS)}:
-        kept["nodeSelector"] = selected
+        kept["nodeSelector"] = {**(kept.get("nodeSelector") or {}), **selected}
     if job.spec.scheduling.priority_class_name:
         kept["priorityClassName"] = job.spec.scheduling.priority_class_name
     kept["terminationGracePeriodSeconds"] = _GRACE_SECONDS

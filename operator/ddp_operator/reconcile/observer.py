@@ -88,18 +88,19 @@ class Memory:
     def parse(self, resource: Object, profile: Profile | None = None) -> DDPTrainingJob:
         """Return the typed resource with its profile, parsing a generation's spec once. Raises: InvalidManifest."""
         last, meta = self.last_parsed, resource["metadata"]
+        locked = profile.locked if profile is not None else ()
         if last is not None and (last.uid, last.generation, last.status.profile) == (
             meta.get("uid"),
             meta.get("generation"),
             profile,
         ):
-            self.last_parsed = parse_resource(resource, last.spec)
+            self.last_parsed = parse_resource(resource, last.spec, locked)
             return self.last_parsed
         errors: list[FieldError] = []
         if profile is not None:
             spec, errors = complete_spec(resource["spec"], profile)
             resource = {**resource, "spec": spec}
-        self.last_parsed = parse_resource(resource)
+        self.last_parsed = parse_resource(resource, locked=locked)
         self.locked = tuple(errors)
         return self.last_parsed
 

@@ -1,0 +1,157 @@
+"""What a profile locks holds in all pods that are built for a job, whatever field of the spec they come from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.profile import complete_spec, read_profile
+from ddp_operator.client.claim import build_pod
+from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
+from ddp_operator.manifests.template import resolve_template
+from tests.support.builders import profile, resource, template, trainer
+
+PLACE = {
+    "runtimeClassName": "gvisor",
+    "nodeSelector": {"team": "a", "nvidia.com/gpu.product": "H100"},
+    "affinity": {"nodeAffinity": {"x": "y"}},
+    "topologySpreadConstraints": [{"topologyKey": "zone"}],
+    "tolerations": [{"key": "team"}],
+    "schedulerName": "ours",
+}
+BASE: dict[str, Any] = {
+    "template": template(trainer(command=["python", "train.py"], resources={"limits": {"cpu": "4"}}))
+}
+CACHE = [{"url": "https://h/f", "mountPath": "/data", "nodeCache": {"path": "/etc"}}]
+CLAIM = [{"url": "https://h/f", "mountPath": "/data", "claimName": "theirs"}]
+CODE = {"digest": "0" * 64, "claimName": "theirs", "path": "code.tar.gz"}
+SECRET = {"secretRef": {"name": "theirs"}}
+ADDING: list[dict[str, Any]] = [
+    {"inputs": CACHE},
+    {"inputs": CLAIM},
+    {"checkpoint": {"path": "/ckpt", "claimName": "theirs"}},
+    {"checkpoint": {"path": "/ckpt"}},
+    {"checkpoint": {"path": "/ckpt", "url": "s3://b/p", **SECRET}},
+    {"code": CODE},
+    {"network": {"profile": "tcpxo"}},
+    {"network": {"profile": "ib"}},
+    {"network": {"profile": "efa"}},
+    {"network": {"profile": "socket"}},
+    {"scheduling": {"gang": "Volcano"}},
+    {"scheduling": {"schedulerName": "theirs"}},
+    {"scheduling": {"priorityClassName": "theirs"}},
+    {"scheduling": {"placement": "Pack"}},
+    {"scheduling": {"placement": "Spread", "topologyKey": "zone"}},
+    {"securityProfile": "Restricted"},
+    {"tracking": {"mlflow": {"trackingUri": "http://m", **SECRET}}},
+    {"tracking": {"wandb": {"project": "p", **SECRET}}},
+]
+# What the operator's own parts of a pod are made of: no values of the job's.
+OWN = {"args", "command", "env", "initContainers", "ports", "terminationGracePeriodSeconds", "workingDir"}
+
+
+def build_training_pod(spec: dict[str, Any], locked: tuple[str, ...] = ()) -> dict[str, Any]:
+    job = parse_resource({**resource(), "spec": {"nodes": 2, **spec}}, locked=locked)
+    built = build_pod_template(job, resolve_template(job), "0" * 64, attempt=1, nodes=2)
+    return dict(built["spec"])
+
+
+def build_fetch(spec: dict[str, Any], locked: tuple[str, ...] = ()) -> dict[str, Any]:
+    job = parse_resource({**resource(), "spec": {"nodes": 2, **spec}}, locked=locked)
+    return dict(build_fetch_template(job, resolve_template(job), "0" * 64)["spec"])
+
+
+def list_changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """Return the members of two pods and of their training containers that differ, as they are locked."""
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    [one], [other] = before["containers"], after["containers"]
+    inside = {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    return (changed - {"containers"} - OWN) | {f"containers[trainer].{name}" for name in inside - OWN}
+
+
+@pytest.mark.parametrize("own", ADDING, ids=str)
+def test_locked_part_of_pod_refuses_field_that_changes_it(own: dict[str, Any]) -> None:
+    without = build_training_pod(BASE)
+    changed = list_changed(without, build_training_pod({**BASE, **own}))
+    for part in changed:
+        lock = f"template.spec.{part}"
+        spec, errors = complete_spec(own, read_profile(profile(BASE, lock)))
+        assert errors, f"{lock} is changed by {own}"
+        assert part not in list_changed(without, build_training_pod(spec))
+        assert all("locks at" in error.message for error in errors)
+    assert changed or own == {"network": {"profile": "socket"}}
+
+
+@pytest.mark.parametrize(
+    ("lock", "own"),
+    [
+        ("template.spec.nodeSelector", {"inputs": CLAIM}),
+        ("template.spec.volumes[data]", {"inputs": CLAIM}),
+        ("template.spec.schedulerName", {"scheduling": {"gang": "None"}}),
+        ("template.spec.securityContext", {"securityProfile": "Default"}),
+    ],
+    ids=["other member", "other volume", "default gang", "default profile"],
+)
+def test_field_that_does_not_change_locked_part_is_accepted(lock: str, own: dict[str, Any]) -> None:
+    assert complete_spec(own, read_profile(profile(BASE, lock)))[1] == []
+
+
+def test_grace_time_of_checkpoint_is_refused_where_that_of_pods_is_locked_and_unset() -> None:
+    lock = "template.spec.terminationGracePeriodSeconds"
+    own = {"checkpoint": {"path": "/ckpt", "graceSeconds": 9000}}
+    spec, [error] = complete_spec(own, read_profile(profile(BASE, lock)))
+    assert error.path == "spec.checkpoint.graceSeconds"
+    assert spec["checkpoint"] == {"path": "/ckpt"}
+    base = {"template": template(trainer(command=["x"]), terminationGracePeriodSeconds=60)}
+    assert complete_spec(own, read_profile(profile(base, lock)))[1] == []
+
+
+def test_checkpoint_on_volume_of_profile_is_accepted_with_locked_volumes() -> None:
+    mounted = trainer(command=["x"], volumeMounts=[{"name": "c", "mountPath": "/ckpt"}])
+    base = {"template": template(mounted, volumes=[{"name": "c", "persistentVolumeClaim": {"claimName": "ours"}}])}
+    own = {"checkpoint": {"path": "/ckpt", "graceSeconds": 60}}
+    assert complete_spec(own, read_profile(profile(base, "template.spec.volumes")))[1] == []
+
+
+def test_inputs_of_profile_are_accepted_and_others_refused_with_locked_volumes() -> None:
+    theirs = read_profile(profile({**BASE, "inputs": CLAIM}, "template.spec.volumes"))
+    assert complete_spec({"inputs": CLAIM}, theirs)[1] == []
+    spec, [error] = complete_spec({"inputs": CACHE}, theirs)
+    assert spec["inputs"] == CLAIM
+    assert str(error) == (
+        "spec.inputs: changes what ClusterDDPTrainingProfile gpu locks at template.spec.volumes, as it adds to the "
+        "pods; leave it out, or name another profile"
+    )
+
+
+@pytest.mark.parametrize("inputs", [CLAIM, CACHE], ids=["claim", "cache"])
+@pytest.mark.parametrize("lock", [*(f"template.spec.{name}" for name in PLACE), "template.spec", "template"])
+def test_pod_that_fetches_inputs_keeps_what_is_locked(inputs: list[Any], lock: str) -> None:
+    spec = {"template": template(trainer(command=["x"]), **copy.deepcopy(PLACE)), "inputs": inputs}
+    pod = build_fetch(spec, (lock,))
+    for name in [lock.removeprefix("template.spec.")] if lock.count(".") > 1 else PLACE:
+        if name == "affinity":
+            assert pod["affinity"]["nodeAffinity"] == PLACE["affinity"]["nodeAffinity"]  # type: ignore[index]
+        else:
+            assert pod[name] == PLACE[name]
+
+
+def test_pod_that_fetches_inputs_keeps_locked_label_of_nodes_only() -> None:
+    spec = {"template": template(trainer(command=["x"]), **copy.deepcopy(PLACE)), "inputs": CLAIM}
+    assert build_fetch(spec, ("template.spec.nodeSelector.team",))["nodeSelector"] == {"team": "a"}
+    assert "nodeSelector" not in build_fetch(spec)
+
+
+def test_pod_that_puts_code_on_claim_keeps_place_of_template() -> None:
+    from pathlib import Path
+    from types import SimpleNamespace
+
+    job = parse_resource(resource(template=template(trainer(command=["x"]), **copy.deepcopy(PLACE))))
+    code: Any = SimpleNamespace(archive=SimpleNamespace(digest="0" * 64), spec=CODE, folder=Path())
+    pod = build_pod(code, resolve_template(job))["spec"]
+    assert {name: pod.get(name) for name in PLACE if name != "topologySpreadConstraints"} == {
+        name: value for name, value in PLACE.items() if name != "topologySpreadConstraints"
+    }
