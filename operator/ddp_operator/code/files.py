@@ -14,6 +14,13 @@ from ddp_operator.code.ignore import Rules
 IGNORE_FILES: Final = (".gitignore", ".ddpignore")
 """Read in each folder, the later one stronger."""
 _NEVER: Final = (".git", ".hg", ".svn", "__pycache__/", ".venv/", ".ipynb_checkpoints/", "ddp-runs/", ".DS_Store")
+# The last word of a name, as in .wandb_key, hf_token and gcp-key.json; not of code (token.py) or of a vocabulary
+# (tokenizer.json, tokens.txt).
+_SECRET_WORDS: Final = (
+    *("key", "apikey", "token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials"),
+    *("API_KEY", "KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIALS"),
+)
+_SECRET_ENDS: Final = ("", ".txt", ".json", ".y*ml", ".toml", ".ini", ".cfg", ".conf", ".b64")
 # What holds passwords, tokens and private keys, by the names that the tools give it.
 _SECRET: Final = (
     *(".env", ".env.*", "*.env", "!.env.example", "!.env.sample", "!.env.template"),
@@ -24,6 +31,7 @@ _SECRET: Final = (
     *("application_default_credentials.json", "secrets.json", "secrets.toml", "secrets.y*ml", ".vault-token"),
     *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".kube/", ".aws/", ".azure/", "**/.config/gcloud/"),
     *("**/.docker/config.json", ".huggingface/"),
+    *(f"{start}{word}{end}" for start in ("", "*[._-]") for word in _SECRET_WORDS for end in _SECRET_ENDS),
 )
 MOST: Final = 1 << 30
 """Bytes of all files that travel."""

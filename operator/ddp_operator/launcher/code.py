@@ -1,5 +1,6 @@
 """The user's folder in this pod: unpacked once, before the ranks start, and the packages that it asks for."""
 
+import contextlib
 import gzip
 import hashlib
 import lzma
@@ -9,7 +10,7 @@ import site
 import subprocess
 import sys
 import tarfile
-from typing import IO, Any, cast
+from typing import IO, Any, Iterator, cast
 
 from .contract import EXIT_PREEMPTED, EXIT_RETRYABLE
 from .files import log
@@ -21,6 +22,9 @@ _XZ = b"\xfd7zXZ"
 _LAST_LINES = 20
 _LAST_BYTES = 8192
 _POLL_SECONDS = 0.1
+_MOST_MEMBERS = 1_000_000
+_MOST_BYTES = 4 << 30  # of all files; `ddp submit` packs a quarter of it
+_MOST_LINKS = 40  # that lead to one file, as in Linux
 
 
 def prepare_code(code: CodeConfig, signals: list[int]) -> None:
@@ -32,25 +36,53 @@ def prepare_code(code: CodeConfig, signals: list[int]) -> None:
 
 
 def unpack(code: CodeConfig) -> int:
-    """Write the archive's files. Returns how many there are. Raises: CannotStart."""
+    """Write the archive's files, once all of it has been checked. Returns how many there are. Raises: CannotStart."""
+    _check_archive(code)
+    count = 0
+    with _open_archive(code) as stream, _reporting_damage(code):
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for member in archive:
+                _write(archive, member, code.folder)
+                count += 1
+    return count
+
+
+def _check_archive(code: CodeConfig) -> None:
+    """Read the whole archive: each name and link stays in the folder, and the digest is that of the job."""
+    names = ArchiveNames()
+    with _open_archive(code) as stream, _reporting_damage(code):
+        source = _Hashing(stream)
+        with tarfile.open(fileobj=cast(IO[bytes], source), mode="r|") as archive:
+            for member in archive:
+                names.add(member)
+            while source.read(_PIECE):  # what follows the last file counts too
+                pass
+        names.check()
+    if source.digest != code.digest:
+        raise CannotStart(
+            f"the archive with the code, {code.archive}, has the digest {source.digest[:12]}…, and spec.code.digest is "
+            f"{code.digest[:12]}…: it is not what was submitted",
+            _AGAIN,
+        )
+
+
+def _open_archive(code: CodeConfig) -> Any:
     try:
         with open(code.archive, "rb") as file:
             compressed = file.read(len(_XZ)) == _XZ
-        opened: Any = (lzma.open if compressed else gzip.open)(code.archive)
+        return (lzma.open if compressed else gzip.open)(code.archive)
     except OSError as error:
         raise CannotStart(
             f"the archive with the code, {code.archive}, cannot be read: {error.strerror}",
             "submit the job again with --workdir, which puts the code where spec.code says; spec.code.image comes only "
             "where Kubernetes' feature gate ImageVolume is on, elsewhere use --code-claim",
         ) from error
-    source, count = _Hashing(opened), 0
+
+
+@contextlib.contextmanager
+def _reporting_damage(code: CodeConfig) -> Iterator[None]:
     try:
-        with opened, tarfile.open(fileobj=cast(IO[bytes], source), mode="r|") as archive:
-            for member in archive:
-                _write(archive, member, code.folder)
-                count += 1
-            while source.read(_PIECE):  # what follows the last file counts too
-                pass
+        yield
     except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise CannotStart(f"the archive with the code, {code.archive}, is damaged: {error}", _AGAIN) from error
     except OSError as error:
@@ -59,13 +91,67 @@ def unpack(code: CodeConfig) -> int:
             "look at the node's disk and at the pod's limit for ephemeral-storage",
             EXIT_RETRYABLE,
         ) from error
-    if source.digest != code.digest:
-        raise CannotStart(
-            f"the archive with the code, {code.archive}, has the digest {source.digest[:12]}…, and spec.code.digest is "
-            f"{code.digest[:12]}…: it is not what was submitted",
-            _AGAIN,
-        )
-    return count
+
+
+class ArchiveNames:
+    """The names and links of an archive, followed as the kernel would follow them in an empty folder."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._links: dict[str, str] = {}
+        self._size = 0
+
+    def add(self, member: tarfile.TarInfo) -> None:
+        """Take in a member. Raises: tarfile.TarError."""
+        if not (member.isfile() or member.issym()):
+            raise tarfile.TarError(f"{member.name} is neither a file nor a link")
+        parts = member.name.split("/")
+        if os.path.isabs(member.name) or ".." in parts:
+            raise tarfile.TarError(f"{member.name} leaves the folder")
+        self._size += max(0, member.size)
+        if len(self._names) >= _MOST_MEMBERS or self._size > _MOST_BYTES:
+            raise tarfile.TarError(f"it has more than {_MOST_MEMBERS} files or {_MOST_BYTES >> 20} MiB")
+        name = "/".join(part for part in parts if part not in ("", "."))
+        if name in self._names:
+            raise tarfile.TarError(f"{member.name} is in it twice")
+        self._names.add(name)
+        if member.issym():
+            self._links[name] = member.linkname
+
+    def check(self) -> None:
+        """Check where the links lead. Raises: tarfile.TarError."""
+        for name in self._links:
+            self._follow(name)
+        folders = {name.rpartition("/")[0] for name in self._names}
+        for folder in folders:
+            parts = folder.split("/")
+            for end in range(1, len(parts) + 1):
+                if "/".join(parts[:end]) in self._names:
+                    raise tarfile.TarError(f"{folder} is a file or a link with files below it")
+
+    def _follow(self, name: str) -> None:
+        """Follow a link to its end, or to a name that does not exist."""
+        todo = name.split("/")
+        place: list[str] = []
+        steps = 0
+        while todo:
+            part = todo.pop(0)
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not place:
+                    raise tarfile.TarError(f"{name} leaves the folder")
+                place.pop()
+                continue
+            place.append(part)
+            target = self._links.get("/".join(place))
+            if target is None:
+                continue
+            steps += 1
+            if os.path.isabs(target) or steps > _MOST_LINKS:
+                raise tarfile.TarError(f"{name} leaves the folder, or leads nowhere")
+            place.pop()
+            todo = [*target.split("/"), *todo]
 
 
 _AGAIN = "submit the job again with --workdir; where that finds the same archive, delete it first"
@@ -89,21 +175,18 @@ class _Hashing:
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
-    """Write one file or link, and nothing outside of the folder. Raises: tarfile.TarError."""
+    """Write one file or link of a checked archive, over what another pod has left. Raises: tarfile.TarError."""
     target = os.path.join(folder, member.name)
     parent = os.path.dirname(target)
     inside = os.path.realpath(folder)
-    os.makedirs(parent, exist_ok=True)
-    leads = [os.path.realpath(parent)]
-    if member.issym():
-        leads.append(os.path.realpath(os.path.join(parent, member.linkname)))
-    if os.path.isabs(member.name) or any(os.path.commonpath([inside, one]) != inside for one in leads):
+    if os.path.commonpath([inside, os.path.realpath(parent)]) != inside:  # by a link that was in the folder before
         raise tarfile.TarError(f"{member.name} leaves the folder")
+    os.makedirs(parent, exist_ok=True)
     if os.path.lexists(target):
         os.unlink(target)  # of a pod that was here before
     if member.issym():
         os.symlink(member.linkname, target)
-    elif member.isfile():
+    else:
         with cast(IO[bytes], archive.extractfile(member)) as source, open(target, "xb") as file:
             while True:
                 data = source.read(_PIECE)
@@ -111,8 +194,6 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> No
                     break
                 file.write(data)
         os.chmod(target, member.mode & 0o755 | 0o644)
-    else:
-        raise tarfile.TarError(f"{member.name} is neither a file nor a link")
 
 
 def install_packages(code: CodeConfig, signals: list[int]) -> None:

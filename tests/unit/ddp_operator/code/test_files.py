@@ -121,13 +121,32 @@ SECRETS = (
     ".netrc",
     "sub/.aws/config",
     "kubeconfig",
+    ".wandb_key",
+    "hf_token",
+    "HF_TOKEN",
+    "gcp-key.json",
+    "token",
+    "openai.apikey",
+    "sub/api-token.txt",
+    "db_password.yaml",
+)
+NO_SECRETS = (
+    "keys.py",
+    "monkey",
+    "primary_key.py",
+    "special_tokens_map.json",
+    "token.py",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokens.txt",
+    "turkey.txt",
 )
 
 
 def test_secrets_are_left_out_and_told(tmp_path: Path) -> None:
-    write(tmp_path, dict.fromkeys((*SECRETS, ".env.example", "id_rsa.pub", "train.py"), ""))
+    write(tmp_path, dict.fromkeys((*SECRETS, ".env.example", "id_rsa.pub", *NO_SECRETS), ""))
     selection = Selection(tmp_path)
-    assert [path for path, _ in selection.walk()] == [".env.example", "id_rsa.pub", "train.py"]
+    assert [path for path, _ in selection.walk()] == sorted([".env.example", "id_rsa.pub", *NO_SECRETS])
     assert {"sub/.aws/" if name.startswith("sub/.aws") else name for name in SECRETS} == {*selection.left_out}
 
 

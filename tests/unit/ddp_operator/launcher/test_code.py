@@ -105,15 +105,55 @@ def device() -> tarfile.TarInfo:
         [link("out", "/etc/passwd")],
         [link("out", "../..")],
         [link("sub", "."), tarfile.TarInfo("sub/../../outside")],
+        [tarfile.TarInfo("train.py"), tarfile.TarInfo("../outside/deep/file")],
+        [tarfile.TarInfo("train.py"), tarfile.TarInfo("/tmp/ddp-outside/deep/file")],
+        [tarfile.TarInfo("train.py"), link("x/y/z", "../.."), link("k", "x/y/z/../outside")],
+        [tarfile.TarInfo("train.py"), link("sub", "other"), tarfile.TarInfo("sub/outside/file")],
+        [link("a", "b"), link("b", "a")],
+        [tarfile.TarInfo("train.py"), tarfile.TarInfo("./train.py")],
         [device()],
     ],
 )
 def test_nothing_is_written_outside_of_the_folder(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     content = tar(*members)
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
-    with pytest.raises(CannotStart, match=r"leaves the folder|neither a file nor a link"):
+    with pytest.raises(CannotStart, match=r"leaves the folder|neither a file nor a link|below it|in it twice"):
         unpack(code)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["code.tar.gz", "workspace"]
     assert not [*tmp_path.glob("outside*"), *tmp_path.parent.glob("outside*"), *Path("/tmp").glob("ddp-outside")]
+
+
+def test_archive_beyond_limits_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = tarfile.TarInfo("large")
+    large.size = 5000
+    content = tar(tarfile.TarInfo("train.py"), large)
+    code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
+    for name, limit in (("_MOST_BYTES", 4999), ("_MOST_MEMBERS", 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"ddp_operator.launcher.code.{name}", limit)
+            with pytest.raises(CannotStart, match="it has more than"):
+                unpack(code)
+    assert list(Path(code.folder).iterdir()) == []
+    assert unpack(code) == 2
+
+
+def test_link_that_was_in_folder_before_does_not_lead_out_of_it(tmp_path: Path) -> None:
+    content = tar(tarfile.TarInfo("sub/deep/file"))
+    code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
+    (tmp_path / "outside").mkdir()
+    Path(code.folder, "sub").symlink_to(tmp_path / "outside")
+    with pytest.raises(CannotStart, match="sub/deep/file leaves the folder"):
+        unpack(code)
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_other_archive_than_submitted_writes_nothing(tmp_path: Path) -> None:
+    code = config(tmp_path, gzip.compress(tar(tarfile.TarInfo("train.py"))), "0" * 64)
+    with pytest.raises(CannotStart, match="is not what was submitted"):
+        unpack(code)
+    assert list(Path(code.folder).iterdir()) == []
 
 
 def test_a_full_disk_is_worth_another_try(tmp_path: Path) -> None:
