@@ -21,6 +21,7 @@ import importlib.util
 import itertools
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -39,6 +40,10 @@ from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 
 if TYPE_CHECKING:
     from ddp_trainer.observability.meters import AsyncScalars
+
+
+_MOST_CONNECTIONS = 16
+_CONNECTION_SECONDS = 10.0
 
 
 class Histogram:
@@ -305,7 +310,42 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, port: int, page: Callable[[], bytes]) -> None:
         self.page = page
+        self._deadlines: dict[Any, float] = {}  # by connection, the oldest first
+        self._lock = threading.Lock()
         super().__init__(("127.0.0.1", port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection; one beyond the limit closes the oldest."""
+        with self._lock:
+            self._deadlines[request] = time.monotonic() + _CONNECTION_SECONDS
+            surplus = list(self._deadlines)[:-_MOST_CONNECTIONS]
+        self._cut(surplus)
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Close the connections whose time is over."""
+        now = time.monotonic()
+        with self._lock:
+            late = [request for request, deadline in self._deadlines.items() if deadline < now]
+        self._cut(late)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that has ended."""
+        with self._lock:
+            self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def _cut(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            with self._lock:
+                self._deadlines.pop(request, None)
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)  # wakes its thread
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print no traceback where the client, or the server above, has closed the connection."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

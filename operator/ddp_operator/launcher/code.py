@@ -39,11 +39,10 @@ def unpack(code: CodeConfig) -> int:
     """Write the archive's files, once all of it has been checked. Returns how many there are. Raises: CannotStart."""
     _check_archive(code)
     count = 0
-    with _open_archive(code) as stream, _reporting_damage(code):
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:
-                _write(archive, member, code.folder)
-                count += 1
+    with _open_archive(code) as stream, _reporting_damage(code), tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            _write(archive, member, code.folder)
+            count += 1
     return count
 
 

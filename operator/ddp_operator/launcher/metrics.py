@@ -24,6 +24,9 @@ _HEADER = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*)(?: (.*))?")
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created")
 _PAGE_LIMIT = 1 << 20
 _POST_LIMIT = 1 << 16
+_HEAD_LIMIT = 1 << 14
+_MOST_CONNECTIONS = 16
+_CONNECTION_SECONDS = 10.0  # of one connection, from its first byte to its last
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})", re.IGNORECASE)
 PAGE_TIMEOUT = 1.0
 
@@ -143,7 +146,8 @@ class Metrics:
         self.comments: Callable[[], str] = lambda: ""  # further lines, which no page of a rank can have
         self.last_failure = b""  # after which the workers were restarted in the same pods, as JSON
         self._last: dict[int, str] = {}
-        self._slots = threading.BoundedSemaphore(16)
+        self._open = OpenConnections(_MOST_CONNECTIONS)
+        self._builders = threading.BoundedSemaphore(_MOST_CONNECTIONS)
 
     def serve(self, port: int, host: str = "") -> int:
         """Listen on ``host``, or on all addresses. Returns the port taken. Raises: OSError."""
@@ -222,41 +226,105 @@ class Metrics:
             except OSError:
                 time.sleep(0.1)  # no descriptor free
                 continue
-            if not self._slots.acquire(blocking=False):
-                connection.close()
-                continue
+            self._open.add(connection)
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
+        deadline = time.monotonic() + _CONNECTION_SECONDS
         try:
-            with connection:
-                connection.settimeout(5)
-                request = b""
-                while b"\r\n\r\n" not in request and len(request) < 16384:
-                    chunk = connection.recv(4096)
-                    if not chunk:
-                        return
-                    request += chunk
+            with connection, suppress(OSError):
+                request = _read_head(connection, deadline)
+                if not request:
+                    return
                 words = request.split(b"\r\n", 1)[0].split()
-                path = words[1].split(b"?")[0] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
-                status, body = "200 OK", b"ok\n"
-                if len(words) == 3 and words[0] == b"POST":
-                    before, _, body = request.partition(b"\r\n\r\n")
-                    length = _LENGTH.search(before)
-                    while length and len(body) < min(int(length[1]), _POST_LIMIT) and (chunk := connection.recv(4096)):
-                        body += chunk
-                    status = self._receive(words[1], before, body)
-                elif path == b"/metrics":
-                    body = merge_pages([self._own_page(), *self.collect().values()]).encode("utf-8", "replace")
-                    if self.last_failure:  # after the merge, which lets no comment of a rank's page through
-                        body += COMMENT_LAST_FAILURE.encode() + self.last_failure + b"\n"
-                    body += self.comments().encode()
-                elif path != b"/healthz":
-                    status, body = "404 Not Found", b"only /metrics and /healthz\n"
+                status, body = self._respond(connection, words, request, deadline)
                 head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
                 head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-                connection.sendall(head.encode() + (b"" if words[0] == b"HEAD" else body))
-        except OSError:
-            pass
+                connection.settimeout(_find_time_left(deadline))
+                connection.sendall(head.encode() + (b"" if words[:1] == [b"HEAD"] else body))
         finally:
-            self._slots.release()
+            self._open.remove(connection)
+
+    def _respond(
+        self, connection: socket.socket, words: "list[bytes]", request: bytes, deadline: float
+    ) -> "tuple[str, bytes]":
+        """Return status and body of the reply to a request. Raises: OSError."""
+        if len(words) == 3 and words[0] == b"POST":
+            head, _, body = request.partition(b"\r\n\r\n")
+            body = _read_body(connection, head, body, deadline)
+            return self._receive(words[1], head, body), body
+        path = words[1].split(b"?")[0] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
+        if path == b"/metrics":
+            return self._build_page()
+        if path == b"/healthz":
+            return "200 OK", b"ok\n"
+        return "404 Not Found", b"only /metrics and /healthz\n"
+
+    def _build_page(self) -> "tuple[str, bytes]":
+        # A connection that was closed meanwhile does not end this, which waits for the ranks.
+        if not self._builders.acquire(blocking=False):
+            return "503 Service Unavailable", b"too many requests\n"
+        try:
+            body = merge_pages([self._own_page(), *self.collect().values()]).encode("utf-8", "replace")
+        finally:
+            self._builders.release()
+        if self.last_failure:  # after the merge, which lets no comment of a rank's page through
+            body += COMMENT_LAST_FAILURE.encode() + self.last_failure + b"\n"
+        return "200 OK", body + self.comments().encode()
+
+
+class OpenConnections:
+    """The connections that are open: a new one beyond ``most`` closes the oldest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._connections: dict[socket.socket, None] = {}  # in their order
+        self._lock = threading.Lock()
+
+    def add(self, connection: socket.socket) -> None:
+        """Take in a connection."""
+        with self._lock:
+            if len(self._connections) >= self._most:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread
+            self._connections[connection] = None
+
+    def remove(self, connection: socket.socket) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            self._connections.pop(connection, None)
+
+
+def _find_time_left(deadline: float) -> float:
+    """Return the seconds until a connection's deadline. Raises: TimeoutError."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _read_head(connection: socket.socket, deadline: float) -> bytes:
+    """Return a request as far as it has come with the end of its head; empty where it ends before. Raises: OSError."""
+    request = b""
+    while b"\r\n\r\n" not in request and len(request) < _HEAD_LIMIT:
+        connection.settimeout(_find_time_left(deadline))
+        chunk = connection.recv(4096)
+        if not chunk:
+            return b""
+        request += chunk
+    return request
+
+
+def _read_body(connection: socket.socket, head: bytes, body: bytes, deadline: float) -> bytes:
+    """Return the body of a request, of which the beginning has come. Raises: OSError."""
+    length = _LENGTH.search(head)
+    wanted = min(int(length[1]), _POST_LIMIT) if length else 0
+    while len(body) < wanted:
+        connection.settimeout(_find_time_left(deadline))
+        chunk = connection.recv(4096)
+        if not chunk:
+            break
+        body += chunk
+    return body

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -139,6 +140,34 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_end(exporter: Exporter)
         closing.start()
         closing.join(30)
         assert not closing.is_alive()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_new_connection_closes_oldest_of_too_many(exporter: Exporter) -> None:
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", exporter.port or 0)
+        slow = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(40)]
+        for connection in slow:
+            connection.sendall(b"G")
+        assert get(exporter.port)
+        assert all(map(is_closed, slow[:20]))
+        slow[39].sendall(b"ET /metrics HTTP/1.0\r\n\r\n")
+        assert slow[39].recv(4096).startswith(b"HTTP/1.0 200 ")
+
+
+def test_connection_ends_at_its_deadline_without_traceback(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddp_trainer.exporter._CONNECTION_SECONDS", 0.0)
+    with socket.create_connection(("127.0.0.1", exporter.port or 0), timeout=60) as connection:
+        assert is_closed(connection)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_closed_exporter_is_not_kept_until_the_program_ends() -> None:

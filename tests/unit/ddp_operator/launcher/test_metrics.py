@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import nullcontext, suppress
+import time
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,59 @@ def test_the_endpoint_goes_on_after_those_who_say_nothing(tmp_path: Path) -> Non
     for _ in range(20):  # more than it serves at a time
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
     assert ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")[1] == b"own 1\n"
+
+
+def read_end(connection: socket.socket) -> bytes:
+    """Read a connection until the other side closes it, in whatever way."""
+    try:
+        return b"".join(iter(lambda: connection.recv(4096), b""))
+    except ConnectionError:
+        return b""
+
+
+def test_new_connection_closes_oldest_of_too_many(tmp_path: Path) -> None:
+    port = Metrics(str(tmp_path), lambda: "own 1\n").serve(0)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(16)]
+        for connection in slow:
+            connection.sendall(b"G")
+        assert ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")[1] == b"own 1\n"
+        assert read_end(slow[0]) == b""
+        slow[15].sendall(b"ET /healthz HTTP/1.1\r\n\r\n")
+        assert read_end(slow[15]).endswith(b"ok\n")
+
+
+def test_connection_ends_at_its_deadline_however_often_it_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_operator.launcher.metrics._CONNECTION_SECONDS", 0.3)
+    port = Metrics(str(tmp_path), lambda: "own 1\n").serve(0)
+    for start in (b"", b"POST /x HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(start)
+            with pytest.raises(ConnectionError):
+                for _ in range(6000):  # as many as would take ten minutes
+                    connection.sendall(b"x")
+                    time.sleep(0.1)
+
+
+def test_pages_that_are_being_built_are_bounded(tmp_path: Path) -> None:
+    release = threading.Event()
+    started = threading.Semaphore(0)
+
+    def build_slowly() -> str:
+        started.release()
+        release.wait(60)
+        return "own 1\n"
+
+    port = Metrics(str(tmp_path), build_slowly).serve(0)
+    with ExitStack() as stack:
+        for _ in range(16):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert started.acquire(timeout=60)
+        assert ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")[0].startswith(b"HTTP/1.1 503 ")
+        release.set()
 
 
 @pytest.mark.parametrize(
