@@ -177,3 +177,54 @@ def test_the_confusion_matrix_of_two_ranks_is_that_of_all_images(tmp_path: Path)
     whole = Segmentation(4).totals(first["outputs"], first["targets"])
     assert torch.equal(first["totals"][1:], whole[1:])
     assert float(first["totals"][0]) == pytest.approx(float(whole[0]), rel=1e-6)
+
+
+# Samples have from 0 to 15 valid targets of 16. Ranks have 4 samples each, in one part or in parts of 2 or 1.
+MASKED = """
+import copy
+from torch import nn
+from ddp_trainer.config.run import resolve
+from ddp_trainer.data.loader import Batch
+from ddp_trainer.engine import Engine
+from ddp_trainer.optim import build_optimizer
+from ddp_trainer.precision import Precision
+from ddp_trainer.tasks import LanguageModel, Segmentation
+
+class Tokens(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs.flatten(2).transpose(1, 2))
+
+def train(task, network, inputs, targets, accumulate, world):
+    settings = {"batch_size": len(inputs) // accumulate}
+    config = resolve(None, None, {"data": settings, "optim": {"accumulate": accumulate, "clip_norm": 1.0}})
+    model = copy.deepcopy(network)
+    parts = build_optimizer(config.optim, model.parameters()), Precision(config.precision, world.device)
+    engine = Engine(model, task, *parts, world, config)
+    losses = [engine.step(Batch(inputs, targets), step, 0.5).loss for step in range(3)]
+    return [*model.parameters(), *losses]
+
+torch.manual_seed(0)
+torch.set_default_dtype(torch.float64)
+inputs = torch.rand(8, 3, 4, 4)
+share = slice(4 * world.rank, 4 * world.rank + 4)
+alone = World(RankEnv(), torch.device("cpu"))
+for task, network, ignored, shape in (
+    (Segmentation(3), nn.Conv2d(3, 3, 1), 255, (8, 4, 4)),
+    (LanguageModel(), Tokens(3, 3), -100, (8, 16)),
+):
+    targets = torch.randint(0, 3, shape, generator=torch.Generator().manual_seed(1))  # a step seeds torch's own
+    for sample in range(8):
+        targets[sample].view(-1)[: 16 - 2 * sample] = ignored
+    expected = train(task, network, inputs, targets, 1, alone)
+    for accumulate in (1, 2, 4):
+        trained = train(task, network, inputs[share], targets[share], accumulate, world)
+        torch.testing.assert_close(trained[:-3], expected[:-3], rtol=0, atol=1e-14)
+        # A rank reports the loss of its own elements.
+        valid = (targets[share] != ignored).sum()
+        means = world.sum([float(valid * trained[-3]), float(valid)])
+        torch.testing.assert_close(torch.tensor(means[0] / means[1]), expected[-3], rtol=0, atol=1e-14)
+"""
+
+
+def test_masked_targets_on_two_ranks_in_parts_give_the_weights_of_one_large_batch(tmp_path: Path) -> None:
+    run_script(tmp_path, MASKED, 2)

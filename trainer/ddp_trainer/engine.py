@@ -36,6 +36,16 @@ class StepResult:
     correct: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class _Share:
+    """Share of a part of the batch in the step's loss."""
+
+    # Among this rank's parts: what the reported loss is made of.
+    of_rank: Tensor | float
+    # Among all parts of all ranks, times the ranks: DDP divides the sum of their gradients by that number.
+    of_step: Tensor | float
+
+
 class Recorded(Protocol):
     """A step that is recorded, see :class:`ddp_trainer.step_graph.StepGraph`."""
 
@@ -114,15 +124,16 @@ class Engine:
 
     def take(self, batch: Batch) -> StepResult:
         """Forward, backward, all-reduce and update: what of a step can be recorded on a device."""
-        self._correct, started = None, time.perf_counter()
-        self.clock.begin()
+        self._correct = None
         accumulate = self._config.optim.accumulate
         whole = len(batch) == self._config.data.batch_size * accumulate
+        parts = [batch] if accumulate == 1 else batch.split(-(-len(batch) // accumulate))
+        # Before the clock: waiting for the numbers of other ranks is no compute time of this one.
+        shares = self._weight(parts)
+        started = time.perf_counter()
+        self.clock.begin()
         with self.precision.tuned(whole):
-            if accumulate == 1:
-                loss = self._backward(batch, 1.0)
-            else:
-                loss = self._backward_in_parts(batch)
+            loss = self._backward_in_parts(parts, shares)
         if self._to_compile and whole:
             self._to_compile = False
             if self.world.is_main:
@@ -142,29 +153,41 @@ class Engine:
             gc.collect()
             self._replicate()
 
-    def _backward(self, batch: Batch, weight: float) -> Tensor:
+    def _weight(self, parts: list[Batch]) -> list[_Share]:
+        """Weight ``parts`` by the elements that the task counts, over all ranks, or else by their samples."""
+        counts = [self.task.count_elements(part.targets) for part in parts]
+        elements = [count for count in counts if count is not None]
+        if not elements:
+            samples = sum(len(part) for part in parts)
+            return [_Share(len(part) / samples, len(part) / samples) for part in parts]
+
+        own = torch.stack(elements).double()
+        of_rank = own / own.sum().clamp(min=1)
+        mine = own.sum()
+        everyone, ranks = self.world.sum_on_device(torch.stack([mine, torch.ones_like(mine)])).unbind()
+        of_step = own * ranks / everyone.clamp(min=1)
+        return [_Share(*pair) for pair in zip(of_rank.unbind(), of_step.unbind(), strict=True)]
+
+    def _backward(self, part: Batch, share: _Share) -> Tensor:
+        """Add the gradients of ``part``; returns its part of this rank's loss."""
         with self.precision.autocast():
             # An epoch's last batch, which may be smaller, is not worth compiling for.
-            outputs = (self._forward if len(batch) == self._config.data.batch_size else self.replica)(batch.inputs)
-            self.task.check(outputs, batch.targets)
-            loss = self.task.loss(outputs, batch.targets)
-            if weight != 1.0:
-                loss = loss * weight
+            outputs = (self._forward if len(part) == self._config.data.batch_size else self.replica)(part.inputs)
+            self.task.check(outputs, part.targets)
+            loss = self.task.loss(outputs, part.targets)
+            shared = _scale(loss, share.of_step)
         if self._config.train_accuracy:
-            correct = self.task.correct(outputs, batch.targets)
+            correct = self.task.correct(outputs, part.targets)
             self._correct = correct if self._correct is None else self._correct + correct
-        self.precision.backward(loss)
-        return loss.detach()
+        self.precision.backward(shared)
+        return _scale(loss.detach(), share.of_rank)
 
-    def _backward_in_parts(self, batch: Batch) -> Tensor:
-        size = -(-len(batch) // self._config.optim.accumulate)
-        parts = batch.split(size)
+    def _backward_in_parts(self, parts: list[Batch], shares: list[_Share]) -> Tensor:
         total: Tensor | None = None
-        for number, part in enumerate(parts, start=1):
+        for number, (part, share) in enumerate(zip(parts, shares, strict=True), start=1):
             ddp = self.replica if isinstance(self.replica, nn.parallel.DistributedDataParallel) else None
             with ddp.no_sync() if ddp is not None and number < len(parts) else contextlib.nullcontext():
-                # Weighted by its share, so that the sum is the mean over the whole batch.
-                loss = self._backward(part, len(part) / len(batch))
+                loss = self._backward(part, share)
             total = loss if total is None else total + loss
         assert total is not None
         return total
@@ -207,6 +230,12 @@ class Engine:
         self.model.load_state_dict({name.removeprefix("module."): ema[name] for name in ema} or state["model"])
         if self.ema is not None:
             self.ema.restart()
+
+
+def _scale(loss: Tensor, share: Tensor | float) -> Tensor:
+    if isinstance(share, Tensor):
+        return loss * share.to(loss.dtype)
+    return loss if share == 1.0 else loss * share
 
 
 def seed_generator(seed: int, device: torch.device) -> None:

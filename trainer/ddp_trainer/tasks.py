@@ -5,7 +5,7 @@ Totals are sums, so that summing them over ranks and dividing once at the end co
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,9 @@ from torch.utils._pytree import tree_leaves
 from ddp_trainer.data.arrays import VOID, Datasets, count_samples
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import load_callable
+
+# torch's label of what has no class, such as padding: it counts neither in the loss nor in the scores.
+IGNORED = -100
 
 # For each metric its sum over a batch, and the number of things summed: numbers, or tensors of one number.
 Metrics = Mapping[str, tuple[Tensor | float, Tensor | float]]
@@ -34,6 +37,15 @@ class Task:
     def loss(self, output: Any, target: Any) -> Tensor:
         """The mean loss of the batch's samples: one floating-point number that depends on the parameters."""
         raise NotImplementedError
+
+    def count_elements(self, target: Any) -> Tensor | None:
+        """The number of elements that :meth:`loss` is the mean of, where it differs between batches of one size.
+
+        Examples are pixels that are not void, or tokens that are not padding. A step weights each part of its batch and
+        each rank by it, so that the gradient is that of the mean over all elements of the step. None: weight by
+        samples. Where the number is zero the loss must be zero, not the mean of nothing.
+        """
+        return None
 
     def metrics(self, output: Any, target: Any) -> Metrics:
         """For each metric its sum over the batch, and the number of things summed, such as samples or tokens.
@@ -68,7 +80,8 @@ class Task:
         """
         found: dict[str, Any] = dict(self.metrics(output, target))
         if "loss" not in found:
-            count = count_samples(target)
+            elements = self.count_elements(target)
+            count = count_samples(target) if elements is None else elements
             found = {"loss": (self.loss(output, target) * count, count), **found}
         names: list[str] = self.__dict__.setdefault("_names", list(found))
         require(
@@ -99,10 +112,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """One class an input: cross-entropy and the share of inputs whose largest logit is the label's."""
+    """One class an input: cross-entropy and the share of inputs whose largest logit is the label's.
+
+    Inputs with the label -100 count for nothing. ``complete`` states that there are none, so that ranks need not
+    exchange the number of labels in every step.
+    """
 
     label_smoothing: float = 0.0
     num_classes: int = 0
+    complete: bool = field(default=False, compare=False)
     score: ClassVar[str] = "accuracy"
     greater_is_better: ClassVar[bool] = True
 
@@ -111,30 +129,44 @@ class Classification(Task):
         _check_shape(output, (len(target),), self.num_classes)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy of logits (B, K) and classes (B,)."""
-        return cross_entropy(output, target, label_smoothing=self.label_smoothing)
+        """Mean cross-entropy of logits (B, K) and classes (B,) over the inputs with a class."""
+        if self.complete:
+            return cross_entropy(output, target, label_smoothing=self.label_smoothing)
+        return _mean_cross_entropy(output, target, label_smoothing=self.label_smoothing)
+
+    def count_elements(self, target: Tensor) -> Tensor | None:
+        """Inputs with a class."""
+        return None if self.complete else _count_labels(target)
 
     def correct(self, output: Tensor, target: Tensor) -> Tensor:
-        """Inputs whose largest logit is the label's, and inputs: float32 (2,) on the outputs' device."""
-        right = (output.detach().argmax(dim=1) == target).sum().float()
-        return torch.stack([right, torch.full_like(right, len(target))])
+        """Inputs whose largest logit is the label's, and inputs with a class: float32 (2,) on the outputs' device."""
+        right = (output.detach().argmax(dim=1) == target).sum()
+        return torch.stack([right, _count_labels(target)]).float()
 
     def metrics(self, output: Tensor, target: Tensor) -> Metrics:
         """The cross-entropy without smoothing, and right answers."""
         output = output.float()
+        count = _count_labels(target)
         loss = cross_entropy(output, target, reduction="sum")
-        return {"loss": (loss, len(target)), "accuracy": ((output.argmax(dim=1) == target).sum(), len(target))}
+        return {"loss": (loss, count), "accuracy": ((output.argmax(dim=1) == target).sum(), count)}
 
 
 class LanguageModel(Task):
-    """The token after each: cross-entropy of logits (B, T, K) with tokens (B, T), and the share that is right."""
+    """The token after each: cross-entropy of logits (B, T, K) with tokens (B, T), and the share that is right.
+
+    Tokens of -100, such as padding, count for nothing.
+    """
 
     score: ClassVar[str] = "accuracy"
     greater_is_better: ClassVar[bool] = True
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean cross-entropy over all tokens, in nats."""
-        return cross_entropy(output.flatten(0, 1), target.flatten())
+        return _mean_cross_entropy(output.flatten(0, 1), target.flatten())
+
+    def count_elements(self, target: Tensor) -> Tensor:
+        """Tokens that are not -100."""
+        return _count_labels(target)
 
     def tokens(self, inputs: Tensor) -> int:
         """All of them."""
@@ -142,12 +174,13 @@ class LanguageModel(Task):
 
     def correct(self, output: Tensor, target: Tensor) -> Tensor:
         """Tokens whose largest logit is the next one's, and tokens."""
-        right = (output.detach().argmax(dim=2) == target).sum().float()
-        return torch.stack([right, torch.full_like(right, target.numel())])
+        right = (output.detach().argmax(dim=2) == target).sum()
+        return torch.stack([right, _count_labels(target)]).float()
 
     def metrics(self, output: Tensor, target: Tensor) -> Metrics:
         """Cross-entropy and right answers, by the token."""
-        count, right = target.numel(), (output.argmax(dim=2) == target).sum()
+        count = _count_labels(target)
+        right = (output.argmax(dim=2) == target).sum()
         loss = cross_entropy(output.float().flatten(0, 1), target.flatten(), reduction="sum")
         return {"loss": (loss, count), "accuracy": (right, count)}
 
@@ -180,13 +213,16 @@ class Segmentation(Task):
 
         Zero where all are void, instead of the mean of nothing.
         """
-        loss = cross_entropy(outputs, targets, ignore_index=VOID, label_smoothing=self.label_smoothing, reduction="sum")
-        return loss / (targets != VOID).sum().clamp(min=1)
+        return _mean_cross_entropy(outputs, targets, ignored=VOID, label_smoothing=self.label_smoothing)
+
+    def count_elements(self, target: Tensor) -> Tensor:
+        """Pixels that are not void."""
+        return _count_labels(target, VOID)
 
     def correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Pixels whose largest logit is the label's, and pixels that are not void."""
         right = (outputs.detach().argmax(dim=1) == targets).sum()
-        return torch.stack([right, (targets != VOID).sum()]).float()
+        return torch.stack([right, _count_labels(targets, VOID)]).float()
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Sum of the cross-entropy without smoothing, then the confusion matrix; void pixels are in neither."""
@@ -227,7 +263,20 @@ def build_task(datasets: Datasets, label_smoothing: float, name: str | None = No
     )
     if datasets.masks:
         return Segmentation(datasets.num_classes, label_smoothing)
-    return Classification(label_smoothing, datasets.num_classes)
+    # The labels of images that the trainer holds are checked against the classes.
+    return Classification(label_smoothing, datasets.num_classes, complete=datasets.holds_images)
+
+
+def _count_labels(targets: Tensor, ignored: int = IGNORED) -> Tensor:
+    return (targets != ignored).sum()
+
+
+def _mean_cross_entropy(
+    outputs: Tensor, targets: Tensor, *, ignored: int = IGNORED, label_smoothing: float = 0.0
+) -> Tensor:
+    """Mean cross-entropy over the targets that are not ``ignored``; zero where all are, instead of not a number."""
+    total = cross_entropy(outputs, targets, ignore_index=ignored, label_smoothing=label_smoothing, reduction="sum")
+    return total / _count_labels(targets, ignored).clamp(min=1)
 
 
 def _check_shape(outputs: object, rest: tuple[int, ...], num_classes: int) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_trainer.data.arrays import Datasets, ImageData
+from ddp_trainer.data.arrays import VOID, Datasets, ImageData
 from ddp_trainer.errors import UserError
-from ddp_trainer.tasks import Classification, Segmentation, build_task
+from ddp_trainer.tasks import IGNORED, Classification, LanguageModel, Segmentation, Task, build_task
 
 CLASSES = 5
 
@@ -115,3 +115,41 @@ def test_masks_make_it_segmentation() -> None:
     masks = Datasets(*[ImageData(images, images[:, 0])] * 2, num_classes=2, mean=(0.0,), std=(1.0,))
     assert build_task(classes, 0.1) == Classification(0.1, 2)
     assert build_task(masks, 0.1) == Segmentation(2, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("task", "ignored"), [(Segmentation(3), VOID), (Classification(num_classes=3), IGNORED), (LanguageModel(), IGNORED)]
+)
+def test_masked_targets_count_neither_in_loss_nor_scores(task: Task, ignored: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    shape = {"Segmentation": (4, 3, 2, 2), "Classification": (4, 3), "LanguageModel": (4, 2, 3)}[type(task).__name__]
+    outputs = torch.randn(shape, generator=random)
+    classes = 2 if isinstance(task, LanguageModel) else 1
+    targets = outputs.argmax(dim=classes)
+    masked = targets.clone()
+    masked[2:] = ignored
+    torch.testing.assert_close(task.loss(outputs, masked), task.loss(outputs[:2], targets[:2]))
+    assert task.correct(outputs, masked).tolist() == task.correct(outputs[:2], targets[:2]).tolist()
+    scores = task.scores(task.totals(outputs, masked).tolist())
+    assert scores == pytest.approx(task.scores(task.totals(outputs[:2], targets[:2]).tolist()))
+    count = task.count_elements(masked)
+    assert count is not None
+    assert count.item() == targets[:2].numel()
+    nothing = torch.full_like(targets, ignored)
+    assert task.loss(outputs, nothing).item() == 0.0
+
+
+def test_loss_of_a_custom_task_is_averaged_over_its_elements() -> None:
+    class Masked(Task):
+        def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            valid = target >= 0
+            return ((output - target).square() * valid).sum() / valid.sum().clamp(min=1)
+
+        def count_elements(self, target: torch.Tensor) -> torch.Tensor:
+            return (target >= 0).sum()
+
+    task = Masked()
+    parts = [torch.tensor([[1.0, -1.0]]), torch.tensor([[3.0, 5.0]])]
+    totals = sum(task.totals(torch.zeros(1, 2), part) for part in parts)
+    assert isinstance(totals, torch.Tensor)
+    assert task.scores(totals.tolist()) == {"loss": pytest.approx((1 + 9 + 25) / 3)}

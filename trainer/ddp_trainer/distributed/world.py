@@ -165,6 +165,14 @@ class World:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]
 
+    def sum_on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum of ``tensor`` over all ranks, where it is; on a GPU the host does not wait for it."""
+        if not self.is_distributed:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
     def broadcast_bytes(self, data: bytes | None) -> bytes | None:
         """Rank 0's ``data`` on every rank; the other ranks' argument is ignored."""
         if not self.is_distributed:
