@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import operator
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ _LIMITS = {
     "at_least": ("at least", operator.ge), "above": ("above", operator.gt),
     "at_most": ("at most", operator.le), "below": ("below", operator.lt),
 }  # fmt: skip
+# What torch's generators take, with room for the epoch that is added.
+MAX_SEED = 2**62
 T = typing.TypeVar("T")
 
 
@@ -58,11 +61,26 @@ class Settings:
                 if choices and item not in choices:
                     raise UserError(key, f"{item!r} is not known", f"choose from {', '.join(choices)}")
             require(
-                not limits or (math.isfinite(value) and all(_LIMITS[name][1](value, limits[name]) for name in limits)),
+                _is_within(value, limits),
                 key,
-                f"{value} is out of range",
-                f"it must be {' and '.join(f'{_LIMITS[name][0]} {limit:g}' for name, limit in limits.items())}",
+                f"{_shorten(value)} is out of range",
+                f"it must be {' and '.join(f'{_LIMITS[name][0]} {_format(limit)}' for name, limit in limits.items())}",
             )
+
+
+def _is_within(value: Any, limits: Mapping[str, float]) -> bool:
+    if limits and isinstance(value, float) and not math.isfinite(value):
+        return False
+    return all(_LIMITS[name][1](value, limit) for name, limit in limits.items())
+
+
+def _shorten(value: float) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:20]}… ({len(text)} digits)"
+
+
+def _format(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 @dataclass(frozen=True)
@@ -169,7 +187,8 @@ def _coerce(dotted: str, value: Any, annotation: Any, optional: bool) -> Any:
         if isinstance(value, list | tuple):
             return tuple(str(item) for item in value)
     elif annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        # A whole number may be beyond the range of float: limits refuse infinity.
+        return math.inf if abs(value) > sys.float_info.max else float(value)
     elif annotation is float and isinstance(value, str):
         # YAML 1.1 reads 1e-3 as text: it wants a dot in a number with an exponent.
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.config.options import Settings, build, merge, option
+from ddp_trainer.config.options import MAX_SEED, Settings, build, merge, option
 from ddp_trainer.config.presets import get_preset
 from ddp_trainer.data import DataConfig
 from ddp_trainer.distributed import DistributedConfig
@@ -38,7 +38,7 @@ class RunConfig(Settings):
     preset: str = ""
     epochs: int = option(1, "passes over the training data", at_least=1)
     max_steps: int | None = option(None, "stop after so many steps, though epochs are left", at_least=1)
-    seed: int = option(0, "seed of initial weights, order, augmentation and dropout", at_least=0)
+    seed: int = option(0, "seed of initial weights, order, augmentation and dropout", at_least=0, at_most=MAX_SEED)
     log_every: int = option(10, "steps between progress lines", at_least=1)
     nonfinite: str = option(
         "count",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import Settings, option
+from ddp_trainer.config.options import MAX_SEED, Settings, option
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import check_name, load_callable
 
@@ -58,7 +58,12 @@ class DataConfig(Settings, group="data"):
     validation_fraction: float = option(
         0.2, "share held out for validation where the data has no split of its own", above=0, below=1
     )
-    split_seed: int = option(0, "which samples are held out; apart from the seed of the run, so that runs compare")
+    split_seed: int = option(
+        0,
+        "which samples are held out; apart from the seed of the run, so that runs compare",
+        at_least=0,
+        at_most=MAX_SEED,
+    )
     validation_as_training: bool = option(
         False, "validate on padded shares without their last, smaller batch, as a document wrote it"
     )

@@ -73,6 +73,8 @@ def test_yaml_text_like_1e_minus_3_is_a_number() -> None:
         ({"inner": {"rate": 0}}, "inner.rate: 0.0 is out of range; it must be above 0"),
         ({"inner": {"rate": float("nan")}}, "inner.rate: nan is out of range"),
         ({"inner": {"rate": float("inf")}}, "inner.rate: inf is out of range"),
+        ({"inner": {"rate": 10**400}}, "inner.rate: inf is out of range"),
+        ({"inner": {"size": 10**400}}, "inner.size: 10000000000000000000… (401 digits) is out of range"),
         ({"on": "maybe"}, "on: 'maybe' is not true or false"),
     ],
 )
@@ -94,3 +96,11 @@ def test_flags_are_parsed_by_the_type_of_their_setting() -> None:
         build(Outer, {"inner": {"size": by_key["inner.size"].parse("x")}})
     with pytest.raises(UserError, match="'x' is not true or false"):
         build(Outer, {"on": by_key["on"].parse("x")})
+
+
+@pytest.mark.parametrize("name", ["seed", "split_seed"])
+def test_seed_beyond_what_torch_takes_is_refused_with_the_exact_limit(name: str) -> None:
+    values: dict[str, object] = {"seed": 2**62 + 1} if name == "seed" else {"data": {"split_seed": 2**62 + 1}}
+    with pytest.raises(UserError, match=rf"{name}: 4611686018427387905 is out of range; .* at most {2**62}$"):
+        build(RunConfig, values)
+    assert RunConfig(seed=2**62).seed == 2**62

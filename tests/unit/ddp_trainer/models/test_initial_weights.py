@@ -82,7 +82,7 @@ def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, content: Any, pr
         read_weights(save(tmp_path / "model.pt", content))
 
 
-@pytest.mark.parametrize("text", [None, b"", b"not a model"])
+@pytest.mark.parametrize("text", [None, b"", b"not a model", b"hello\n", b"the quick\n"])
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: bytes | None) -> None:
     if text is not None:
         (tmp_path / "model.pt").write_bytes(text)
