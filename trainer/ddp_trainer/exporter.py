@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -139,6 +140,7 @@ class Exporter:
             port = int(text) if text.isdecimal() else contract.DEFAULT_METRICS_PORT
         exporter._serve(port, runtime_dir)
         atexit.register(exporter.close)
+        _started.add(exporter)
         return exporter
 
     def _serve(self, port: int, runtime_dir: str | None) -> None:
@@ -295,6 +297,30 @@ class Exporter:
                 write_atomically(self._final_page, self.page())
         server.shutdown()
         server.server_close()
+
+    def _forget_server(self) -> None:
+        """In a forked child: leave port, page and exit to the parent, whose server thread the child has not."""
+        # The parent's server thread may have held it during the fork.
+        self._pending_lock = threading.Lock()
+        self._pending.clear()
+        self._final_page = None
+        atexit.unregister(self.close)
+        if self._server is not None:
+            self._server.socket.close()
+            self._server = None
+
+
+# Exporters that serve a page. A child of os.fork inherits their sockets and atexit handlers, but no thread.
+_started: weakref.WeakSet[Exporter] = weakref.WeakSet()
+
+
+def _forget_servers() -> None:
+    for exporter in list(_started):
+        exporter._forget_server()
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_forget_servers)
 
 
 class PageServer(ThreadingHTTPServer):

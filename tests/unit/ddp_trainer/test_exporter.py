@@ -309,3 +309,41 @@ def test_the_table_has_every_metric_of_the_contract_once() -> None:
     assert contracted <= set(names)
     for metric in METRICS:
         assert metric.name.endswith("_total") == (metric.kind == "counter") or metric.name == "ddp_total_steps"
+
+
+FORKED = """
+import os, sys
+from pathlib import Path
+from ddp_trainer.exporter import Exporter
+
+exporter = Exporter.start()
+exporter.step(samples=7, loss=1.0)
+child = os.fork()
+if child == 0:
+    exporter.step(samples=1000)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+folder = Path(os.environ["DDP_RUNTIME_DIR"], "metrics")
+assert not (folder / "0.prom").exists(), "the child wrote the parent's final page"
+# A child that lives on: the port is the parent's alone.
+release, hold = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(hold)
+    os.read(release, 1)
+    os._exit(0)
+os.close(release)
+exporter.close()
+import socket
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", exporter.port))
+os.close(hold)
+os.waitpid(child, 0)
+"""
+
+
+def test_forked_child_leaves_port_final_page_and_exit_to_its_parent(tmp_path: Path) -> None:
+    environ = os.environ | {contract.ENV_RUNTIME_DIR: str(tmp_path)}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
+    subprocess.run(command, env=environ, check=True, timeout=120)
+    assert values((tmp_path / "metrics" / "0.prom").read_bytes())["ddp_samples_total"] == 7
