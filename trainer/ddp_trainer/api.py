@@ -10,6 +10,7 @@ from ddp_trainer.assembly import Own
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.distributed import RankEnv
+from ddp_trainer.distributed.stop import StopSignal
 from ddp_trainer.distributed.world import World, find_rank_env
 from ddp_trainer.errors import Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter
@@ -61,18 +62,27 @@ class Trainer:
         self.config = config
         self._own, self._env = Own(model, data, task), env
 
-    def fit(self) -> Result:
+    def fit(self, stop: StopSignal | None = None) -> Result:
         """Train to the end, from the newest checkpoint where there is one.
 
-        SIGTERM and SIGINT stop the run after a step, as long as it lasts. Raises :class:`UserError` on every rank alike
-        for what the user can fix, :class:`Preempted` after a signal, :class:`Superseded` where a later attempt at the
-        same job has begun.
+        SIGTERM and SIGINT stop the run after a step, as long as it lasts; afterwards the program has its own handlers
+        again. With ``stop``, the caller restores them. Raises :class:`UserError` on every rank alike for what the user
+        can fix, :class:`Preempted` after a signal, :class:`Superseded` where a later attempt at the same job has begun.
         """
+        if stop is not None:
+            return self._fit(stop)
+        stop = StopSignal()
+        try:
+            return self._fit(stop)
+        finally:
+            stop.restore()
+
+    def _fit(self, stop: StopSignal) -> Result:
         env = find_rank_env() if self._env is None else self._env
         world = World.start(self.config.distributed, env)
         exporter = Exporter.start(epochs=self.config.epochs, port=self.config.metrics.port, env=env)
         try:
-            loop = Loop(self.config, world, exporter, self._own)
+            loop = Loop(self.config, world, exporter, self._own, stop)
             weights = loop.fit()
         except (UserError, Preempted, Superseded):
             # All ranks are here. After another exception they are not, and leaving the group could wait for them.
@@ -81,7 +91,6 @@ class Trainer:
             raise
         exporter.close()
         world.close()
-        loop.stop.restore()
         position = loop.position
         saved = loop.checkpointer.list() if loop.checkpointer is not None else []
         return Result(

@@ -92,8 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = parse(given)
         # torch is first imported here: a bad flag has been answered by now.
         from ddp_trainer.api import Trainer
+        from ddp_trainer.distributed.stop import StopSignal
 
-        Trainer(config, env=env).fit()
+        # The handlers stay until exit_code sets its own: torchrun's SIGTERM may come in between.
+        Trainer(config, env=env).fit(StopSignal())
 
     return exit_code(train)
 

@@ -29,9 +29,16 @@ from ddp_trainer.plan import Plan, Position
 class Loop:
     """One run on one rank."""
 
-    def __init__(self, config: RunConfig, world: World, exporter: Exporter, own: Own | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        exporter: Exporter,
+        own: Own | None = None,
+        stop: StopSignal | None = None,
+    ) -> None:
         self.config, self.world, self.exporter, self.timeline = config, world, exporter, Timeline(world.device)
-        self.stop = StopSignal()
+        self.stop = StopSignal() if stop is None else stop
         self.stop.install()
         # Step and value of this rank's first loss that was not finite, where that is to stop the run.
         self._nonfinite_loss: tuple[int, float] | None = None

@@ -32,6 +32,8 @@ from ddp_trainer import (
 from ddp_trainer.cli import main, parse
 from ddp_trainer.config.run import MetricsConfig
 from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.models import ModelConfig
+from ddp_trainer.trainer import Loop
 from tests.support.own_task import example
 from tests.support.saved_states import load, same
 
@@ -289,3 +291,26 @@ def test_a_sample_that_fails_is_named() -> None:
         with pytest.raises(KeyError) as raised:
             trainer.fit()
         assert "sample 13 of the data" in str(raised.value) + "".join(getattr(raised.value, "__notes__", []))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_fit_restores_signal_handlers_after_an_exception(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def handle(*_: object) -> None:
+        pass
+
+    before = signal.signal(number, handle)
+    try:
+        wrong = config(model=ModelConfig(init_from="missing.pt"))
+        with pytest.raises(UserError, match="missing"):
+            tokens(wrong)
+        assert signal.getsignal(number) is handle
+
+        def fail(self: Loop) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(Loop, "fit", fail)
+        with pytest.raises(ZeroDivisionError):
+            tokens(config())
+        assert signal.getsignal(number) is handle
+    finally:
+        signal.signal(number, before)

@@ -42,8 +42,9 @@ class StopSignal:
             self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def restore(self) -> None:
-        """Give both back to whoever had them."""
-        for number, handler in self._before.items():
+        """Restore the handlers from before :meth:`install`. Twice is once."""
+        while self._before:
+            number, handler = self._before.popitem()
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
