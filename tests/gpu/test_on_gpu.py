@@ -46,6 +46,12 @@ def test_a_run_learns_in_every_precision(precision: str, tmp_path: Path) -> None
     assert accuracy(tmp_path) == 1.0
 
 
+def test_default_run_learns_and_states_its_numerics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path)
+    assert accuracy(tmp_path) == 1.0
+    assert capsys.readouterr().out.count("defaults on this GPU: precision ") == 1
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "novograd"])
 def test_a_run_that_is_cut_ends_in_the_same_weights(optimizer: str, tmp_path: Path) -> None:
     options = ("--optimizer", optimizer, "--deterministic", "true", "--dropout", "0.2", "--augment", "crop,flip")

@@ -25,13 +25,13 @@ from ddp_trainer.engine import Engine, seed_generator
 from ddp_trainer.errors import UserError, require, warn
 from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
-from ddp_trainer.models import build_model
+from ddp_trainer.models import CONVOLUTIONAL, MODELS, build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
 from ddp_trainer.models.export import check_export
 from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
-from ddp_trainer.precision import Precision, check_graphs, graph_warning
+from ddp_trainer.precision import ModelTraits, Precision, check_graphs, describe_defaults, graph_warning
 from ddp_trainer.step_graph import record_steps
 from ddp_trainer.tasks import Task, build_task
 
@@ -77,7 +77,7 @@ def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
     if world.device.type == "cpu":
         keep_freed_memory()
     with world.agreed():
-        precision = Precision(config.precision, world.device)
+        precision = Precision(config.precision, world.device, describe_model(config))
         check_graphs(config.precision, config.optim.accumulate, world.device)
         check(config.distributed, world)
         check_export(config.export)
@@ -130,13 +130,17 @@ def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
         example = _check_shapes(model, task, datasets, precision, world.device)
     # Afterwards: lazy layers have no shape before they have met an image. Before DDP, whose buckets take this layout.
     model.to(memory_format=precision.memory_format)  # type: ignore[call-overload]
-    if world.device.type == "cpu" and config.precision.channels_last:
+    if world.device.type == "cpu" and precision.numerics.channels_last:
         slice_before_narrow_convolutions(model)
     if config.model.sync_batchnorm and world.is_distributed:
         model = convert(model)
     if world.is_main and (warning := graph_warning(config.precision, model, world.size, world.device)):
         warn(warning)
     optimizer = build_optimizer(config.optim, model.parameters())
+    fused = bool(optimizer.defaults.get("fused"))
+    defaults = describe_defaults(config.precision, precision.numerics, world.device.type, fused=fused)
+    if world.is_main and defaults:
+        print(defaults, flush=True)
     engine = Engine(model, task, optimizer, precision, world, config)
     record_steps(config, engine, loader.source)
     return Parts(loader, validation, task, engine, checkpointer, example)
@@ -152,6 +156,15 @@ def fetch_datasets(config: DataConfig, world: World) -> Datasets:
             download(config)
     with world.agreed():
         return load_datasets(config)
+
+
+def describe_model(config: RunConfig) -> ModelTraits:
+    """Return what of the model and the task decides number formats, by their names."""
+    own_task = config.task is not None and not config.task.startswith("ddp_trainer.")
+    return ModelTraits(
+        convolutional=config.model.name in CONVOLUTIONAL,
+        own=config.model.name not in MODELS or own_task,
+    )
 
 
 def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:

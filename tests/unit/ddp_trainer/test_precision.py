@@ -11,11 +11,25 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_trainer.api import Trainer
+from ddp_trainer.assembly import describe_model
+from ddp_trainer.config.run import resolve
 from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.ddp import check, uses_gloo
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
-from ddp_trainer.precision import Precision, PrecisionConfig, check_graphs, cpu_has_bf16, graph_warning
+from ddp_trainer.precision import (
+    DeviceTraits,
+    ModelTraits,
+    Numerics,
+    Precision,
+    PrecisionConfig,
+    check_graphs,
+    choose_numerics,
+    cpu_has_bf16,
+    describe_defaults,
+    graph_warning,
+)
 
 CPU = torch.device("cpu")
 
@@ -142,6 +156,134 @@ def test_on_a_gpu_the_format_sets_the_backends_switches(
     assert (cudnn.deterministic, cudnn.benchmark) == (name == "fp32", name != "fp32")
     assert one.dtype == dtype
     assert one.scaler is None
+
+
+AMPERE = DeviceTraits("cuda", fast_bf16=True)
+VOLTA = DeviceTraits("cuda", fast_bf16=False)
+FAST_CPU = DeviceTraits("cpu", fast_bf16=True)
+RESNET = ModelTraits(convolutional=True)
+GPT = ModelTraits()
+OWN = ModelTraits(own=True)
+OWN_TASK = ModelTraits(convolutional=True, own=True)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "expected"),
+    [
+        (AMPERE, RESNET, Numerics("bf16", channels_last=True, tf32_products=True, tf32_convolutions=True)),
+        (AMPERE, GPT, Numerics("bf16", channels_last=False, tf32_products=True, tf32_convolutions=True)),
+        (AMPERE, OWN, Numerics("tf32", channels_last=False, tf32_products=True, tf32_convolutions=True)),
+        (AMPERE, OWN_TASK, Numerics("tf32", channels_last=False, tf32_products=True, tf32_convolutions=True)),
+        (VOLTA, RESNET, Numerics("fp32", channels_last=True)),
+        (VOLTA, OWN, Numerics("fp32")),
+        (FAST_CPU, RESNET, Numerics("fp32")),
+        (FAST_CPU, OWN, Numerics("fp32")),
+        (DeviceTraits("cpu", fast_bf16=False), RESNET, Numerics("fp32")),
+    ],
+)
+def test_default_numerics_follow_device_and_model(device: DeviceTraits, model: ModelTraits, expected: Numerics) -> None:
+    assert choose_numerics(PrecisionConfig(), device, model) == expected
+
+
+@pytest.mark.parametrize("device", [AMPERE, VOLTA, FAST_CPU])
+@pytest.mark.parametrize("model", [RESNET, OWN])
+@pytest.mark.parametrize("name", ["fp32", "torch", "tf32", "bf16", "fp16"])
+def test_settings_win_over_defaults(name: str, device: DeviceTraits, model: ModelTraits) -> None:
+    assert choose_numerics(PrecisionConfig(name=name), device, model).name == name
+    for channels_last in (True, False):
+        config = PrecisionConfig(channels_last=channels_last)
+        assert choose_numerics(config, device, model).channels_last == channels_last
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "fused", "expected"),
+    [
+        (
+            AMPERE,
+            RESNET,
+            True,
+            "defaults on this GPU: precision bf16, TF32 in fp32 matrix products and convolutions, "
+            "channels_last images, fused optimizer (--precision and --channels-last change this)",
+        ),
+        (
+            AMPERE,
+            OWN,
+            False,
+            "defaults on this GPU: precision tf32, TF32 in fp32 matrix products and convolutions, contiguous images, "
+            "no fused optimizer (--precision and --channels-last change this; with a model or task of your own, try "
+            "--precision bf16 and --channels-last)",
+        ),
+        (
+            VOLTA,
+            GPT,
+            True,
+            "defaults on this GPU: precision fp32, no TF32, contiguous images, fused optimizer (--precision and "
+            "--channels-last change this; this GPU has no bf16, --precision fp16 is faster on one with tensor cores)",
+        ),
+        (FAST_CPU, RESNET, True, ""),
+    ],
+)
+def test_one_log_line_states_the_defaults(device: DeviceTraits, model: ModelTraits, fused: bool, expected: str) -> None:
+    config = PrecisionConfig()
+    numerics = choose_numerics(config, device, model)
+    assert describe_defaults(config, numerics, device.type, fused=fused) == expected
+
+
+def test_run_logs_the_defaults_of_its_device_model_and_optimizer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traits: list[ModelTraits | None] = []
+
+    class RecordedPrecision(Precision):
+        def __init__(self, config: PrecisionConfig, device: torch.device, model: ModelTraits | None = None) -> None:
+            traits.append(model)
+            super().__init__(config, device, model)
+
+    def describe(config: PrecisionConfig, numerics: Numerics, device_type: str, *, fused: bool) -> str:
+        return f"defaults: {config.name} {numerics.name} {device_type} {fused}"
+
+    monkeypatch.setattr("ddp_trainer.assembly.Precision", RecordedPrecision)
+    monkeypatch.setattr("ddp_trainer.assembly.describe_defaults", describe)
+    Trainer(resolve("digits-resnet", {"max_steps": 1, "metrics": {"port": 0}}), env=RankEnv()).fit()
+    assert traits == [RESNET]
+    assert capsys.readouterr().out.count("defaults: default fp32 cpu True\n") == 1
+
+
+def test_no_log_line_states_defaults_that_settings_replace() -> None:
+    config = PrecisionConfig(name="torch", channels_last=False)
+    numerics = choose_numerics(config, AMPERE, RESNET)
+    assert describe_defaults(config, numerics, "cuda", fused=True) == ""
+    partial = PrecisionConfig(name="torch")
+    line = describe_defaults(partial, choose_numerics(partial, AMPERE, RESNET), "cuda", fused=True)
+    assert line.startswith("defaults on this GPU: precision torch, TF32 in fp32 convolutions, channels_last images")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"model": {"name": "resnet18"}}, RESNET),
+        ({"model": {"name": "gpt"}, "task": "ddp_trainer.tasks:LanguageModel"}, GPT),
+        ({"model": {"name": "mine:build"}}, OWN),
+        ({"model": {"name": "resnet18"}, "task": "mine:Task"}, OWN_TASK),
+    ],
+)
+def testdescribe_model_come_from_the_names_of_model_and_task(settings: dict[str, Any], expected: ModelTraits) -> None:
+    assert describe_model(resolve(None, settings)) == expected
+
+
+def test_default_on_a_gpu_sets_switches_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    one = Precision(PrecisionConfig(), torch.device("cuda", 0), RESNET)
+    assert (one.name, one.dtype, one.memory_format) == ("bf16", torch.bfloat16, torch.channels_last)
+    assert (matmul.allow_tf32, cudnn.allow_tf32) == (True, True)
+    assert torch.get_float32_matmul_precision() == "high"  # raises where old and new switches are mixed
+
+
+def test_default_on_a_cpu_is_contiguous_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_trainer.precision.cpu_has_bf16", lambda: True)
+    one = Precision(PrecisionConfig(), CPU, RESNET)
+    assert (one.name, one.dtype, one.memory_format) == ("fp32", None, torch.contiguous_format)
 
 
 def test_bf16_is_refused_where_the_gpu_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

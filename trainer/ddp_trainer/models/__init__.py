@@ -69,6 +69,9 @@ MODELS = {
     "deeplabv3_resnet101": "ddp_trainer.models.torchvision_models:build_deeplab",
 }
 
+# They take images alone, and channels_last ones too.
+CONVOLUTIONAL = MODELS.keys() - {"gpt"}
+
 
 def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "torch.nn.Module":
     """The network for images of ``in_channels`` channels and ``num_classes`` classes, on the CPU.
