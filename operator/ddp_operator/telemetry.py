@@ -40,6 +40,7 @@ CAUSES: Final = ("Conflict", "Cluster", "Bug")
 SHORT: Final = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
 LONG: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 OTHER: Final = "Other"
+MAX_NODE_LABELS: Final = 1024
 NOT_ACCEPTED: Final = "NotAccepted"
 """Reason of a job that has begun, or would, and that the operator or the API server refuses to carry on."""
 
@@ -179,9 +180,11 @@ class Metrics:
         )
         self.node_failures = counter(
             "ddp_operator_node_failures_total",
-            "Failures that were a node's: it was lost, a GPU error was on it, or it was left for what it reports.",
+            "Failures of jobs with GPUs that were a node's, as reported by pods: it was lost, a GPU error was on it, "
+            f"or it was left for its conditions. {OTHER}: of further nodes, beyond {MAX_NODE_LABELS}.",
             ["node"],
         )
+        self._node_labels: set[str] = set()
         # Every series that is known beforehand is made, so that its first increase can be seen by ``increase()``.
         for cause in CAUSES:
             self.reconcile_errors.labels(cause)
@@ -218,6 +221,12 @@ class Metrics:
             case Ended(result):
                 self.finished.labels(result).inc()
             case Blamed(node):
-                self.node_failures.labels(node).inc()
+                self.node_failures.labels(self._label_node(node)).inc()
             case Used(purpose, gpu_seconds, profile):
                 self.gpu_seconds.labels(namespace, profile, purpose).inc(gpu_seconds)
+
+    def _label_node(self, node: str) -> str:
+        """Return a node's label; pods name nodes, so that the number of labels is bounded."""
+        if len(self._node_labels) < MAX_NODE_LABELS:
+            self._node_labels.add(node)
+        return node if node in self._node_labels else OTHER

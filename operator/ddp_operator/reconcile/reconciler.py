@@ -19,6 +19,7 @@ from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Ob
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.claims import find_claimed_gpus
 from ddp_operator.reconcile.executor import Executor
+from ddp_operator.reconcile.node_reports import NodeReports
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.profiles import find_profile, refuse_changes
 from ddp_operator.status import conditions as c
@@ -31,7 +32,6 @@ MINOR_INTERVAL = 30.0
 """Seconds between two writes of one status that change nothing which `kubectl get` prints."""
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
 _AFTER_CONFLICT = 0.5
-_SUSPICION = 24 * 3600.0
 # Until a spec that this version cannot read is read again: what helps is done to the definition.
 _AFTER_UNREADABLE = 300.0
 # Until a profile or a claim that is not there, or does not complete the job, is looked at again.
@@ -57,8 +57,7 @@ class Reconciler:
         self._observer = Observer(cluster, clock, progress_interval)
         self._executor = Executor(cluster, clock)
         self._on_transition = on_transition
-        self._blamed: defaultdict[str, dict[str, datetime]] = defaultdict(dict)
-        """By node the UIDs of the jobs that failed because of it, and when they last did."""
+        self._node_reports = NodeReports()
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -165,15 +164,16 @@ class Reconciler:
                 await self._cluster.emit(resource, event)
             for transition in transitions:
                 if isinstance(transition, Blamed):
-                    await self._suspect(transition.node, resource["metadata"]["uid"], now)
+                    await self._report_node(transition.node, key.namespace, now)
         return None
 
-    async def _suspect(self, node: str, job: str, now: datetime) -> None:
-        """Tell of a node that fails several jobs within a day, once."""
-        recent = {one: at for one, at in self._blamed[node].items() if seconds_since(at, now) < _SUSPICION}
-        self._blamed[node] = recent | {job: now}
-        if len(recent) == 1 and len(self._blamed[node]) == 2:
-            text = "two jobs have failed because of this node within a day; look at its GPUs, and cordon it if need be"
+    async def _report_node(self, node: str, namespace: str, now: datetime) -> None:
+        """Post an Event about a node that jobs of two namespaces report within a day, once."""
+        if self._node_reports.add(node, namespace, now):
+            text = (
+                "jobs with GPUs in two namespaces failed on this node within a day, as reported by pods; "
+                "verify its GPUs before you cordon it"
+            )
             # The kubelet's Events about its node have the name for a UID, and so `kubectl describe node` finds them.
             about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": node}}
             await self._cluster.emit(about, Event("Warning", "FailsTrainingJobs", text))

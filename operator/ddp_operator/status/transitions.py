@@ -71,7 +71,8 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """A failure was the node's: it was lost, its GPU failed, or it was left for what it reports."""
+    """A failure of a job that holds GPUs was the node's, as the job reports: it was lost, its GPU failed, or it was
+    left for its conditions."""
 
     node: str
 
@@ -105,11 +106,16 @@ def _transitions(old: Status, new: Status, now: datetime) -> Iterator[Transition
     nodes = {name: None for name in new.failed_nodes if name not in old.failed_nodes}
     if category == CUDA.name and new.last_failure is not None and new.last_failure.node_name:
         nodes[new.last_failure.node_name] = None
-    yield from map(Blamed, nodes)
+    if _holds_gpus(old) or _holds_gpus(new):
+        yield from map(Blamed, nodes)
     before, profile = purposes(old.usage), new.profile.name if new.profile is not None else ""
     for purpose, seconds in purposes(new.usage).items():
         if seconds > before.get(purpose, 0):  # steps that are repeated were productive before
             yield Used(purpose, seconds - before.get(purpose, 0), profile)
+
+
+def _holds_gpus(status: Status) -> bool:
+    return status.usage is not None and status.usage.gpus > 0
 
 
 def _reached(old: Status, new: Status, now: datetime) -> Iterator[Reached]:

@@ -13,8 +13,17 @@ from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, 
 from ddp_operator.cluster import ClusterError, Conflict
 from ddp_operator.launcher.failure_table import CATEGORIES
 from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import Ended, Failed, Reached, Restarted, Transition, Used, find_transitions
-from ddp_operator.telemetry import PHASES, Metrics
+from ddp_operator.status.transitions import (
+    Blamed,
+    Ended,
+    Failed,
+    Reached,
+    Restarted,
+    Transition,
+    Used,
+    find_transitions,
+)
+from ddp_operator.telemetry import MAX_NODE_LABELS, PHASES, Metrics
 from docs.pages.operator_metrics import write_page
 from tests.support.builders import NOW
 
@@ -201,3 +210,12 @@ def test_the_page_names_every_series() -> None:
     page = write_page()
     for family in Metrics(lambda: 0.0).registry.collect():
         assert family.name in page or family.name.startswith("process_")
+
+
+def test_node_labels_are_bounded() -> None:
+    metrics = Metrics(lambda: 0.0)
+    for number in range(MAX_NODE_LABELS + 5):
+        metrics.on_transition("team", Blamed(f"n{number}"))
+    samples = [sample for family in metrics.node_failures.collect() for sample in family.samples]
+    assert len(samples) == MAX_NODE_LABELS + 1
+    assert {sample.labels["node"]: sample.value for sample in samples}["Other"] == 5

@@ -8,11 +8,12 @@ import pytest
 
 from ddp_operator.cluster import Event, Key, Refused
 from ddp_operator.kube.events import build_event
+from ddp_operator.reconcile.node_reports import MAX_NAMESPACES, MAX_NODES, PERIOD, NodeReports
 from ddp_operator.status import conditions as c
 from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble
 from ddp_operator.status.transitions import Blamed
 from ddp_operator.status.views import view_pod
-from tests.support.builders import NOW, job, resource
+from tests.support.builders import NOW, job, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 XID = {"type": "XidCriticalError", "status": "True", "message": "GPU 3: XID 79"}
@@ -129,20 +130,45 @@ async def test_nodes_are_read_only_where_that_is_asked_for_and_in_turn() -> None
     assert len(nodes.asked) == len(set(nodes.asked)) == 2 * MOST_NODES
 
 
-async def test_a_node_that_fails_two_jobs_is_told_of_once_on_the_node() -> None:
+@pytest.mark.parametrize(
+    ("namespaces", "gpus", "counted", "events"),
+    [(("x", "y", "z"), 1, 3, 1), (("x", "x", "x"), 1, 3, 0), (("x", "y", "z"), 0, 0, 0)],
+    ids=["GPUs and namespaces", "one namespace", "no GPUs"],
+)
+async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
+    namespaces: tuple[str, ...], gpus: int, counted: int, events: int
+) -> None:
     harness = ReconcilerHarness(recovery=health())
     seen: list[Any] = []
     told: list[Any] = []
     harness.reconciler._on_transition = lambda namespace, one: seen.append(one)
     harness.cluster.on_event = lambda about, event: told.append((about["kind"], about["metadata"]["name"], event))
-    for name in ("a", "b", "c"):
-        harness.cluster.add(resource(name, nodes=1, recovery=health()))
-        harness.key = Key("default", name)
+    limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
+    for name, namespace in zip("abc", namespaces, strict=True):
+        item = resource(name, nodes=1, recovery=health(), template=template(trainer(**limits)))
+        item["metadata"]["namespace"] = namespace
+        harness.cluster.add(item)
+        harness.key = Key(namespace, name)
         Nodes(harness, XID)
         await harness.train()
-    assert seen.count(Blamed("node-a")) == 3
-    [(_, name, event)] = [one for one in told if one[0] == "Node"]
-    assert (name, event.reason) == ("node-a", "FailsTrainingJobs")
+    assert seen.count(Blamed("node-a")) == counted
+    found = [(name, event) for kind, name, event in told if kind == "Node"]
+    assert [(name, event.reason) for name, event in found] == [("node-a", "FailsTrainingJobs")] * events
+    assert all("as reported by pods" in event.message for _, event in found)
+
+
+def test_node_reports_are_bounded_and_forgotten_after_a_day() -> None:
+    reports = NodeReports()
+    for number in range(3 * MAX_NODES):
+        assert not reports.add(f"n{number}", "x", NOW)
+    assert len(reports) == MAX_NODES
+    assert not reports.add("n0", "y", NOW), "it was forgotten for newer ones"
+    assert reports.add(f"n{3 * MAX_NODES - 1}", "y", NOW)
+    assert not reports.add("n0", "x", NOW + PERIOD)
+    assert len(reports) == 1
+    for number in range(99):
+        reports.add("n0", f"ns{number}", NOW + PERIOD)
+    assert len(reports._namespaces["n0"]) == MAX_NAMESPACES
 
 
 def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
