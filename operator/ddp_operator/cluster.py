@@ -202,7 +202,7 @@ class Cluster(Protocol):
         """Delete the custom resource itself (its time to live is over). Raises: Conflict, as ``delete``."""
 
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
-        """Replace the resource's status if it is still at ``resource_version``. Raises: Conflict."""
+        """Replace the resource's status if it is still at ``resource_version``. Raises: Conflict, Refused."""
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
         """Return what others have posted about an object: the Job controller, the scheduler, the kubelet.

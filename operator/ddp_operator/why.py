@@ -37,6 +37,7 @@ REMEDIES: Final = {
     "ask whoever owns the namespace.",
     "ServerError": "It is tried again every half a minute; an admission webhook that does not answer is fixed or "
     "removed by whoever runs the cluster: kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations.",
+    "StatusRefused": "It is written again each minute; after a fix of the definitions or the spec the job continues.",
     # Suspended
     "SuspendedBySpec": "Let it go on with: ddp resume {name}.",
     "Stopping": "Its pods save a checkpoint and end within their grace time; no action needed.",

@@ -44,6 +44,9 @@ STRATEGIC: Final = "application/strategic-merge-patch+json"
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
 
 
+TOO_LARGE: Final = re.compile(r"etcdserver: request is too large|trying to send message larger than max")
+"""What etcd and its client answer to an object of more than 1.5 or 2 MB; the API server makes a 500 of it."""
+
 CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 """The Job controller's own label on pods, by which it finds them."""
 
@@ -307,12 +310,21 @@ class KubeCluster:
             "status": status,
         }
         try:
-            resource = await call(
-                self._client, "PUT", KIND, key.namespace, key.name, "status", params=_WRITE, body=body
+            resource = await self._client.request(
+                "PUT", path(KIND, key.namespace, key.name, "status"), params=_WRITE, body=body, kind=plural(KIND)
             )
-        except NotFound as exc:
-            self._forget(KIND, key.namespace, key.name)
-            raise Conflict(f"{key} is gone") from exc
+        except ApiError as exc:
+            if exc.status in INVALID:
+                raise Refused(exc.message, reason="Invalid") from exc
+            if exc.status == 404:
+                self._forget(KIND, key.namespace, key.name)
+                raise Conflict(f"{key} is gone") from exc
+            raise (Conflict if exc.status == 409 else ClusterError)(str(exc)) from exc
+        except ClusterError as exc:
+            answer = exc.__cause__
+            if isinstance(answer, ApiError) and TOO_LARGE.search(answer.message):
+                raise Refused(answer.message, reason="Invalid") from exc
+            raise
         self._remember(KIND, resource)
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:

@@ -80,6 +80,10 @@ class Memory:
     failing_since: datetime | None = None
     """Since when the API server has failed to create a child."""
     status_written: datetime | None = None
+    status_refused: datetime | None = None
+    """When the API server has last refused it."""
+    status_shortened: bool = False
+    """Whether it takes a shortened status only."""
     last_parsed: DDPTrainingJob | None = None
 
     locked: tuple[FieldError, ...] = ()

@@ -4,6 +4,7 @@ Every event calls the same ``reconcile``; it reads what is and moves it towards 
 the ``Cluster`` protocol, so the same code runs jobs on an API server and on this machine.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Profile, Status
-from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object, Snapshot
+from ddp_operator.cluster import Cluster, ClusterError, Conflict, Event, Key, Object, Refused, Snapshot
 from ddp_operator.kubeobjects import utc_now
 from ddp_operator.reconcile.claims import find_claimed_gpus
 from ddp_operator.reconcile.executor import Executor
@@ -26,16 +27,27 @@ from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide, is_finished, report_refused, report_unreadable
 from ddp_operator.status.decision import AT_ONCE, Refusal
 from ddp_operator.status.history import extend_history
+from ddp_operator.status.refused_status import describe_refused_status, report_refused_status, shorten_status
 from ddp_operator.status.transitions import Blamed, Transition, find_transitions, is_minor_change, transition_events
+
+logger = logging.getLogger(__name__)
 
 MINOR_INTERVAL = 30.0
 """Seconds between two writes of one status that change nothing which `kubectl get` prints."""
 # Whoever changed the resource meanwhile will be heard of by an event; this is in case that event was it.
 _AFTER_CONFLICT = 0.5
+# Until a status that the API server refuses is written again; what helps is done to the definition or to the spec.
+_AFTER_REFUSED_STATUS = 60.0
+# A timer that fires a little early shall find that it is due.
+_EARLY = 0.9
 # Until a spec that this version cannot read is read again: what helps is done to the definition.
 _AFTER_UNREADABLE = 300.0
 # Until a profile or a claim that is not there, or does not complete the job, is looked at again.
 _AFTER_NO_PROFILE = 10.0
+
+
+class StatusRefused(Exception):
+    """The API server refuses the status, which is reported; nothing else can be done for the job until it does not."""
 
 
 class Reconciler:
@@ -70,6 +82,8 @@ class Reconciler:
             return await self._pass(key)
         except Conflict:
             return _AFTER_CONFLICT
+        except StatusRefused:
+            return _AFTER_REFUSED_STATUS
 
     async def _pass(self, key: Key, *, fresh: bool = False) -> float | None:
         """Make one pass; ``fresh``: on what the API server has, not on a cache. Raises: Conflict, ClusterError."""
@@ -145,15 +159,20 @@ class Reconciler:
         ``limit``: that of counted restarts. Returns in how many seconds it can be written where that has to wait.
         Raises: Conflict, ClusterError.
         """
+        if memory.status_shortened:
+            new = shorten_status(new)
         if new == old:
             return None
         now = self._clock()
         since = seconds_since(memory.status_written, now)
         if since < MINOR_INTERVAL and is_minor_change(old, new):
             return MINOR_INTERVAL - since
-        memory.status_written, new = now, extend_history(new, now)
-        version = resource["metadata"]["resourceVersion"]
-        await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
+        if seconds_since(memory.status_refused, now) < _AFTER_REFUSED_STATUS * _EARLY:
+            raise StatusRefused
+        memory.status_written = now
+        if not memory.status_shortened:
+            new = extend_history(new, now)
+        await self._patch_status(key, resource, old, new, memory)
         transitions = find_transitions(old, new, now)
         if self._on_transition is not None:
             for transition in transitions:
@@ -166,6 +185,37 @@ class Reconciler:
                 if isinstance(transition, Blamed):
                     await self._report_node(transition.node, key.namespace, now)
         return None
+
+    async def _patch_status(self, key: Key, resource: Object, old: Status, new: Status, memory: Memory) -> None:
+        """Write a status: shortened, where the API server refuses the whole, else report the refusal.
+
+        Raises: Conflict, ClusterError, StatusRefused.
+        """
+        version = resource["metadata"]["resourceVersion"]
+        try:
+            await self._cluster.patch_status(key, msgspec.to_builtins(new), resource_version=version)
+            memory.status_refused = None
+            return
+        except Refused as error:
+            message = error.message
+        shortened = shorten_status(new)
+        if shortened != new:
+            with suppress(Refused):
+                await self._cluster.patch_status(key, msgspec.to_builtins(shortened), resource_version=version)
+                logger.warning("%s: the API server refuses the status, it is shortened: %s", key, message)
+                memory.status_shortened = True
+                return
+        now = self._clock()
+        first = memory.status_refused is None
+        memory.status_refused = now
+        if first:
+            logger.warning("%s: %s", key, describe_refused_status(message))
+            await self._cluster.emit(resource, Event("Warning", c.STATUS_REFUSED, describe_refused_status(message)))
+        report = report_refused_status(old, message, resource, now)
+        if report != old:
+            with suppress(Refused):
+                await self._cluster.patch_status(key, msgspec.to_builtins(report), resource_version=version)
+        raise StatusRefused
 
     async def _report_node(self, node: str, namespace: str, now: datetime) -> None:
         """Post an Event about a node that jobs of two namespaces report within a day, once."""

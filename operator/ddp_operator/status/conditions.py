@@ -39,6 +39,7 @@ PROFILE_LOCKED: Final = "ProfileLocked"
 RESOURCE_CLAIM_NOT_FOUND: Final = "ResourceClaimNotFound"
 FORBIDDEN: Final = "Forbidden"
 SERVER_ERROR: Final = "ServerError"
+STATUS_REFUSED: Final = "StatusRefused"
 # Suspended
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 STOPPING: Final = "Stopping"

@@ -372,3 +372,27 @@ async def test_fetched_children_say_what_they_are() -> None:
 
 async def test_a_list_without_members_is_empty() -> None:
     assert (await run(lambda cluster: cluster.workloads_of(JOB), {"items": None}))[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (error(400), Refused),
+        (error(413), Refused),
+        (error(422), Refused),
+        (error(403), ClusterError),
+        (error(404), Conflict),
+        (error(409), Conflict),
+        (broken(500), ClusterError),
+    ],
+)
+async def test_answer_to_status_write_is_raised_as_its_kind(answer: Exception, expected: type[Exception]) -> None:
+    raised, _ = await run(lambda cluster: cluster.patch_status(Key("ns", "j"), {}, resource_version="1"), answer)
+    assert type(raised) is expected
+
+
+async def test_status_that_etcd_refuses_as_too_large_is_refused() -> None:
+    answer = ClusterError("gave up")
+    answer.__cause__ = error(500, message="etcdserver: request is too large")
+    raised, _ = await run(lambda cluster: cluster.patch_status(Key("ns", "j"), {}, resource_version="1"), answer)
+    assert isinstance(raised, Refused)

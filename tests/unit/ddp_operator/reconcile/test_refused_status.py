@@ -1,0 +1,90 @@
+"""A status that the API server refuses is shortened, else reported, and not written again and again."""
+
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.status import History, LastFailure, Status
+from ddp_operator.cluster import Refused
+from ddp_operator.status.refused_status import shorten_status
+from tests.support.builders import page
+from tests.support.fake_cluster import ReconcilerHarness
+
+TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
+
+
+class Refusing:
+    """Lets a cluster refuse statuses, and notes those that were sent."""
+
+    def __init__(self, harness: ReconcilerHarness, refused: Any) -> None:
+        self.refused = refused
+        self.sent: list[Any] = []
+        inner = harness.cluster.patch_status
+
+        async def patch_status(key: Any, status: Any, *, resource_version: str) -> None:
+            self.sent.append(status)
+            if self.refused(status):
+                raise Refused("status.reason: Too long", reason="Invalid")
+            await inner(key, status, resource_version=resource_version)
+
+        harness.cluster.patch_status = patch_status  # type: ignore[method-assign]
+
+
+async def train(harness: ReconcilerHarness, seconds: int) -> None:
+    for _ in range(seconds // 10):
+        harness.clock.advance(10)
+        await harness.settle()
+
+
+async def test_status_is_shortened_where_that_is_taken() -> None:
+    harness = await ReconcilerHarness().train(TRAINING)
+    assert harness.status.history is not None
+    refusing = Refusing(harness, lambda status: "history" in status)
+    harness.cluster.page = TRAINING.replace(" 7", " 8")
+    await train(harness, 60)
+    assert harness.status.progress is not None
+    assert harness.status.progress.step == 8
+    assert harness.status.history is None
+    assert sum("history" in status for status in refusing.sent) == 1
+    assert harness.events.count("StatusRefused") == 0
+
+
+async def test_refused_status_is_reported_in_stored_status_and_once_in_event_and_retried_each_minute() -> None:
+    harness = await ReconcilerHarness().train(TRAINING)
+    before = harness.status
+    refusing = Refusing(harness, lambda status: (status.get("progress") or {}).get("step") != 7)
+    harness.cluster.page = TRAINING.replace(" 7", " 8")
+    await train(harness, 300)
+    assert harness.state("Accepted") == ("False", "StatusRefused")
+    assert "status.reason: Too long" in harness.condition("Accepted").message
+    assert harness.status.attempt == before.attempt
+    assert harness.events.count("StatusRefused") == 1
+    assert len(refusing.sent) <= 3 * 5 + 3
+    refusing.refused = lambda status: False
+    await train(harness, 120)
+    assert harness.state("Accepted")[0] == "True"
+    assert harness.status.progress is not None
+    assert harness.status.progress.step == 8
+
+
+@pytest.mark.parametrize("phase", ["new", "running"])
+async def test_status_that_is_refused_in_any_form_is_reported_by_event(phase: str) -> None:
+    harness = ReconcilerHarness()
+    if phase == "running":
+        await harness.train(TRAINING)
+    refusing = Refusing(harness, lambda status: True)
+    harness.cluster.page = TRAINING.replace(" 7", " 8")
+    await train(harness, 300)
+    assert harness.events.count("StatusRefused") == 1
+    assert len(refusing.sent) <= 3 * 5 + 3
+
+
+def test_shortened_status_keeps_what_is_decided_on() -> None:
+    failure = LastFailure(attempt=1, category="UserError", message="m" * 2000, traceback="t" * 2000, signature="s")
+    status = Status(attempt=3, last_failure=failure, history=History(columns="a", rows=("1",)))
+    short = shorten_status(status)
+    assert (short.attempt, short.history, short.restarts) == (3, None, status.restarts)
+    assert short.last_failure is not None
+    assert (len(short.last_failure.message), short.last_failure.traceback) == (256, "")
+    assert (short.last_failure.category, short.last_failure.signature) == ("UserError", "s")
+    assert shorten_status(short) == short
