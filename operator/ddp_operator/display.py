@@ -9,6 +9,7 @@ from typing import Any, Final, TextIO
 
 from ddp_operator.api.status import Progress
 from ddp_operator.progress import format_duration
+from ddp_operator.terminal import build_console, make_printable
 
 _PLAIN_EVERY_SECONDS: Final = 5.0
 _NARROW: Final = 80
@@ -128,7 +129,7 @@ class PlainDisplay(Display):
 
     def line(self, text: str) -> None:
         """Print a line."""
-        self._stream.write(text + "\n")
+        self._stream.write(make_printable(text, colours=True) + "\n")
         self._stream.flush()
 
     def update(self, view: View) -> None:
@@ -153,10 +154,9 @@ class LiveRegion:
     """
 
     def __init__(self, stream: TextIO, *, transient: bool = False) -> None:
-        from rich.console import Console
         from rich.live import Live
 
-        console = Console(file=stream)
+        console = build_console(stream)
         self._live = Live(console=console, auto_refresh=False, transient=transient, vertical_overflow="visible")
         self._live.start()
 
@@ -193,7 +193,7 @@ class RichDisplay(Display):
         if self._region is not None:
             self._region.line(text)
         else:
-            self._stream.write(text + "\n")
+            self._stream.write(make_printable(text, colours=True) + "\n")
             self._stream.flush()
 
     def update(self, view: View) -> None:

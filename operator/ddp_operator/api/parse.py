@@ -295,8 +295,72 @@ def _with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
     return filled
 
 
+_MOST_TEXT = 16 << 20  # characters of a file; the API server takes 3 MiB of one object
+_MOST_NODES = 200_000
+_MOST_CHARACTERS = 32 << 20
+_MOST_DEPTH = 100
+
+
+def _refuse_expansion() -> InvalidManifest:
+    words = (
+        f"not valid YAML: expands to more than {_MOST_NODES} values, {_MOST_CHARACTERS >> 20} MiB or {_MOST_DEPTH} "
+        "levels; write it with fewer aliases (*name), or split it"
+    )
+    return InvalidManifest([FieldError("the file", words)])
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML takes the last of two equal keys silently; kubectl refuses them, so we do."""
+    """PyYAML takes the last of two equal keys silently; kubectl refuses them, so we do.
+
+    What aliases and merges expand to is bounded for the whole file: a node counts each time that it is referred to.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        self._nodes = 0
+        self._expanded: dict[int, tuple[int, int]] = {}  # nodes and characters by the identity of a node
+        self._nodes_left = _MOST_NODES
+        self._characters_left = _MOST_CHARACTERS
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read a node, which may be an alias. Raises: InvalidManifest."""
+        self._depth += 1
+        self._nodes += 1
+        if self._depth > _MOST_DEPTH or self._nodes > _MOST_NODES:
+            raise _refuse_expansion()
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def compose_document(self) -> Any:
+        """Read a document, and count what it expands to. Raises: InvalidManifest."""
+        self._expanded = {}
+        document = super().compose_document()
+        nodes, characters = self._measure(document)
+        self._nodes_left -= nodes
+        self._characters_left -= characters
+        if self._nodes_left < 0 or self._characters_left < 0:
+            raise _refuse_expansion()
+        return document
+
+    def _measure(self, node: Any) -> tuple[int, int]:
+        """Return how many nodes and characters a node expands to. Its depth is bounded already."""
+        known = self._expanded.get(id(node))
+        if known is not None:
+            return known
+        if isinstance(node, yaml.ScalarNode):
+            return 1, len(node.value)
+        self._expanded[id(node)] = (_MOST_NODES + 1, 0)  # an alias to a node around it never ends
+        nodes = 1
+        characters = 0
+        for item in node.value:
+            for member in item if isinstance(item, tuple) else (item,):
+                more = self._measure(member)
+                nodes += more[0]
+                characters += more[1]
+        self._expanded[id(node)] = nodes, characters
+        return nodes, characters
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -320,6 +384,9 @@ _UniqueKeyLoader.yaml_implicit_resolvers = {
 
 def load_documents(text: str) -> list[dict[str, Any]]:
     """Return the objects of a YAML file, as kubectl would read them. Raises: InvalidManifest."""
+    if len(text) > _MOST_TEXT:
+        words = f"has more than {_MOST_TEXT >> 20} MiB; give the path of a manifest, and keep data elsewhere"
+        raise InvalidManifest([FieldError("the file", words)])
     try:
         documents = [d for d in yaml.load_all(text, Loader=_UniqueKeyLoader) if d is not None]
     except InvalidManifest:

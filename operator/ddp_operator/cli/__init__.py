@@ -17,6 +17,7 @@ from typing import Final
 from ddp_operator import __version__
 from ddp_operator.cli.io import ExitCode, exit_code
 from ddp_operator.client.errors import ClientError
+from ddp_operator.terminal import print_text
 
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
@@ -117,7 +118,7 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
 
 
 def _report(command: str, message: str, code: int) -> int:
-    print(f"ddp {command}: {message}", file=sys.stderr)
+    print_text(f"ddp {command}: {message}", file=sys.stderr)
     return code
 
 

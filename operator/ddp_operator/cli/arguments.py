@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddp_operator.cli.io import CommandError
 from ddp_operator.client.client import Client
+from ddp_operator.terminal import print_text
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +51,7 @@ def is_local(arguments: argparse.Namespace) -> bool:
     given = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & {name for name, value in os.environ.items() if value}
     login = given or arguments.kubeconfig or arguments.context or arguments.namespace
     if not login and not os.path.exists(os.path.expanduser("~/.kube/config")):
-        print(
+        print_text(
             f"no cluster is configured: looking at the runs on this machine, in {arguments.runs_dir}", file=sys.stderr
         )
         return True

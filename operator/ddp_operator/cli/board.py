@@ -17,6 +17,7 @@ from ddp_operator.cli.io import CommandError, ExitCode, integer
 from ddp_operator.cli.report import prefers_local
 from ddp_operator.client.runs import open_run
 from ddp_operator.kubeobjects import find_trainer
+from ddp_operator.terminal import print_text
 
 _EVENTS: Final = "events.out.tfevents.*"
 _PORT: Final = 6006  # TensorBoard's own
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             "event files of TensorBoard; docs/tracking.md says how to get them",
             ExitCode.NOT_FOUND,
         )
-    print("\n".join(lines))
+    print_text("\n".join(lines))
     return ExitCode.OK
 
 
@@ -76,9 +77,9 @@ def find_events(run: Path, resource: Mapping[str, Any]) -> Path | None:
 def _start(folder: Path, port: int, lines: list[str]) -> int:
     words = ["--logdir", str(folder), "--port", str(port)]
     if importlib.util.find_spec("tensorboard") is None:
-        print("\n".join([*lines, f"pip install tensorboard; {shlex.join(['tensorboard', *words])}"]))
+        print_text("\n".join([*lines, f"pip install tensorboard; {shlex.join(['tensorboard', *words])}"]))
         return ExitCode.OK
-    print("\n".join([*lines, f"TensorBoard on {folder}: http://localhost:{port} (Ctrl-C ends it)"]), flush=True)
+    print_text("\n".join([*lines, f"TensorBoard on {folder}: http://localhost:{port} (Ctrl-C ends it)"]), flush=True)
     # It says the same and more on standard error; only what goes wrong is of interest.
     words = [sys.executable, "-m", "tensorboard.main", *words]
     said = ""

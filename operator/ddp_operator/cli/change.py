@@ -12,6 +12,7 @@ from ddp_operator.cli.arguments import (
 )
 from ddp_operator.cli.io import ExitCode, integer
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = open_client(arguments, local=is_local(arguments)).get(arguments.name)
     if arguments.command == "delete":
         job.delete(wait=arguments.wait)
-        print(f"{arguments.name}: deleted", flush=True)
+        print_text(f"{arguments.name}: deleted", flush=True)
         return ExitCode.OK
     before = job.resource["spec"]
     if arguments.command == "scale":
@@ -51,5 +52,5 @@ def run(arguments: argparse.Namespace) -> int:
         done = "resumed"
     if job.resource["spec"] == before:
         done = "unchanged"
-    print(json.dumps(job.resource, indent=2) if arguments.output == "json" else f"{arguments.name}: {done}")
+    print_text(json.dumps(job.resource, indent=2) if arguments.output == "json" else f"{arguments.name}: {done}")
     return ExitCode.OK

@@ -4,6 +4,7 @@ import argparse
 from typing import Final
 
 from ddp_operator.cli.io import ExitCode
+from ddp_operator.terminal import print_text
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _BASH: Final = """\
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the script."""
-    print(build_script(arguments.shell, describe_commands()), end="")
+    print_text(build_script(arguments.shell, describe_commands()), end="")
     return ExitCode.OK
 
 

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from ddp_operator.cli.io import ExitCode
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
             check_manifest(written)
         except InvalidManifest as error:
             code = ExitCode.FAILED
-            print(f"ddp convert: fix by hand:\n{error}", file=sys.stderr)
-    print("---\n".join(parts), end="")
+            print_text(f"ddp convert: fix by hand:\n{error}", file=sys.stderr)
+    print_text("---\n".join(parts), end="")
     return code

@@ -41,6 +41,7 @@ from ddp_operator.client.workdir import Workdir, default_folder
 from ddp_operator.code.files import CannotPack, copy_files
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.recovery import Recovery, Sample, measure, parse_sample
+from ddp_operator.terminal import print_text
 
 _POLL_SECONDS: Final = 0.2
 _START_SECONDS: Final = 180.0
@@ -217,14 +218,14 @@ def report(arguments: argparse.Namespace, who: str, found: Recovery) -> None:
             "stepsLost": found.steps_lost,
             "fromBeginning": found.from_beginning if found.steps_lost is not None else None,
         }
-        print(json.dumps(parts, indent=2))
+        print_text(json.dumps(parts, indent=2))
         return
     level = {"process": "workers restarted in the same pods", "pod": "pod replaced", "group": "new attempt"}
-    print(f"killed      {who}")
+    print_text(f"killed      {who}")
     to = "the next step" if found.steps_lost is not None else "running workers"
-    print(f"recovery    {found.seconds:.1f} s to {to} ({level[found.level]})")
-    print(f"steps lost  {_describe_loss(found)}")
-    print(f"verdict     {_describe_verdict(found)}")
+    print_text(f"recovery    {found.seconds:.1f} s to {to} ({level[found.level]})")
+    print_text(f"steps lost  {_describe_loss(found)}")
+    print_text(f"verdict     {_describe_verdict(found)}")
 
 
 def _describe_loss(found: Recovery) -> str:
@@ -448,7 +449,7 @@ class LocalRun:
         with output:
             for line in output:
                 if not self._stopping:  # the drill's own words come last, not those of a run that was interrupted
-                    sys.stderr.write(line.decode("utf-8", "replace"))
+                    print_text(line.decode("utf-8", "replace"), file=sys.stderr, end="")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 from ddp_operator.cli.io import CommandError, ExitCode, integer, read_file
 from ddp_operator.client.program import IMAGE, job_name
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = write_manifest(script, arguments.extra, **options)
     check_manifest(text)
     if arguments.output is None:
-        print(text, end="")
+        print_text(text, end="")
         return ExitCode.OK
     try:
         with arguments.output.open("x", encoding="utf-8") as file:
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"{arguments.output}: is there already; name another file, or remove it") from None
     except OSError as error:
         raise CommandError(f"{arguments.output}: {error.strerror}") from None
-    print(f"{arguments.output} is written; on this machine: ddp run {arguments.output} (--cpu if it has no GPU)")
+    print_text(f"{arguments.output} is written; on this machine: ddp run {arguments.output} (--cpu if it has no GPU)")
     return ExitCode.OK
 
 

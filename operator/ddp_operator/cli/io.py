@@ -7,6 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ddp_operator.client.errors import ApiError, ClientError, Conflict, NotFound, TrainingFailed
+from ddp_operator.terminal import print_text
 
 
 class ExitCode(IntEnum):
@@ -52,7 +53,7 @@ def read_file(name: str, what: str = "a job's YAML") -> str:
 
 def print_note(words: str) -> None:
     """Print what is done beside the command's own result."""
-    print(words, file=sys.stderr)
+    print_text(words, file=sys.stderr)
 
 
 def integer(least: int, most: int | None = None, *, hint: str = "") -> Callable[[str], int]:

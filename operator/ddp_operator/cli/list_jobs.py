@@ -12,6 +12,7 @@ from ddp_operator.cli.io import ExitCode
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.kubeobjects import parse_time, utc_now
 from ddp_operator.progress import format_duration
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,15 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         none = f"no runs in {arguments.runs_dir}; `ddp run` makes them"
     if arguments.output == "json":
-        print(json.dumps(found, indent=2))
+        print_text(json.dumps(found, indent=2))
         return ExitCode.OK
     items = found["items"]
     if not items:
-        print(none, file=sys.stderr)
+        print_text(none, file=sys.stderr)
         return ExitCode.OK
     wide = arguments.output == "wide"
     for line in format_table(items, utc_now(), namespaces=arguments.all_namespaces, wide=wide):
-        print(line)
+        print_text(line)
     return ExitCode.OK
 
 

@@ -5,6 +5,7 @@ import sys
 
 from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_operator.cli.io import CommandError, ExitCode
+from ddp_operator.terminal import make_printable, print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("--timestamps: the logs on this machine have none")
     job = open_client(arguments, local=local).get(arguments.name)
     if local:
-        print(f"run folder {job.backend.argument(job.name)}", file=sys.stderr)
+        print_text(f"run folder {job.backend.argument(job.name)}", file=sys.stderr)
     chosen = {"node": arguments.node, "attempt": arguments.attempt, "tail": arguments.tail}
     for line in job.lines(follow=arguments.follow, **chosen):
-        sys.stdout.write((f"{line.time} " if arguments.timestamps else "") + f"{line}\n")
+        text = (f"{line.time} " if arguments.timestamps else "") + str(line)
+        sys.stdout.write(make_printable(text, colours=True) + "\n")
         sys.stdout.flush()
     return ExitCode.OK

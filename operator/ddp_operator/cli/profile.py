@@ -14,6 +14,7 @@ from ddp_operator.cli.arguments import add_cluster_arguments
 from ddp_operator.cli.io import CommandError, ExitCode, read_file
 from ddp_operator.cli.list_jobs import align
 from ddp_operator.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
+from ddp_operator.terminal import print_text
 
 _KINDS: Final = (PROFILE_KIND, CLUSTER_PROFILE_KIND)
 
@@ -48,11 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
             words = f"there is no profile {arguments.name}; `ddp profile list` lists them"
             raise CommandError(words, ExitCode.NOT_FOUND)
     if arguments.output == "json":
-        print(json.dumps(found[0] if arguments.name else {"kind": "List", "items": found}, indent=2))
+        print_text(json.dumps(found[0] if arguments.name else {"kind": "List", "items": found}, indent=2))
     elif arguments.name:
-        print("\n".join(_show(found[0])))
+        print_text("\n".join(_show(found[0])))
     else:
-        print("\n".join(_list(found)))
+        print_text("\n".join(_list(found)))
     return ExitCode.OK
 
 

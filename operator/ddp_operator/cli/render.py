@@ -6,6 +6,7 @@ import json
 from ddp_operator.cli.io import CommandError, ExitCode, print_note, read_file
 from ddp_operator.cli.profile import add_profiles_argument, read_profiles
 from ddp_operator.cli.workdir import add_workdir_arguments, read_workdir
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     if arguments.output == "json":
         objects = {"apiVersion": "v1", "kind": "List", "items": list(children)}
-        print(json.dumps(objects, indent=2))
+        print_text(json.dumps(objects, indent=2))
     else:
         import yaml
 
-        print(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True), end="")
+        print_text(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True), end="")
     return ExitCode.OK

@@ -7,6 +7,7 @@ from ddp_operator.cli.arguments import add_cluster_arguments, add_local_argument
 from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.client.errors import NotFound
 from ddp_operator.client.runs import open_run
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,5 +62,5 @@ def run(arguments: argparse.Namespace) -> int:
         replace_file(target, page)
     except OSError as error:
         raise CommandError(f"{target}: {error.strerror}; choose another --output") from None
-    print(target)
+    print_text(target)
     return ExitCode.OK

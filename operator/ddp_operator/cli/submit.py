@@ -13,6 +13,7 @@ from ddp_operator.cli.workdir import add_workdir_arguments, place_script, read_w
 from ddp_operator.client.job import Job
 from ddp_operator.client.program import IMAGE
 from ddp_operator.client.workdir import default_folder
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,15 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     workdir, backend = read_workdir(arguments, folder), open_client(arguments).backend
     job = Job(*backend.create(text, workdir, dry_run=arguments.dry_run, note=print_note))
     if arguments.output == "json":
-        print(json.dumps(job.resource, indent=2))
+        print_text(json.dumps(job.resource, indent=2))
         return ExitCode.OK
     namespace = job.resource["metadata"]["namespace"]
-    print(f'{job.name}: {"would be submitted" if arguments.dry_run else "submitted"} to namespace "{namespace}"')
+    print_text(f'{job.name}: {"would be submitted" if arguments.dry_run else "submitted"} to namespace "{namespace}"')
     if arguments.dry_run:
         return ExitCode.OK
     if not arguments.watch:
         words = job.backend.argument(job.name)
-        print(f"next:  ddp watch {words}   ddp logs {words} -f   ddp why {words}", file=sys.stderr)
+        print_text(f"next:  ddp watch {words}   ddp logs {words} -f   ddp why {words}", file=sys.stderr)
         return ExitCode.OK
     from ddp_operator.cli.watch import watch_one
 

@@ -16,6 +16,7 @@ from ddp_operator.cli.arguments import (
 )
 from ddp_operator.cli.io import ExitCode
 from ddp_operator.cli.list_jobs import align
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     by = "profile" if arguments.by_profile else "namespace" if every else "name"
     sums = sum_up(backend.list(everywhere=every)["items"], by)
     if arguments.output == "json":
-        print(json.dumps(sums, indent=2))
+        print_text(json.dumps(sums, indent=2))
         return ExitCode.OK
     if not sums:
-        print("no job here has held a GPU", file=sys.stderr)
+        print_text("no job here has held a GPU", file=sys.stderr)
         return ExitCode.OK
     total: Counter[str] = Counter()
     for row in sums.values():
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         lost = ", ".join(f"{cause} {seconds / 3600:.1f} h" for seconds, cause in reversed(causes[-3:]))
         rows.append([name, f"{held / 3600:.1f}", *shares, lost or "-"])
     for line in align(rows):
-        print(line)
+        print_text(line)
     return ExitCode.OK
 
 

@@ -12,6 +12,7 @@ from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.follow import Jobs, follow_jobs, view_of
 from ddp_operator.client.job import Job
 from ddp_operator.display import LiveRegion, PlainDisplay, View, build_table, can_redraw
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +53,7 @@ def watch_one(job: Job, screen: "Screen | None" = None) -> int:
             screen.show({(job.resource["metadata"].get("namespace", ""), job.name): job.resource})
     finally:
         screen.close()
-    print(job.why(), file=sys.stderr)
+    print_text(job.why(), file=sys.stderr)
     return ExitCode.OK if job.resource["status"]["phase"] == "Succeeded" else ExitCode.FAILED
 
 

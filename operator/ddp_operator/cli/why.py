@@ -11,6 +11,7 @@ from ddp_operator.cli.arguments import (
     open_client,
 )
 from ddp_operator.cli.io import ExitCode
+from ddp_operator.terminal import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     why, links = job.why(), job.links
     if arguments.output == "json":
         parts = {"name": why.name, "phase": why.phase, "reason": why.reason, "what": why.what, "todo": why.todo}
-        print(json.dumps({**parts, "links": links}, indent=2))
+        print_text(json.dumps({**parts, "links": links}, indent=2))
     else:
-        print("\n".join([str(why), *links]))
+        print_text("\n".join([str(why), *links]))
     return ExitCode.OK

@@ -91,7 +91,8 @@ class RunFolder:
         for number in range(1, 1000):
             path = runs / (stem if number == 1 else f"{stem}-{number}")
             try:
-                path.mkdir(parents=True)
+                runs.mkdir(parents=True, exist_ok=True)
+                path.mkdir(mode=0o700)  # manifests hold Secrets, and so do logs and volumes
             except FileExistsError:
                 continue
             folder = cls(path)
@@ -112,10 +113,10 @@ class RunFolder:
         Raises: OSError.
         """
         with self._whole_or_gone():
-            self.manifest.write_text(text, encoding="utf-8")
+            _write_private(self.manifest, text)
             self._lock()
             self.command.write_text(f"{command}\n", encoding="utf-8")
-            (self.path / "objects.yaml").write_text(_dump_all([resource, *children]), encoding="utf-8")
+            _write_private(self.path / "objects.yaml", _dump_all([resource, *children]))
 
     @contextmanager
     def _whole_or_gone(self) -> Iterator[None]:
@@ -244,7 +245,7 @@ class RunFolder:
     def write(self, path: Path, text: str) -> bool:
         """Replace a file, or leave it as it was. Returns whether it was written."""
         with self._tolerantly(path):
-            replace_file(path, text)
+            replace_file(path, text, private=True)
         return path not in self._failing
 
     @contextmanager
@@ -263,11 +264,24 @@ def _local_time(moment: datetime) -> str:
     return f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z}"
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one and never half of it. Raises: OSError."""
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read. Raises: OSError."""
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+        os.fchmod(stream.fileno(), 0o600)
+        stream.write(text)
+
+
+def replace_file(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file so that a reader sees the old one or the new one and never half of it. Raises: OSError.
+
+    ``private``: for its owner alone.
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        if private:
+            _write_private(temporary, text)
+        else:
+            temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)

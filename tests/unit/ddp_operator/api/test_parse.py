@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.parse import parse_manifest, parse_resource
+from ddp_operator.api.parse import load_documents, parse_manifest, parse_resource
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 from tests.support.builders import resource, template
@@ -232,3 +232,39 @@ class TestStored:
     def test_missing_metadata_is_refused(self) -> None:
         with pytest.raises(InvalidManifest, match="metadata"):
             parse_resource({"spec": {}})
+
+
+def nest(levels: int, width: int) -> str:
+    lines = ["a0: &a0 [x]"]
+    for level in range(1, levels):
+        lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * width)}]")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        nest(8, 9),
+        "text: &t " + "x" * 100_000 + "\nmore: [" + ", ".join(["*t"] * 1000) + "]",
+        "a: &a [*a]",
+        "m0: &m0 {a: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 8)),
+        "a: " + "[" * 101 + "]" * 101,
+        "a: [" + "1, " * 200_001 + "]",
+        "\n---\n".join([nest(6, 9)] * 4),
+    ],
+    ids=["aliases", "long text", "alias of itself", "merges", "depth", "values", "sum of documents"],
+)
+def test_manifest_that_expands_too_far_is_refused(text: str) -> None:
+    with pytest.raises(InvalidManifest, match=r"the file: not valid YAML: expands to more than .* with fewer aliases"):
+        load_documents(text)
+
+
+def test_aliases_within_limits_are_expanded() -> None:
+    [document] = load_documents("base: &b {x: [1, 2]}\nmore: [*b, *b]\nmerged: {<<: *b, y: 3}")
+    assert document["more"] == [{"x": [1, 2]}] * 2
+    assert document["merged"] == {"x": [1, 2], "y": 3}
+
+
+def test_file_beyond_limit_is_refused_before_it_is_read() -> None:
+    with pytest.raises(InvalidManifest, match="has more than 16 MiB"):
+        load_documents("#" * (16 << 20) + "\n")

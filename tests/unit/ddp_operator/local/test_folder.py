@@ -35,6 +35,21 @@ def test_two_runs_in_one_second_get_folders_of_their_own(tmp_path: Path) -> None
     assert second.path.name == f"{first.path.name}-2"
 
 
+def test_run_folder_and_files_with_secrets_are_readable_by_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = RunFolder.create(tmp_path / "ddp-runs", "x", NOW)
+        folder.write_manifest("kind: Secret", [], {}, "ddp run job.yaml")
+        folder.write_status({"kind": "K", "metadata": {}})
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder.path, *folder.path.iterdir())}
+    assert modes[folder.path.name] == 0o700
+    assert {name: modes[name] for name in ("job.yaml", "objects.yaml", "status.yaml")} == dict.fromkeys(
+        ("job.yaml", "objects.yaml", "status.yaml"), 0o600
+    )
+
+
 def test_the_status_file_is_yaml_for_people_and_replaced_in_one_piece(folder: RunFolder) -> None:
     for phase in ("Running", "Failed"):
         folder.write_status({"kind": "K", "metadata": {}, "status": {"phase": phase, "traceback": "a\nb\n"}})

@@ -1,0 +1,51 @@
+"""The border to the terminal: text from clusters, pods and files cannot control it."""
+
+import re
+import sys
+from typing import Any, Final, TextIO
+
+_COLOURS: Final = r"\x1b\[[0-9;:]*m"
+# Escape sequences and strings, whole or cut off; then single control characters but tab and newline, and characters
+# that are invisible or turn the direction of writing.
+_CONTROL: Final = (
+    r"\x1b\[[0-?]*[ -/]*[@-~]?"
+    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
+    r"|\x1b[ -/]*[0-~]?"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
+)
+_PLAIN: Final = re.compile(_CONTROL)
+_COLOURED: Final = re.compile(f"({_COLOURS})|{_CONTROL}")
+_RESET: Final = "\x1b[0m"
+
+
+def make_printable(text: str, *, colours: bool = False) -> str:
+    """Return text without what a terminal obeys. ``colours``: those stay, and end with the text."""
+    if not colours:
+        return _PLAIN.sub("", text)
+    cleaned = _COLOURED.sub(lambda match: match[1] or "", text)
+    if "\x1b" not in cleaned or cleaned.endswith(_RESET):
+        return cleaned
+    return f"{cleaned}{_RESET}"
+
+
+def print_text(text: object, *, file: TextIO | None = None, end: str = "\n", flush: bool = False) -> None:
+    """Print text that may be anybody's."""
+    print(make_printable(str(text)), file=file or sys.stdout, end=end, flush=flush)
+
+
+def build_console(stream: TextIO) -> Any:
+    """Return a Rich console for this stream. Rich is imported here: most commands do without."""
+    from rich.console import Console
+
+    class SafeConsole(Console):
+        """Prints what Rich itself controls, and text without control characters."""
+
+        def render(self, renderable: Any, options: Any = None) -> Any:
+            """Render something to segments."""
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield segment._replace(text=make_printable(segment.text, colours=True))
+
+    return SafeConsole(file=stream)
