@@ -41,9 +41,9 @@ class PrecisionConfig(Settings, group="precision"):
         False, "kernels that give the same result every time (slower on cuda); one that has none is named in a warning"
     )
     cuda_graph: str = option(
-        "auto",
+        "off",
         "on cuda, record a training step and replay it in one launch: auto (where nothing speaks against it, which the "
-        "log says), on (also a model of your own), off",
+        "log says), on (also a model of your own), off (the default until it has been measured on GPUs)",
         choices=("auto", "on", "off"),
     )
     compile: bool = option(

@@ -11,14 +11,18 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_trainer.config.run import RunConfig
+from ddp_trainer.data.sampling import samples_per_rank
 from ddp_trainer.data.sources import CachedSource
 from ddp_trainer.distributed.ddp import uses_gloo
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, StepResult
+from ddp_trainer.errors import UserError
 from ddp_trainer.observability.meters import Timeline
 
 # DDP measures its first ten steps by events that can't be recorded, and torch picks kernels in the first ones.
 WARM_UP = 11
+# Graphs whose recording has failed: torch's allocators may keep pointers to them.
+_ABANDONED: list[Any] = []
 # Replays that the device has not done yet. The next one is there when one ends, and a stop is not far away.
 _AHEAD = 2
 _PIECES = "steps are launched piece by piece"
@@ -29,9 +33,10 @@ Record = Callable[[Callable[[], StepResult]], tuple[Callable[[], None], StepResu
 def obstacle(config: RunConfig, source: object, world: World) -> str:
     """Why no step of this run can be recorded on a GPU; empty where one can."""
     distributed, mode = config.distributed, config.precision.compile_mode
-    own = ":" in f"{config.model.name}{config.task}" and config.precision.cuda_graph == "auto"
+    own = ":" in f"{config.model.name}{config.task}" and config.precision.cuda_graph != "on"
     reasons = {
         "the batches are not cut from images on the GPU": not isinstance(source, CachedSource),
+        "an epoch has no whole batch": isinstance(source, CachedSource) and not _has_whole_batch(config, source, world),
         "a model or task of your own may decide on the host what it does (--cuda-graph on: it does not)": own,
         "torch.nn.DataParallel copies the model in every step": distributed.data_parallel,
         f"--compile-mode {mode} replays graphs of its own": config.precision.compile
@@ -43,6 +48,11 @@ def obstacle(config: RunConfig, source: object, world: World) -> str:
         and distributed.compression != "none",
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _has_whole_batch(config: RunConfig, source: CachedSource, world: World) -> bool:
+    share = samples_per_rank(len(source.labels), world.size, config.data.drop_last)
+    return share >= config.data.batch_size * config.optim.accumulate
 
 
 def record_steps(config: RunConfig, engine: Engine, source: object) -> None:
@@ -115,6 +125,7 @@ class StepGraph:
         while self._under_way:
             self._wait(self._under_way.popleft())
         self._replay = self._result = None
+        self._engine.clock.forget_recording()
 
     def _wait(self, moment: Any) -> None:
         """Wait until the device is there. In turns: NCCL's own watchdog does not see what a graph sends."""
@@ -124,24 +135,56 @@ class StepGraph:
                 raise RuntimeError(f"the device has not ended a step in {self._timeout:g} s: does another rank hang?")
             time.sleep(0.0002)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the recording is over, or never takes place."""
+        return self._failed or self._replay is not None
+
     def _begin(self) -> None:
-        """Record a step; on all ranks or on none, because a message that is recorded is one for all of them."""
-        started, problem = time.perf_counter(), ""
+        """Record a step; on all ranks or on none, because a message that is recorded is one for all of them.
+
+        Raises :class:`UserError` on all ranks where one can't continue without it.
+        """
+        started = time.perf_counter()
+        problem = ""
+        broken = False
+        recorded: tuple[Callable[[], None], StepResult] | None = None
         try:
             with _capturable(self._engine.optimizer), self._engine.clock.recording():
                 recorded = self._record(lambda: self._engine.take(self._source.at_cursor(self._size)))
         except Exception as error:
-            problem = " ".join(str(error).split())[:200] or type(error).__name__
-        failed = int(self._world.sum([float(bool(problem))])[0])
-        if not failed:
+            # As text: an exception holds the frames of the step, and with them the replica that recover() replaces.
+            problem = _describe_cause(error)
+            broken = isinstance(error, AllocatorError)
+        outcomes = self._world.sum([float(recorded is None), float(broken)])
+        failed = int(outcomes[0])
+        if not failed and recorded is not None:
             self._replay, self._result = recorded
             seconds = time.perf_counter() - started
             say(self._world, f"recorded after {WARM_UP} steps in {seconds:.1f} s; each is one launch now")
             return
         self._failed = True
-        self._engine.recover()
+        recorded = None
+        self._engine.clock.forget_recording()
         where = f" on {failed} of {self._world.size} ranks" if self._world.is_distributed else ""
-        say(self._world, f"none, {_PIECES}: it can't be recorded{where}{problem and ': '}{problem}")
+        reason = f"it can't be recorded{where}{problem and ': '}{problem}"
+        if outcomes[1]:
+            raise UserError(
+                "precision.cuda_graph",
+                f"the step's CUDA graph can't be recorded{where}, and torch's allocator has not recovered"
+                f"{problem and ': '}{problem}",
+                "restart with --cuda-graph off",
+            )
+        self._engine.recover()
+        say(self._world, f"none, {_PIECES}: {reason}")
+
+
+def _describe_cause(error: BaseException) -> str:
+    """Describe the first exception: what follows it states only that the recording has failed."""
+    seen = [error]
+    while (earlier := seen[-1].__cause__ or seen[-1].__context__) is not None and earlier not in seen:
+        seen.append(earlier)
+    return " ".join(str(seen[-1]).split())[:200] or type(seen[-1]).__name__
 
 
 def say(world: World, what: str) -> None:
@@ -150,17 +193,68 @@ def say(world: World, what: str) -> None:
         print(f"CUDA graph of a step: {what}", flush=True)
 
 
+class AllocatorError(RuntimeError):
+    """A recording has failed, and torch's allocators can't be used any more in this process."""
+
+
 def record_on_gpu(function: Callable[[], StepResult]) -> tuple[Callable[[], None], StepResult]:
     """Record what ``function`` asks the device for, without doing it; returns how to do it, and where its result is.
 
-    Threads that write checkpoints or read ahead may go on with theirs.
+    Threads that write checkpoints or read ahead may go on with theirs. Raises :class:`AllocatorError` where it fails
+    and leaves the process without a working allocator.
     """
     gc.collect()
     graph = torch.cuda.CUDAGraph()
+    pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.current_stream()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        result = function()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = function()
+    except Exception as error:
+        try:
+            _abandon_recording(graph, pool, stream.device)
+        except Exception as broken:  # also where a version of torch lacks what this needs
+            raise AllocatorError(str(broken)) from error
+        raise
     return graph.replay, result
+
+
+def _abandon_recording(graph: Any, pool: Any, device: torch.device) -> None:
+    """Take allocators and generator of ``device`` out of a recording that has failed.
+
+    Until 2.11 torch's capture_end() throws before it closes the pool (pytorch#180395), and from then on every
+    release of memory and every random number fails an assertion. Raises RuntimeError where they still do.
+    """
+    _ABANDONED.append(graph)
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("the stream is still recording")
+
+    torch.cuda.synchronize(device)
+    try:
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+    except RuntimeError:  # torch has closed it, and resets the graph with its pool
+        graph.reset()
+    else:
+        graph.reset()
+        torch._C._cuda_releasePool(device.index, pool)
+    _renew_generator(device)
+
+    # What fails an assertion after a recording that is not closed: a draw, pinned memory, and the release of memory.
+    generator = torch.cuda.default_generators[device.index]
+    seed = generator.initial_seed()
+    torch.rand(1, device=device)
+    torch.empty(1).pin_memory()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    generator.manual_seed(seed)
+
+
+def _renew_generator(device: torch.device) -> None:
+    """Give the device's generator a state that is in no recording, with the same seed."""
+    generator = torch.cuda.default_generators[device.index]
+    fresh = torch.Generator(device)
+    fresh.manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @contextlib.contextmanager

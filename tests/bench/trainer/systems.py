@@ -97,9 +97,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "fp16": {"precision": {"name": "fp16"}},
     "compile": {"precision": {"name": "auto", "compile": True, "cuda_graph": "off"}},
     # The step as one CUDA graph of the trainer's, without torch.compile and with it; then with torch.compile's graphs.
-    "graph": {"precision": {"name": "auto"}},
-    "compile-graph": {"precision": {"name": "auto", "compile": True}},
-    "compile-graphs": {"precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead"}},
+    "graph": {"precision": {"name": "auto", "cuda_graph": "auto"}},
+    "compile-graph": {"precision": {"name": "auto", "compile": True, "cuda_graph": "auto"}},
+    "compile-graphs": {
+        "precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead", "cuda_graph": "auto"}
+    },
     # For slow links: DDP as it comes, gradients sent as bf16, and that with bf16 arithmetic.
     "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
     "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},

@@ -23,12 +23,14 @@ from ddp_trainer.data.sources import CachedSource, Place
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, StepResult
+from ddp_trainer.errors import UserError
 from ddp_trainer.models import build_model
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision
 from ddp_trainer.step_graph import StepGraph, obstacle
 from ddp_trainer.tasks import build_task
 from tests.support import tape
+from tests.support.fake_capture import FakeCapture
 
 CPU = torch.device("cpu")
 ALONE = World(RankEnv(), CPU)
@@ -277,3 +279,92 @@ def test_a_device_that_does_not_end_its_step_is_an_error(monkeypatch: pytest.Mon
     monkeypatch.setattr("ddp_trainer.observability.meters.Timeline.reached", lambda self, moment: False)
     with pytest.raises(RuntimeError, match=r"has not ended a step in 0\.01 s"):
         run.train(range(2))
+
+
+def test_epoch_without_a_whole_batch_is_an_obstacle() -> None:
+    source = Run(settings()).loader.source
+    world = World(RankEnv(), torch.device("cuda", 0))
+    assert obstacle(settings(data={"batch_size": 27}), source, world) == "an epoch has no whole batch"
+    assert obstacle(settings(data={"batch_size": 26}), source, world) == ""
+
+
+def refuse_to_record() -> StepResult:
+    raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_failed_capture_leaves_allocator_and_generator_usable(closes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = FakeCapture(monkeypatch, closes=closes)
+    capture.state.manual_seed(42)
+    with pytest.raises(torch.AcceleratorError):
+        step_graph.record_on_gpu(refuse_to_record)
+    assert not capture.open
+    assert capture.references == 0, "the pool's memory is lost, or released twice"
+    assert not any(state is capture.state for state in capture.in_recording)
+    assert capture.state.initial_seed() == 42
+
+
+def test_failed_python_code_in_a_capture_releases_its_pool_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = FakeCapture(monkeypatch, closes=False)
+
+    def fail() -> StepResult:
+        raise ValueError("a mistake")
+
+    with pytest.raises(ValueError, match="a mistake"):
+        step_graph.record_on_gpu(fail)
+    assert (capture.open, capture.references) == (set(), 0)
+
+
+@pytest.mark.parametrize("fault", ["pool", "stream"])
+def test_allocator_that_stays_in_capture_ends_the_run_on_all_ranks(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(settings())
+
+    def record(function: Callable[[], StepResult]) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            capture = FakeCapture(patch, closes=False, heals=fault != "pool")
+            capture.stream_captures = fault == "stream"
+            return step_graph.record_on_gpu(refuse_to_record)
+
+    run.graph(record)
+    with pytest.raises(UserError, match=r"precision\.cuda_graph: .*not permitted.*; restart with --cuda-graph off"):
+        run.train(range(1))
+
+
+def test_events_of_a_graph_live_until_it_is_gone() -> None:
+    run = Run(settings(optim={"accumulate": 2}, data={"batch_size": 3}))
+    run.graph()
+    run.train(range(2))
+    clock = run.engine.clock
+    # The start, and the end of each part's backward pass.
+    assert len(clock._recorded_events) == 3
+    graph = run.engine.graph
+    assert isinstance(graph, StepGraph)
+    graph.close()
+    assert clock._recorded_events == []
+
+
+def test_events_of_a_graph_outlive_a_time_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(settings())
+    run.graph()
+
+    def fail(*_: Any) -> float:
+        raise RuntimeError("both events must be recorded")
+
+    monkeypatch.setattr("ddp_trainer.observability.meters.Timeline.seconds", fail)
+    monkeypatch.setattr(run.engine.clock, "seconds", lambda: 0.0)
+    run.train(range(2))
+    assert run.engine.clock._recorded is None
+    assert len(run.engine.clock._recorded_events) == 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_graph_is_settled_once_it_is_recorded_or_has_failed(fails: bool) -> None:
+    run = Run(settings())
+    run.graph(fails_midway if fails else tape.record)
+    assert run.engine.graph is not None
+    batches = run.loader.epoch(0)
+    for _ in range(3):
+        run.step(next(batches))
+        assert not run.engine.graph.settled
+    run.step(next(batches))
+    assert run.engine.graph.settled

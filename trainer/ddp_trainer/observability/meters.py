@@ -125,12 +125,25 @@ class ComputeClock:
         self._recording = False
         self._recorded: tuple[Any, Any] | None = None
         self._replays, self._typical = 0, 0.0
+        # Every event that the graph records into, for as long as the graph lives.
+        self._recorded_events: list[Any] = []
         first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
         if first is not None:
             first.register_post_accumulate_grad_hook(self._mark_end)  # type: ignore[no-untyped-call]
 
     def _mark_end(self, _: Tensor) -> None:
-        self._end = self._timeline.now(recorded=self._recording)
+        self._end = self._now()
+
+    def _now(self) -> Any:
+        moment = self._timeline.now(recorded=self._recording)
+        if self._recording:
+            self._recorded_events.append(moment)
+        return moment
+
+    def forget_recording(self) -> None:
+        """Release the events of a recorded step. Call it when the graph is gone, and not before."""
+        self._recorded = None
+        self._recorded_events.clear()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -140,7 +153,10 @@ class ComputeClock:
             yield
             self._recorded = None if self._end is None else (self._start, self._end)
         finally:
-            self._recording, self._start = False, None
+            self._recording = False
+            self._start = None
+            # The next step's own: these two are the graph's.
+            self._end = None
 
     def replayed(self) -> None:
         """Call before each replay of the recorded step. Now and then it waits for the one before, to see how long."""
@@ -149,14 +165,14 @@ class ComputeClock:
             try:
                 self._typical = self._timeline.seconds(*self._recorded)
             except RuntimeError:  # a figure that can't be had is no reason to end a run
-                self._recorded = None
+                self._recorded = None  # their events stay: the graph records into them
         self._replays += 1
         self._start = None
 
     def begin(self) -> None:
         """Call before a step's first forward pass."""
         self._end = None
-        self._start = self._timeline.now(recorded=self._recording)
+        self._start = self._now()
 
     def seconds(self) -> float:
         """Compute time that has become known since the last call: the step's own on a CPU, earlier steps' on a GPU.

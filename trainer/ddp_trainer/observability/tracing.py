@@ -1,7 +1,7 @@
 """A trace of some steps by torch.profiler, one for each rank."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -20,12 +20,18 @@ _END = object()
 class Tracer:
     """Writes ``rank-<rank>.json.gz`` in ``folder``, a Chrome trace of steps 11 to 15 of this process; None: nothing.
 
+    Steps count from the first one before which ``ready`` is true: a profiler must not run while a step is recorded.
+
     Under the launcher it leaves the file's path in the runtime directory, where ``ddp run`` finds it. A trace that
     can't be written is a warning; raises :class:`UserError` on all ranks where a folder can't be made.
     """
 
-    def __init__(self, folder: str | None, world: World) -> None:
-        self._env, self._steps = world.env, 0
+    def __init__(self, folder: str | None, world: World, ready: Callable[[], bool] = lambda: True) -> None:
+        self._env = world.env
+        self._ready = ready
+        # Steps before the count, and in it.
+        self._skipped = 0
+        self._steps = 0
         self._profile: torch.profiler.profile | None = None
         if folder is None:
             return
@@ -45,6 +51,9 @@ class Tracer:
         """Take all ``steps``, and trace those that are due."""
         steps = iter(steps)
         while self._profile is not None and next(steps, _END) is not _END:
+            if not self._steps and not self._ready():
+                self._skipped += 1
+                continue
             if not self._steps:
                 self._profile.start()
             self._steps += 1
@@ -57,12 +66,14 @@ class Tracer:
 
     def close(self) -> None:
         """Say on rank 0 where the run was too short for a trace."""
-        if self._profile is not None and self._steps:
+        if self._profile is None:
+            return
+        if self._steps:
             self._profile.stop()
-            if not self._env.rank:
-                warn(
-                    f"no traces: the run took {self._steps} steps, and a trace begins after {LEFT_OUT} and has {TRACED}"
-                )
+        taken = self._skipped + self._steps
+        if taken and not self._env.rank:
+            first = self._skipped + LEFT_OUT
+            warn(f"no traces: the run took {taken} steps, and a trace begins after {first} and has {TRACED}")
 
     def _write(self, profile: torch.profiler.profile) -> None:
         profile.stop()
@@ -75,5 +86,5 @@ class Tracer:
             warn(f"rank {self._env.rank}: cannot write to {self._path}: {error}")
             return
         if not self._env.rank:
-            first = LEFT_OUT + 1
-            print(f"traces of steps {first} to {LEFT_OUT + TRACED} of each rank in {self._path.parent}", flush=True)
+            before = self._skipped + LEFT_OUT
+            print(f"traces of steps {before + 1} to {before + TRACED} of each rank in {self._path.parent}", flush=True)

@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "precision.channels_last": ("true",),
     "precision.deterministic": ("true",),
     "precision.compile": ("true",),
-    "precision.cuda_graph": ("off",),
+    "precision.cuda_graph": ("auto",),
     "precision.compile_mode": ("max-autotune", "--compile", "true"),
     "early_stop.target_accuracy": ("0.1", "--patience", "1"),
     "early_stop.patience": ("1", "--target-accuracy", "0.1"),
