@@ -80,6 +80,11 @@ class Trainer:
     def _fit(self, stop: StopSignal) -> Result:
         env = find_rank_env() if self._env is None else self._env
         world = World.start(self.config.distributed, env)
+        with world.resources:
+            return self._train(world, stop)
+
+    def _train(self, world: World, stop: StopSignal) -> Result:
+        env = world.env
         exporter = Exporter.start(epochs=self.config.epochs, port=self.config.metrics.port, env=env)
         try:
             loop = Loop(self.config, world, exporter, self._own, stop)

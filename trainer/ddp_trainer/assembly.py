@@ -108,6 +108,7 @@ def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
         if config.checkpoint.dir is not None and world.is_main:
             checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(Path(config.checkpoint.dir)))
             if not config.eval_only:
+                world.resources.callback(checkpointer.close)
                 checkpointer.prepare()
             require(
                 config.eval_only or config.checkpoint.resume != "never" or not checkpointer.list(),

@@ -53,6 +53,11 @@ class Recorded(Protocol):
         """Take it with the batch that is next."""
         ...
 
+    @property
+    def settled(self) -> bool:
+        """Whether the recording is over."""
+        ...
+
 
 class Engine:
     """The model with everything that changes it. Its state dict holds all that a resumed run needs to go on."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ddp_trainer.assembly import Own, assemble, save_model
-from ddp_trainer.checkpoint.store import load_newest
+from ddp_trainer.checkpoint.store import SECONDS, load_newest
 from ddp_trainer.config.run import RunConfig, describe
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
@@ -62,10 +62,12 @@ class Loop:
         self.total_steps = self.plan.total_steps
         scale, length = lr_scale(config.optim, world.size), self.plan.length
         self.schedule = Schedule(config.schedule, config.optim.lr, scale, length, world.env.local_world_size)
-        self.epochs = EpochRecord(config, world, self.position)
+        resumed = self.checkpointer.resumed if self.checkpointer is not None else None
+        self.epochs = EpochRecord(config, world, self.position, 0.0 if resumed is None else resumed.seconds)
         self.logs = self.report.logs = Logs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
-        self.tracer = Tracer(config.profile_dir, world)
+        graph = self.engine.graph
+        self.tracer = Tracer(config.profile_dir, world, lambda: graph is None or graph.settled)
 
     def _resume(self) -> Position:
         """Take up the newest good checkpoint, if there is one; returns where the run stands."""
@@ -274,6 +276,7 @@ class Loop:
             "batchSize": self.config.data.batch_size,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
+            SECONDS: self.epochs.measure_total(),
         }
         step = self.position.step
         # In the middle of an epoch the last validation's accuracy is that of older weights.
@@ -288,9 +291,10 @@ class Loop:
         started, before = time.perf_counter(), self.timeline.now()
         action()
         after = self.timeline.now()
+        seconds = time.perf_counter() - started
         self.report.pause(before, after)
-        self.epochs.pause(before, after)
-        return time.perf_counter() - started
+        self.epochs.pause(before, after, seconds)
+        return seconds
 
     def _stop_early(self, reason: Reason) -> None:
         """All ranks are here after the same step: save where that is of use, wait until it is on disk, and leave."""

@@ -265,3 +265,22 @@ def test_a_bad_loss_is_only_counted_otherwise(
     assert "step 5/7 loss nan" in capsys.readouterr().out
     # Step 5, and the two after it, whose weights it has spoilt.
     assert 'ddp_nonfinite_loss_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()
+
+
+def test_cumulative_time_and_scores_of_an_epoch_are_one_line_and_continue_after_a_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*STATEFUL, "--train-accuracy", "--checkpoint-dir", str(tmp_path)]
+    assert main([*arguments, "--epochs", "1"]) == 0
+    assert main([*arguments, "--epochs", "2"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch") and "cumulative" in line]
+    pattern = (
+        r"epoch \d/\d cumulative time ([\d.]+) s, epoch time ([\d.]+) s, \d+ samples/s, training accuracy [\d.]+, "
+        r"validation: loss [\d.]+ accuracy [\d.]+ in [\d.]+ s"
+    )
+    assert all(re.fullmatch(pattern, line) for line in lines), lines
+    figures = [tuple(map(float, re.findall(pattern, line)[0])) for line in lines]
+    assert len(figures) == 2
+    assert figures[0][0] == figures[0][1]
+    assert figures[1][0] == pytest.approx(figures[0][0] + figures[1][1], abs=0.11)
+    assert figures[1][0] > figures[1][1]

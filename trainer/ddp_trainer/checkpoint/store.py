@@ -12,6 +12,7 @@ a later one: what an attempt that should be dead writes can't harm another's. Se
 import hashlib
 import io
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,11 +28,14 @@ from torch.utils._pytree import tree_map_only
 from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.checkpoint.fence import FOLDER as FENCE_FOLDER
 from ddp_trainer.checkpoint.fence import Fence
+from ddp_trainer.checkpoint.lock import FolderLock
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import Superseded, UserError, warn
 from ddp_trainer.files import fsync_folder, replacing, writable, write_atomically
 
 MANIFEST_VERSION = 1
+# In the manifest, not in the state, which is the same to the bit in every run of these steps: training time so far.
+SECONDS = "trainingSeconds"
 
 
 class Snapshot:
@@ -61,11 +65,10 @@ class Snapshot:
             event.record(torch.cuda.current_stream(device))
             self._copied.append((device, event))
 
-    def to_cpu(self) -> dict[str, Any]:
+    def to_cpu(self, streams: "CopyStreams") -> dict[str, Any]:
         """The state with every tensor on the CPU. Call it once, from any thread; the device memory is given back."""
         for device, event in self._copied:
-            # A stream of its own: the copy runs beside the next steps instead of between them.
-            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = streams.get(device)
             with torch.cuda.stream(stream):
                 event.wait(stream)
                 self._state = tree_map_only(Tensor, partial(_fetch, device), self._state)
@@ -73,6 +76,22 @@ class Snapshot:
         self._copied = []
         state: dict[str, Any] = self._state
         return state
+
+
+class CopyStreams:
+    """One stream a device for copies beside the next steps.
+
+    torch hands out 32 streams a device in turn: one taken for each checkpoint would sooner or later be the step's own.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+
+    def get(self, device: torch.device) -> Any:
+        """The stream of ``device``, the same one each time."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
 
 
 def _fetch(device: torch.device, tensor: Tensor) -> Tensor:
@@ -116,6 +135,8 @@ class Saved:
     sha256: str
     size: int
     attempt: int
+    # Training time of the run up to it; 0 where an earlier version wrote it.
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,10 +163,14 @@ class Checkpointer:
         self.folder = Path(config.dir)
         self.keep = config.keep
         self.fence = fence
+        # What the run has resumed from.
+        self.resumed: Saved | None = None
+        self._folder_lock = FolderLock(self.folder)
         # Set by the writing thread when a later attempt has taken the folder over; nothing is written from then on.
         self.superseded: Superseded | None = None
         # Called then, from that thread.
         self.on_superseded: Callable[[], None] = lambda: None
+        self._streams = CopyStreams()
         self._lock = threading.Lock()
         self._waiting: _Job | None = None
         self._thread: threading.Thread | None = None
@@ -159,13 +184,20 @@ class Checkpointer:
     def claim(self) -> None:
         """Take the folder for this attempt and clear away what dead writers left half-written.
 
-        Raises :class:`Superseded` where a later attempt has begun.
+        Raises :class:`Superseded` where a later attempt has begun, :class:`UserError` where another run is using it.
         """
         if self.fence is not None:
             self.fence.claim()
+        else:
+            self._folder_lock.acquire()
         for pattern in (".step-*.tmp", f"{FENCE_FOLDER}/.*.tmp"):
             for temporary in self.folder.glob(pattern):
                 temporary.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Leave the folder to other runs, once nothing is being written."""
+        self.wait()
+        self._folder_lock.release()
 
     def check_fence(self) -> None:
         """Raise :class:`Superseded` unless this attempt may still write here."""
@@ -196,6 +228,7 @@ class Checkpointer:
             if len(data) != saved.size or hashlib.sha256(data).hexdigest() != saved.sha256:
                 warn(f"checkpoint {saved.data} is damaged (its checksum is wrong); trying an older one")
                 continue
+            self.resumed = saved
             return data
         if found:
             warn(f"no checkpoint in {self.folder} is whole; training starts from the beginning")
@@ -265,7 +298,7 @@ class Checkpointer:
             with replacing(data, durable=True, check=self.check_fence) as file:
                 hashing = HashingFile(file)
                 try:
-                    torch.save(job.snapshot.to_cpu(), cast("IO[bytes]", hashing))
+                    torch.save(job.snapshot.to_cpu(self._streams), cast("IO[bytes]", hashing))
                 except RuntimeError as error:
                     raise hashing.failure or error from None
             manifest = {
@@ -323,7 +356,17 @@ def _read_manifest(path: Path) -> Saved:
     if path.stem != _stem(step, attempt):
         raise ValueError("it is another checkpoint's")
     accuracy = None if manifest["accuracy"] is None else float(manifest["accuracy"])
-    return Saved(step, accuracy, data, path, str(manifest["sha256"]), int(manifest["bytes"]), attempt)
+    checksum = str(manifest["sha256"])
+    return Saved(step, accuracy, data, path, checksum, int(manifest["bytes"]), attempt, _read_seconds(manifest))
+
+
+def _read_seconds(manifest: dict[str, Any]) -> float:
+    """Training time in a manifest; 0 where there is none, for no checkpoint is lost over it."""
+    run = manifest.get("run")
+    seconds = run.get(SECONDS) if isinstance(run, dict) else None
+    if isinstance(seconds, int | float) and 0.0 <= seconds < math.inf:
+        return float(seconds)
+    return 0.0
 
 
 def _stem(step: int, attempt: int) -> str:

@@ -70,6 +70,8 @@ class World:
         self.env = env
         self.device = device
         self._joined = False
+        # What this process releases at the end of the run, however it ends.
+        self.resources = contextlib.ExitStack()
         # What has to be let go before the group is left.
         self.before_close: list[Callable[[], None]] = []
 

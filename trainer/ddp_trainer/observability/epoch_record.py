@@ -1,6 +1,7 @@
 """What is kept of every epoch: training time, training accuracy, how long the target has been reached, the CSV."""
 
 import csv
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,24 @@ class EpochRecord:
     Raises :class:`UserError` on all ranks where the file can't be written.
     """
 
-    def __init__(self, config: RunConfig, world: World, position: Position) -> None:
+    def __init__(self, config: RunConfig, world: World, position: Position, seconds: float = 0.0) -> None:
         self._world, self._position, self._early = world, position, config.early_stop
         self._watch = Stopwatch(world.device)
+        # Training time of the whole run, across its restarts; ``seconds`` of it before this process.
+        self._seconds = seconds
         self._csv: CsvLog | None = None
-        self._total_seconds = 0.0
         with world.agreed():
             if config.csv_dir is not None and world.is_main and not config.eval_only:
                 self._csv = CsvLog(Path(config.csv_dir) / file_name(config, world.size), position.epoch)
+        if self._csv is not None:  # a checkpoint of an earlier version has no time
+            self._seconds = max(self._seconds, self._csv.seconds)
         self.begin()
 
     def begin(self) -> None:
         """An epoch, or the rest of one, begins."""
         self._watch.restart()
+        self._began = time.perf_counter()
+        self._paused = 0.0
         self._lap: Callable[[], float] | None = None
         self._samples = 0
         self._correct: Tensor | None = None
@@ -46,9 +52,18 @@ class EpochRecord:
         if correct is not None:
             self._correct = correct.double() if self._correct is None else self._correct + correct
 
-    def pause(self, start: Any, end: Any) -> None:
+    def pause(self, start: Any, end: Any, host_seconds: float) -> None:
         """Leave what was between two moments of the device's timeline out of the epoch's time."""
         self._watch.pause(start, end)
+        self._paused += host_seconds
+
+    def measure_total(self) -> float:
+        """Training time of the whole run up to now, by the host's clock in an epoch: it waits for no step."""
+        if self._samples == 0:
+            return self._seconds
+        if self._lap is not None:
+            return self._seconds + self._lap()
+        return self._seconds + time.perf_counter() - self._began - self._paused
 
     def end(self) -> None:
         """The epoch's last step has been asked for; does not wait for the device."""
@@ -59,7 +74,7 @@ class EpochRecord:
 
         Returns its figures: ``accuracy``, the share of right answers over all ranks, each from before its step, where
         it is counted; and where steps were taken since :meth:`begin` their ``seconds``, ``samples_per_second``, and the
-        ``cumulative_seconds`` of all epochs of this process.
+        ``cumulative_seconds`` of the whole run, across its restarts.
         """
         position, figures = self._position, dict[str, float]()
         streak = self._early.count(position.streak, score)
@@ -68,12 +83,14 @@ class EpochRecord:
             right, answers = self._world.sum(self._correct.tolist())
             figures["accuracy"] = right / answers if answers else 0.0
         seconds = 0.0 if self._lap is None else self._lap()
-        self._total_seconds += seconds
+        self._seconds += seconds
         if seconds > 0:
-            figures["seconds"], figures["cumulative_seconds"] = seconds, self._total_seconds
+            figures["seconds"] = seconds
+            figures["cumulative_seconds"] = self._seconds
             figures["samples_per_second"] = self._samples / seconds
+        self._samples = 0
         if self._csv is not None:
-            self._csv.epoch(seconds, score)
+            self._csv.epoch(self._seconds - self._csv.seconds, score)
         return figures
 
     @property
@@ -91,10 +108,7 @@ def file_name(config: RunConfig, world_size: int) -> str:
 
 
 class CsvLog:
-    """Rank 0's file. Time is that of training steps alone, in seconds since the run began, across its restarts.
-
-    Of an epoch that was interrupted what came before the interruption is not counted.
-    """
+    """Rank 0's file. Time is that of training steps alone, in seconds since the run began, across its restarts."""
 
     def __init__(self, path: Path, epochs_done: int) -> None:
         """Begin the file, or go on with its first ``epochs_done`` epochs.

@@ -202,15 +202,17 @@ class Reporter:
         ``training`` holds the figures of the epoch before it, where there was one.
         """
         self.flush()
-        epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
-        if "accuracy" in training:
-            self.info(f"training accuracy {training['accuracy']:.4f}")
-        self.evaluated(scores, score, seconds, f"{epoch} ")
+        facts = []
         if "seconds" in training:
-            self.info(
-                f"{epoch} training: {training['seconds']:.1f} s, {self._say_rate(training['samples_per_second'])}, "
-                f"cumulative {training['cumulative_seconds']:.1f} s"
-            )
+            facts += [
+                f"cumulative time {training['cumulative_seconds']:.1f} s",
+                f"epoch time {training['seconds']:.1f} s",
+                self._say_rate(training["samples_per_second"]),
+            ]
+        if "accuracy" in training:
+            facts.append(f"training accuracy {training['accuracy']:.4f}")
+        epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
+        self.evaluated(scores, score, seconds, f"{epoch} {''.join(f'{fact}, ' for fact in facts)}")
         figures = {f"validation/{name}": value for name, value in scores.items()}
         figures |= {f"epoch/{name}": value for name, value in training.items()}
         self._write(position.step, {"train/epoch": self._plan.fraction(position), **figures})

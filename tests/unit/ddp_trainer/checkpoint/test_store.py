@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import subprocess
 import threading
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.checkpoint.store import Checkpointer, HashingFile, load_newest
+from ddp_trainer.checkpoint.store import Checkpointer, CopyStreams, HashingFile, Snapshot, load_newest
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
@@ -335,3 +337,42 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_leaves_nothing_half_written(
     (small_disk / "filler").unlink()
     save(one, 4)
     assert newest(one)["weights"].tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("run", "seconds"),
+    [({"trainingSeconds": 12.5}, 12.5), ({}, 0.0), ([], 0.0), ({"trainingSeconds": "x"}, 0.0),
+     ({"trainingSeconds": math.nan}, 0.0), ({"trainingSeconds": -1}, 0.0)],
+)  # fmt: skip
+def test_training_time_is_read_from_the_manifest_where_it_is_a_time(tmp_path: Path, run: Any, seconds: float) -> None:
+    one = checkpointer(tmp_path)
+    one.save({}, 1, None, run)
+    one.wait()
+    assert newest(one) == {}
+    assert one.resumed is not None
+    assert one.resumed.seconds == seconds
+
+
+def test_one_stream_a_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[torch.device] = []
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None:
+            created.append(device)
+
+        def synchronize(self) -> None:
+            pass
+
+    class Event:
+        def wait(self, stream: Stream) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    streams = CopyStreams()
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    for device in (first, second, first, second):
+        snapshot = Snapshot({})
+        snapshot._copied = [(device, Event())]
+        snapshot.to_cpu(streams)
+    assert created == [first, second]

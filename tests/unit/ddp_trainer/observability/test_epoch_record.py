@@ -121,7 +121,7 @@ def test_an_epochs_record_adds_up_its_steps(tmp_path: Path, gpu: FakeGpu) -> Non
     for right in (3.0, 1.0):
         gpu.host += 2.0
         record.step(torch.tensor([right, 4.0]), 8)
-    record.pause(gpu.host - 1.0, gpu.host)
+    record.pause(gpu.host - 1.0, gpu.host, 1.0)
     record.end()
     gpu.host += 100.0  # the validation
     figures = record.validated(0.75)
@@ -153,3 +153,40 @@ def test_an_epoch_on_a_gpu_takes_as_long_as_the_device(tmp_path: Path, gpu: Fake
     gpu.work(100.0)  # the validation
     record.validated(0.5)
     assert next(tmp_path.iterdir()).read_text().split()[2:] == ["20.1,0.5"]
+
+
+def test_cumulative_time_continues_after_a_resume_within_an_epoch(tmp_path: Path, gpu: FakeGpu) -> None:
+    config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path))
+    position = Position()
+    record = EpochRecord(config, WORLD, position)
+    gpu.host += 4.0
+    record.step(None, 8)
+    record.end()
+    position.epoch = 1
+    record.validated(0.5)
+    record.begin()
+    assert record.measure_total() == 4.0
+    gpu.host += 3.0
+    record.step(None, 8)
+    record.pause(gpu.host - 1.0, gpu.host, 1.0)
+    saved = record.measure_total()
+    assert saved == 6.0
+    gpu.host += 100.0  # until the restart
+    resumed = EpochRecord(config, WORLD, Position(epoch=1, consumed=8), saved)
+    gpu.host += 2.0
+    resumed.step(None, 8)
+    resumed.end()
+    assert resumed.measure_total() == 8.0
+    assert resumed.validated(0.6)["cumulative_seconds"] == 8.0
+    assert resumed.measure_total() == 8.0
+    assert next(tmp_path.iterdir()).read_text().split()[2:] == ["4.0,0.5", "8.0,0.6"]
+
+
+def test_checkpoint_without_time_continues_from_the_csv(tmp_path: Path, gpu: FakeGpu) -> None:
+    config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path))
+    CsvLog(tmp_path / file_name(config, 1), 0).epoch(10.0, 0.5)
+    record = EpochRecord(config, WORLD, Position(epoch=1))
+    gpu.host += 2.0
+    record.step(None, 8)
+    record.end()
+    assert record.validated(0.6)["cumulative_seconds"] == 12.0
