@@ -11,7 +11,7 @@ from tests.support.trainer_ranks import start
 
 pytestmark = pytest.mark.process
 
-DIGITS = ["--preset", "digits-resnet", "--model-width", "4"]
+DIGITS = ["--preset", "digits-resnet"]
 # What a user may write: data and models that don't fit.
 MINE = """
 import torch
@@ -70,17 +70,19 @@ MISTAKES = {
     "the model can't take images of shape (B, 1, 8, 8)": ["--model", "mine:of_colour"],
     "the model returned logits of shape (1, 9)": ["--model", "mine:too_few"],
     "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
+    "model mine:too_few does not read --dropout": ["--model", "mine:too_few", "--dropout", "0.5"],
+    "optim.beta1: optimizer sgd does not read --beta1": ["--beta1", "0.5"],
     "distributed.compression: PowerSGD needs nccl": ["--compression", "powersgd"],
     "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
     "data.download: only published datasets can be downloaded": ["--data", "nowhere:load", "--data-download"],
-    "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet"],
+    "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet", "--data-dir", "nowhere"],
 }
 
 
 @pytest.mark.parametrize("message", list(MISTAKES))
 def test_a_mistake_ends_both_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    arguments = [*DIGITS, "--data-dir", str(tmp_path), *MISTAKES[message]]
+    arguments = [*DIGITS, *MISTAKES[message]]
     with start(tmp_path, arguments, 2, {"PYTHONPATH": str(tmp_path)}) as ranks:
         assert ranks.codes() == [contract.EXIT_USER_ERROR] * 2, ranks.output(0) + ranks.output(1)
     errors = [line for line in ranks.output(0).splitlines() if "error" in line]

@@ -8,6 +8,7 @@ from torch import nn
 
 from ddp_trainer.assembly import Own
 from ddp_trainer.config.run import RunConfig
+from ddp_trainer.config.unread import refuse_unread
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import StopSignal
@@ -40,7 +41,8 @@ class Trainer:
 
     ``model``, ``data`` and ``task`` take the place of what the configuration names. The model is a module, or a class
     or function without arguments that makes one, called when the run's seed is set. ``env`` is this process's place
-    among the ranks, by default that in the initialized process group, else what torchrun's variables name.
+    among the ranks, by default that in the initialized process group, else what torchrun's variables name. Raises
+    :class:`UserError` for a setting that nothing would read.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Trainer:
             config = replace(config, data=replace(config.data, name=_name(data.train)))
         if task is not None:
             config = replace(config, task=_name(task))
+        refuse_unread(config)
         self.config = config
         self._own, self._env = Own(model, data, task), env
 

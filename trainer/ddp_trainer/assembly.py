@@ -12,8 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.store import Checkpointer
+from ddp_trainer.config.options import Recording
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data import DataConfig, download, load_datasets
+from ddp_trainer.config.unread import refuse_unread
+from ddp_trainer.data import DATASETS, IMAGES, MASKED_IMAGES, DataConfig, download, load_datasets
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader, train_loader, validation_loader
 from ddp_trainer.data.sampling import derive_seed
@@ -85,7 +87,8 @@ def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
             warn(precision.warning)
         if world.is_main and config.precision.name == "auto":
             print(f"precision: {precision.name}", flush=True)
-    datasets = own.data or fetch_datasets(config.data, world)
+    data_reads = Recording(config.data)
+    datasets = own.data or fetch_datasets(data_reads.config, world)
     source = config.model.init_from
     with world.agreed():
         if source and world.env.local_rank == 0:
@@ -96,11 +99,14 @@ def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
         loader = train_loader(datasets, config.data, place, samples_per_step=samples, seed=config.seed)
         validation = validation_loader(datasets, config.data, place)
         channels = datasets.in_channels  # before the seed: it may take a sample, which may draw
+        _refuse_unread_of_own_data(config, own, datasets, data_reads)
+        model_reads = Recording(config.model)
         seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
         if own.model is not None:
             model = _make(own.model)
         else:
-            model = build_model(config.model, channels, datasets.num_classes)
+            model = build_model(model_reads.config, channels, datasets.num_classes)
+        _refuse_unread_of_own_model(config, own, model, model_reads)
         if source:
             loaded = load_weights(model, read_weights(source), source, whole=config.eval_only)
             if world.is_main:
@@ -145,6 +151,27 @@ def assemble(config: RunConfig, world: World, own: Own | None = None) -> Parts:
     engine = Engine(model, task, optimizer, precision, world, config)
     record_steps(config, engine, loader.source)
     return Parts(loader, validation, task, engine, checkpointer, example)
+
+
+def _refuse_unread_of_own_data(config: RunConfig, own: Own, datasets: Datasets, recording: Recording) -> None:
+    """Raise :class:`UserError` for settings that neither the user's function nor the trainer reads of such data."""
+    reads = recording.finish()
+    if reads is None or (own.data is None and config.data.name in DATASETS):
+        return
+    if datasets.holds_images:
+        reads |= frozenset(MASKED_IMAGES if datasets.masks else IMAGES)
+    refuse_unread(config, own={"data.name": reads})
+
+
+def _refuse_unread_of_own_model(config: RunConfig, own: Own, model: nn.Module, recording: Recording) -> None:
+    """Raise :class:`UserError` for settings that neither the user's function nor the trainer reads of such a model."""
+    reads = recording.finish()
+    if reads is None or (own.model is None and config.model.name in MODELS):
+        return
+    reads |= {"precision.channels_last"}
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        reads |= {"model.sync_batchnorm"}
+    refuse_unread(config, own={"model.name": reads})
 
 
 def fetch_datasets(config: DataConfig, world: World) -> Datasets:

@@ -1,6 +1,7 @@
 """The command line: flags made from the configuration, and exit codes that say what kind of end it was."""
 
 import argparse
+import difflib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from ddp_trainer import contract
 from ddp_trainer.config.options import merge, options
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import RunConfig, read_file, resolve
+from ddp_trainer.config.unread import refuse_unread
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.errors import Preempted, Superseded, UserError, warn
 from ddp_trainer.files import write_atomically
@@ -65,7 +67,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str]) -> RunConfig:
     """The configuration that the command line asks for; raises :class:`UserError` where it is not valid."""
-    given = vars(build_parser().parse_args(arguments))
+    parser = build_parser()
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UserError("command line", f"unrecognized arguments: {' '.join(unknown)}", suggest_flag(unknown))
+    given = vars(known)
     flags: dict[str, Any] = {}
     for one in options(RunConfig):
         if one.key in given:
@@ -78,7 +84,27 @@ def parse(arguments: Sequence[str]) -> RunConfig:
         raise UserError("preset", "neither a preset nor data is given", f"give --preset, one of {', '.join(PRESETS)}")
     config = resolve(given["preset"], file, flags, as_published=given["as_published"])
     folder = config.checkpoint.dir or os.environ.get(contract.ENV_CHECKPOINT_DIR) or None
-    return replace(config, checkpoint=replace(config.checkpoint, dir=folder))
+    config = replace(config, checkpoint=replace(config.checkpoint, dir=folder))
+    refuse_unread(config, given.keys())
+    return config
+
+
+def suggest_flag(unknown: Sequence[str]) -> str:
+    """The remedy for arguments that are no flags: the flag that is nearest to the first of them, if any is near."""
+    flags = {name: name for name in ("--preset", "--config", "--as-published")}
+    flags["--learning-rate"] = "--lr"
+    for one in options(RunConfig):
+        field = one.path[-1].replace("_", "-")
+        # By the name in a file, too: --width is --model-width.
+        flags.setdefault(f"--{field}", one.flag)
+        flags["--" + "-".join(one.path).replace("_", "-")] = one.flag
+        flags[one.flag] = one.flag
+    first = next((word for word in unknown if word.startswith("-")), unknown[0])
+    typed = first.partition("=")[0].replace("_", "-")
+    near = difflib.get_close_matches(typed, flags, n=1, cutoff=0.7)
+    if not near:
+        return "see python -m ddp_trainer --help"
+    return f"did you mean {flags[near[0]]}? See python -m ddp_trainer --help"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

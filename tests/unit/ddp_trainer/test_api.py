@@ -57,8 +57,9 @@ def config(folder: Path | None = None, **changes: Any) -> RunConfig:
         "optim": OptimConfig(lr=0.05),
         "distributed": DistributedConfig(device="cpu"),
         "metrics": MetricsConfig(port=0),
-        "checkpoint": CheckpointConfig(dir=None if folder is None else str(folder), keep=99, every_steps=1),
     }
+    if folder is not None:
+        values["checkpoint"] = CheckpointConfig(dir=str(folder), keep=99, every_steps=1)
     return RunConfig(**(values | changes))
 
 

@@ -261,7 +261,8 @@ def test_a_bad_loss_is_only_counted_otherwise(
 ) -> None:
     monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 4 + 2}:NAN")
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path))
-    assert main([*STATEFUL, "--model", plugins.INTERRUPTING, "--max-steps", "7", "--log-every", "5"]) == 0
+    arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path / "kept"), "--max-steps", "7", "--log-every", "5"]
+    assert main([*arguments, "--model", plugins.INTERRUPTING]) == 0
     assert "step 5/7 loss nan" in capsys.readouterr().out
     # Step 5, and the two after it, whose weights it has spoilt.
     assert 'ddp_nonfinite_loss_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()

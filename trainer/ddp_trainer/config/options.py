@@ -12,6 +12,7 @@ import operator
 import sys
 import types
 import typing
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -114,6 +115,53 @@ class Option:
             return self.type(text)
         except ValueError:
             return text
+
+
+@dataclass(frozen=True)
+class Component:
+    """A registered part of a run: ``module:function`` that builds it, and the settings that only such parts read."""
+
+    target: str
+    reads: tuple[str, ...] = ()
+
+
+class Recording:
+    """A group of settings for a function whose reads are to be known; ``config`` is an equal copy that records them."""
+
+    def __init__(self, config: Any) -> None:
+        self._group: str = config.group
+        self._names: set[str] = set()
+        self.config: Any = _copy_recording(config, self._names)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The dotted names of the settings that have been read."""
+        return frozenset(self._group + name for name in self._names)
+
+    def finish(self) -> frozenset[str] | None:
+        """Return what was read, or None where the function has kept its settings, and may read them later."""
+        kept = weakref.ref(self.config)
+        self.config = None
+        return self.reads if kept() is None else None
+
+
+def _copy_recording(config: Any, names: set[str]) -> Any:
+    """Return a copy of ``config`` that adds to ``names`` each field that is read from it. Pickled, it is plain."""
+    kind = type(config)
+    fields = frozenset(field.name for field in dataclasses.fields(config))
+
+    def read(self: Any, name: str) -> Any:
+        if name in fields:
+            names.add(name)
+        return object.__getattribute__(self, name)
+
+    def reduce(self: Any) -> Any:
+        return dataclasses.replace, (config,)
+
+    copy: Any = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": read, "__reduce__": reduce}))
+    for field in fields:
+        object.__setattr__(copy, field, getattr(config, field))
+    return copy
 
 
 _TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)

@@ -26,7 +26,7 @@ class Preset:
 _STOP = {"target_accuracy": 0.85, "patience": 2}
 _FAST = {"name": "auto", "channels_last": True}
 _PLAIN = {"name": "torch", "channels_last": False}
-_NOVOGRAD = {"name": "novograd", "momentum": 0.9, "grad_averaging": True, "lr_scaling": "linear"}
+_NOVOGRAD = {"name": "novograd", "grad_averaging": True, "lr_scaling": "linear"}
 # The document's validation: a sampler that pads, a loader that drops the last batch, means over both.
 _PUBLISHED = {"data": {"validation_as_training": True}, "precision": _PLAIN, "model": {"sparse_dropout": False}}
 # Its learning rate is not scaled, and rises once an epoch from 1 / the GPUs of one node, whatever the world size is.
@@ -75,7 +75,7 @@ _ALL = (
         {
             "epochs": 2,
             "log_every": 50,
-            "data": {"name": "cifar10", "batch_size": 64, "augment": ["crop", "flip"], "crop_padding": 4},
+            "data": {"name": "cifar10", "batch_size": 64, "augment": ["crop", "flip"]},
             "model": {"name": "resnet18"},
             "optim": {"name": "sgd", "lr": 0.01, "momentum": 0.9},
             "precision": _FAST,
@@ -180,7 +180,12 @@ _ALL = (
             "schedule": {"name": "cosine"},
             "precision": {"name": "auto", "channels_last": True, "deterministic": True},
         },
-        {"data": {"augment": [], "drop_last": False}, "model": {"sync_batchnorm": False}, "precision": _PLAIN},
+        {
+            # Nothing is scaled, so the range is the default's again.
+            "data": {"augment": [], "scale_min": 0.8, "scale_max": 1.2, "drop_last": False},
+            "model": {"sync_batchnorm": False},
+            "precision": _PLAIN,
+        },
     ),
 )
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}

@@ -1,26 +1,47 @@
 """Datasets by name, and the settings of the path from the data to a batch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import MAX_SEED, Settings, option
+from ddp_trainer.config.options import MAX_SEED, Component, Settings, option
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import check_name, load_callable
 
 if TYPE_CHECKING:
     from ddp_trainer.data.arrays import Datasets
 
-# In the order in which they are applied.
-AUGMENTATIONS = ("scale", "crop", "flip", "rotate", "affine", "jitter")
+# In the order in which they are applied, with the settings that they read.
+AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {
+    "scale": ("data.scale_min", "data.scale_max"),
+    "crop": ("data.crop_padding",),
+    "flip": (),
+    "rotate": ("data.rotation",),
+    "affine": ("data.shear", "data.scale_min", "data.scale_max"),
+    "jitter": ("data.jitter",),
+}
+# Where decoded images are held, and what is read there.
+CACHES: Mapping[str, tuple[str, ...]] = {
+    "auto": ("data.workers",),
+    "device": (),
+    "host": ("data.workers",),
+    "none": ("data.workers",),
+}
+# What is read of all data that the trainer holds as images, and of those without masks, which are cut otherwise.
+MASKED_IMAGES = ("data.cache",)
+IMAGES = (*MASKED_IMAGES, "data.crop_padding")
+_FILES = ("data.dir", "data.download")
 
 # name -> module:load(config) -> Datasets; beside it, where there is something to fetch, download(config).
 DATASETS = {
-    "digits": "ddp_trainer.data.published:load_digits",
-    "cifar10": "ddp_trainer.data.published:load_cifar10",
-    "fashion-mnist": "ddp_trainer.data.published:load_fashion_mnist",
-    "voc2012": "ddp_trainer.data.published:load_voc2012",
-    "python-reference": "ddp_trainer.data.text:load",
-    "imagefolder": "ddp_trainer.data.image_folder:load",
+    "digits": Component(
+        "ddp_trainer.data.published:load_digits", (*IMAGES, "data.validation_fraction", "data.split_seed")
+    ),
+    "cifar10": Component("ddp_trainer.data.published:load_cifar10", (*IMAGES, *_FILES, "data.verify")),
+    "fashion-mnist": Component("ddp_trainer.data.published:load_fashion_mnist", (*IMAGES, *_FILES, "data.verify")),
+    "voc2012": Component("ddp_trainer.data.published:load_voc2012", (*MASKED_IMAGES, *_FILES, "data.image_size")),
+    "python-reference": Component("ddp_trainer.data.text:load", ("data.validation_fraction",)),
+    "imagefolder": Component("ddp_trainer.data.image_folder:load", ("data.dir", "data.image_size")),
 }
 
 
@@ -37,7 +58,7 @@ class DataConfig(Settings, group="data"):
         "where decoded images are held: device or host memory, or none (read for every batch by --workers); "
         "auto: the first of these where they fit",
         flag="--data-cache",
-        choices=("auto", "device", "host", "none"),
+        choices=tuple(CACHES),
     )
     workers: int = option(2, "processes a rank that read ahead where images are not held on the device", at_least=0)
     image_size: int | None = option(
@@ -47,7 +68,7 @@ class DataConfig(Settings, group="data"):
     )
     batch_size: int = option(32, "samples a rank and step", at_least=1)
     eval_batch_size: int = option(256, "samples a rank and validation batch", at_least=1)
-    augment: tuple[str, ...] = option((), "comma-separated list", choices=AUGMENTATIONS)
+    augment: tuple[str, ...] = option((), "comma-separated list", choices=tuple(AUGMENTATIONS))
     crop_padding: int = option(4, "pixels of black border before a random crop", at_least=0)
     rotation: float = option(10.0, "greatest angle of a random rotation, in degrees", at_least=0, at_most=180)
     shear: float = option(10.0, "greatest angle of a random affine map's shear, in degrees", at_least=0, below=90)
@@ -92,7 +113,7 @@ def download(config: DataConfig) -> None:
     Raises :class:`UserError` where that fails. Only one process of a machine may call this at a time.
     """
     if config.name not in ("digits", "python-reference"):
-        load_callable(DATASETS[config.name].replace(":load", ":download"), "data.name")(config)
+        load_callable(DATASETS[config.name].target.replace(":load", ":download"), "data.name")(config)
 
 
 def load_datasets(config: DataConfig) -> "Datasets":
@@ -103,7 +124,8 @@ def load_datasets(config: DataConfig) -> "Datasets":
     """
     from ddp_trainer.data.arrays import Datasets
 
-    datasets = load_callable(DATASETS.get(config.name, config.name), "data.name")(config)
+    target = DATASETS[config.name].target if config.name in DATASETS else config.name
+    datasets = load_callable(target, "data.name")(config)
     if not isinstance(datasets, Datasets):
         raise UserError(
             "data.name", f"{config.name} returned {type(datasets).__name__}", "return ddp_trainer.data.arrays.Datasets"

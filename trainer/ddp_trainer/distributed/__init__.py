@@ -11,6 +11,14 @@ from typing import Self
 from ddp_trainer.config.options import Settings, option
 from ddp_trainer.errors import UserError
 
+# How gradients are sent, with the settings that it reads.
+COMPRESSIONS: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "bf16": (),
+    "fp16": (),
+    "powersgd": ("distributed.powersgd_rank",),
+}
+
 
 @dataclass(frozen=True)
 class DistributedConfig(Settings, group="distributed"):
@@ -50,7 +58,7 @@ class DistributedConfig(Settings, group="distributed"):
     compression: str = option(
         "none",
         "send gradients as bf16 or fp16, half the bytes, or as low-rank factors (powersgd, nccl only)",
-        choices=("none", "bf16", "fp16", "powersgd"),
+        choices=tuple(COMPRESSIONS),
     )
     powersgd_rank: int = option(4, "rank of PowerSGD's factors", at_least=1)
 

@@ -1,9 +1,10 @@
 """Models by name. Builders are imported when asked for, so that a small model never pays for torchvision."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import Settings, option
+from ddp_trainer.config.options import Component, Settings, option
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import check_name, load_callable
 
@@ -58,16 +59,26 @@ class ModelConfig(Settings, group="model"):
         check_name(self.name, MODELS, "model.name")
 
 
+_IMAGES = ("precision.channels_last",)
+_BATCH_NORM = (*_IMAGES, "model.sync_batchnorm")
+
 # name -> module:function(config, in_channels, num_classes) -> torch.nn.Module
 MODELS = {
-    "small-resnet": "ddp_trainer.models.small_resnet:build",
-    "resnet18": "ddp_trainer.models.torchvision_models:build",
-    "resnet50": "ddp_trainer.models.torchvision_models:build",
-    "gpt": "ddp_trainer.models.gpt:build",
-    "wide-resnet": "ddp_trainer.models.wide_resnet:build",
-    "deeplabv3_resnet50": "ddp_trainer.models.torchvision_models:build_deeplab",
-    "deeplabv3_resnet101": "ddp_trainer.models.torchvision_models:build_deeplab",
+    "small-resnet": Component(
+        "ddp_trainer.models.small_resnet:build", (*_BATCH_NORM, "model.width", "model.norm", "model.dropout")
+    ),
+    "resnet18": Component("ddp_trainer.models.torchvision_models:build", (*_BATCH_NORM, "model.small_maps")),
+    "resnet50": Component("ddp_trainer.models.torchvision_models:build", (*_BATCH_NORM, "model.small_maps")),
+    "gpt": Component("ddp_trainer.models.gpt:build", ("model.width",)),
+    "wide-resnet": Component(
+        "ddp_trainer.models.wide_resnet:build",
+        (*_BATCH_NORM, "model.widen", "model.dropout", "model.sparse_dropout", "model.pool"),
+    ),
+    "deeplabv3_resnet50": Component("ddp_trainer.models.torchvision_models:build_deeplab", _BATCH_NORM),
+    "deeplabv3_resnet101": Component("ddp_trainer.models.torchvision_models:build_deeplab", _BATCH_NORM),
 }
+# By the value of ``norm``.
+NORMS: Mapping[str, tuple[str, ...]] = {"batch": ("model.sync_batchnorm",), "group": (), "none": ()}
 
 # They take images alone, and channels_last ones too.
 CONVOLUTIONAL = MODELS.keys() - {"gpt"}
@@ -89,7 +100,8 @@ def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "tor
             "leave it out",
         )
         num_classes = config.num_outputs
-    build = load_callable(MODELS.get(config.name, config.name), "model.name")
+    target = MODELS[config.name].target if config.name in MODELS else config.name
+    build = load_callable(target, "model.name")
     model = build(config, in_channels, num_classes)
     if not isinstance(model, torch.nn.Module):
         raise UserError("model.name", f"{config.name} returned {type(model).__name__}", "return a torch.nn.Module")

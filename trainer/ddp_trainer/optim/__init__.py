@@ -1,7 +1,7 @@
 """Optimisers by name, learning-rate scaling with the world size, and the schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,25 @@ if TYPE_CHECKING:
     import torch
 
 
+# Update rules and courses of the learning rate, with the settings that they read.
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "sgd": ("optim.momentum", "optim.nesterov"),
+    "adamw": ("optim.beta1", "optim.beta2"),
+    "novograd": ("optim.beta1", "optim.beta2", "optim.grad_averaging"),
+}
+SCHEDULES: Mapping[str, tuple[str, ...]] = {
+    "constant": (),
+    "cosine": ("schedule.final",),
+    "polynomial": ("schedule.final", "schedule.power"),
+    "step": ("schedule.step_epochs", "schedule.gamma"),
+}
+
+
 @dataclass(frozen=True)
 class OptimConfig(Settings, group="optim"):
     """The optimiser and what happens to gradients before it."""
 
-    name: str = option("sgd", "update rule", flag="--optimizer", choices=("sgd", "adamw", "novograd"))
+    name: str = option("sgd", "update rule", flag="--optimizer", choices=tuple(OPTIMIZERS))
     lr: float = option(0.1, "learning rate of one process, before scaling with the world size", above=0)
     lr_scaling: str = option(
         "none",
@@ -139,7 +153,7 @@ class ScheduleConfig(Settings, group="schedule"):
         "constant",
         "course after the warm-up",
         flag="--schedule",
-        choices=("constant", "cosine", "polynomial", "step"),
+        choices=tuple(SCHEDULES),
     )
     warmup_epochs: float = option(0.0, "epochs over which the learning rate rises linearly", at_least=0)
     warmup_start: float | None = option(

@@ -25,8 +25,8 @@ from tests.support.tiny_datasets import write_cifar10
 from tests.support.trainer_plugins import COLOURED
 
 BASE = (
-    "--data", COLOURED, "--model", "small-resnet", "--model-width", "4", "--batch-size", "25", "--epochs", "2",
-    "--lr", "0.05", "--device", "cpu", "--log-every", "2", "--output-dir", "out",
+    "--data", COLOURED, "--batch-size", "25", "--epochs", "2", "--lr", "0.05", "--device", "cpu", "--log-every", "2",
+    "--output-dir", "out",
 )  # fmt: skip
 CIFAR = ("--data", "cifar10", "--max-steps", "1", "--data-verify", "false")
 WIDE = ("--model", "wide-resnet", "--model-widen", "1", "--max-steps", "1")
@@ -67,7 +67,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "data.split_seed": ("1", "--data", "digits", "--max-steps", "1"),
     "data.validation_as_training": ("true", "--eval-batch-size", "5"),
     "data.validation_augment": ("true", "--augment", "jitter", "--jitter", "1"),
-    "model.name": ("wide-resnet", "--model-widen", "1"),
+    "model.name": ("resnet18", "--max-steps", "1"),
     "model.width": ("8",),
     "model.norm": ("group",),
     "model.dropout": ("0.5",),
@@ -139,6 +139,12 @@ def test_every_option_has_a_case() -> None:
     assert sorted([*CASES, *OF_RANKS]) == sorted(FLAGS)
 
 
+def parse_small(arguments: Sequence[str]) -> RunConfig:
+    """The configuration of a small run; ``arguments`` that name no model get a narrow one."""
+    narrow = () if "--model" in arguments else ("--model", "small-resnet", "--model-width", "4")
+    return parse([*BASE, *narrow, *arguments])
+
+
 class Asked(list[str]):
     """What torch and the exporter have been asked for."""
 
@@ -157,7 +163,7 @@ def observe(arguments: Sequence[str], env: RankEnv, asked: Asked, capsys: pytest
     """Run in the working directory; return all that can be seen of it, but for times and the configuration itself."""
     refused = ""
     try:
-        Trainer(parse([*BASE, *arguments]), env=env).fit()
+        Trainer(parse_small(arguments), env=env).fit()
     except UserError as error:
         refused = str(error)
     said = capsys.readouterr()
@@ -231,10 +237,10 @@ def test_an_option_changes_what_a_run_does(
     def see(name: str, *more: str) -> list[str]:
         fresh(tmp_path / name, monkeypatch)
         if "full" in needs:
-            Trainer(parse([*BASE, *needs, "--max-steps", "1"]), env=RankEnv()).fit()
+            Trainer(parse_small([*needs, "--max-steps", "1"]), env=RankEnv()).fit()
         asked.clear()
         try:
-            parse([*BASE, *needs, *more])
+            parse_small([*needs, *more])
         except UserError as error:  # that it is refused is what can be seen
             return [str(error)]
         return observe([*needs, *more], RankEnv(), asked, capsys)
