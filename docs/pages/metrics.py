@@ -13,14 +13,14 @@ FORMULAS = {
     "ddp_samples_total": (
         "Sum of the batch sizes of this process's steps. Starts at 0 with the process, also after a resume."
     ),
-    "ddp_tokens_per_second": "Samples of all ranks since the last log line * tokens a sample / their time; rank 0's.",
+    "ddp_tokens_total": "Samples of this rank * tokens a sample. sum(rate(…)) over the ranks is the job's rate.",
     "ddp_steps_total": "One a step. Starts at 0 with the process; the run's own count is ddp_step.",
     "ddp_step": "Number of finished steps, taken up from the checkpoint on a resume.",
-    "ddp_total_steps": "min(epochs * steps an epoch, max_steps).",
-    "ddp_progress_ratio": "ddp_step / ddp_total_steps.",
+    "ddp_planned_steps": "min(epochs * steps an epoch, max_steps).",
+    "ddp_progress_ratio": "ddp_step / ddp_planned_steps.",
     "ddp_epoch": "The epoch of the last step.",
-    "ddp_epochs": "The setting `epochs`.",
-    "ddp_step_seconds": (
+    "ddp_planned_epochs": "The setting `epochs`.",
+    "ddp_step_duration_seconds": (
         "End of a step minus end of the step before; validation and checkpoints between two steps are left out. On a "
         "GPU the host's time: it runs ahead of the device for a few steps at most, so sums over many steps agree."
     ),
@@ -31,19 +31,19 @@ FORMULAS = {
         " between two device events, read when they have passed. With accumulation the last micro-batch ends it."
     ),
     "ddp_loss": "Mean of this rank's batch losses since the last log line; read from the device only then.",
-    "ddp_nonfinite_loss_total": (
+    "ddp_nonfinite_losses_total": (
         "Every step's loss is looked at when ddp_loss is read. With `--nonfinite stop` the first one ends the run."
     ),
     "ddp_learning_rate": "The schedule at that step.",
     "ddp_grad_norm": "2-norm over all parameters; only with `clip_norm`, read at log intervals.",
-    "ddp_validation_accuracy": (
+    "ddp_validation_accuracy_ratio": (
         "Right answers of all ranks / samples of all ranks; every sample counts once. In segmentation the mean IoU;"
         " a task of your own whose score is something else has none."
     ),
     "ddp_validation_loss": "Sum of the sample losses of all ranks / samples of all ranks.",
-    "ddp_checkpoint_seconds": "From taking the snapshot to the manifest's rename.",
+    "ddp_checkpoint_duration_seconds": "From taking the snapshot to the manifest's rename.",
     "ddp_checkpoint_step": "Set after the manifest is in place, and on a resume.",
-    "ddp_gpu_memory_bytes": "torch.cuda.max_memory_allocated, read at log intervals.",
+    "ddp_gpu_memory_peak_bytes": "torch.cuda.max_memory_allocated, read at log intervals.",
     "ddp_world_size": "WORLD_SIZE.",
     "ddp_heartbeats_total": "Calls of `heartbeat()`; the trainer makes one for each batch of a validation.",
     "ddp_saving": "Inside `with exporter.saving():`; the watchdog then allows `spec.watchdog.checkpointSeconds`.",

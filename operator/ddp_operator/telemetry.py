@@ -138,7 +138,7 @@ class Metrics:
             "ddp_operator_leader", "1 where this operator works, 0 where it stands by.", registry=registry
         )
         self.reconcile_seconds = histogram(
-            "ddp_operator_reconcile_seconds", "Duration of one reconcile of one resource.", buckets=SHORT
+            "ddp_operator_reconcile_duration_seconds", "Duration of one reconcile of one resource.", buckets=SHORT
         )
         self.reconcile_errors = counter(
             "ddp_operator_reconcile_errors_total",
@@ -153,12 +153,12 @@ class Metrics:
             ["verb", "resource", "code"],
         )
         self.create_to_job = histogram(
-            "ddp_operator_create_to_job_seconds",
+            "ddp_operator_create_to_job_duration_seconds",
             "From the news of a new resource to its first Job; jobs that were there at the operator's start left out.",
             buckets=SHORT,
         )
         self.start_to = histogram(
-            "ddp_operator_start_to_stage_seconds",
+            "ddp_operator_start_to_stage_duration_seconds",
             "From the start (or resumption) of a first attempt until all ranks have joined, and to its first step.",
             ["stage"],
             buckets=LONG,

@@ -52,16 +52,19 @@ def rank_series(seconds: float, rank: int = 0) -> dict[str, float]:
     step = int(10 * seconds) + 1
     work = step / 12 * (1 + rank % 7 / 100)
     figures = {
-        "ddp_samples_total": 32 * step, "ddp_steps_total": step, "ddp_step": step, "ddp_total_steps": 10**6,
-        "ddp_progress_ratio": step / 10**6, "ddp_epoch": 1, "ddp_epochs": 90, "ddp_step_seconds_sum": step / 10,
-        "ddp_step_seconds_count": step, "ddp_data_wait_seconds_total": step / 100, "ddp_loss": 1 + rank / step,
-        "ddp_compute_seconds_total": work, "ddp_nonfinite_loss_total": 0, "ddp_learning_rate": 0.1, "ddp_grad_norm": 1,
-        "ddp_world_size": 8 * RANKS, "ddp_heartbeats_total": step, "ddp_last_step_timestamp_seconds": time.time(),
-        "ddp_gpu_memory_bytes": 1e10, "ddp_validation_loss": 1, "ddp_validation_accuracy": 0.5, "ddp_saving": 0,
-        "ddp_checkpoint_step": step, "ddp_checkpoint_seconds_sum": 0, "ddp_checkpoint_seconds_count": 0,
+        "ddp_samples_total": 32 * step, "ddp_steps_total": step, "ddp_tokens_total": 0, "ddp_step": step,
+        "ddp_planned_steps": 10**6,
+        "ddp_progress_ratio": step / 10**6, "ddp_epoch": 1, "ddp_planned_epochs": 90,
+        "ddp_step_duration_seconds_sum": step / 10, "ddp_step_duration_seconds_count": step,
+        "ddp_data_wait_seconds_total": step / 100, "ddp_loss": 1 + rank / step, "ddp_compute_seconds_total": work,
+        "ddp_nonfinite_losses_total": 0, "ddp_learning_rate": 0.1, "ddp_grad_norm": 1, "ddp_world_size": 8 * RANKS,
+        "ddp_heartbeats_total": step, "ddp_last_step_timestamp_seconds": time.time(),
+        "ddp_gpu_memory_peak_bytes": 1e10, "ddp_validation_loss": 1, "ddp_validation_accuracy_ratio": 0.5,
+        "ddp_saving": 0, "ddp_checkpoint_step": step, "ddp_checkpoint_duration_seconds_sum": 0,
+        "ddp_checkpoint_duration_seconds_count": 0,
     }  # fmt: skip
     for name, count in (("step", step), ("checkpoint", 0)):
-        figures |= {f'ddp_{name}_seconds_bucket,le="{limit}"': count * (limit >= 0.1) for limit in BUCKETS}
+        figures |= {f'ddp_{name}_duration_seconds_bucket,le="{limit}"': count * (limit >= 0.1) for limit in BUCKETS}
     return figures
 
 
@@ -302,7 +305,7 @@ async def leads(operator: OperatorProcess) -> bool:
 
 async def has_passed_over(operator: OperatorProcess, count: int) -> bool:
     """Tell whether it has had a look at so many resources. Jobs that run are looked at again and again."""
-    return await metric(operator, "ddp_operator_reconcile_seconds_count") >= count
+    return await metric(operator, "ddp_operator_reconcile_duration_seconds_count") >= count
 
 
 async def jobs_there(actors: ClusterActors, count: int) -> bool:

@@ -238,7 +238,7 @@ async def submit(actors: ClusterActors, count: int) -> None:
 
 async def looked_at(operator: OperatorProcess, count: int) -> bool:
     """Tell whether the operator has had a look at so many resources, and none waits."""
-    if await metric(operator, "ddp_operator_reconcile_seconds_count") < count:
+    if await metric(operator, "ddp_operator_reconcile_duration_seconds_count") < count:
         return False
     return not await metric(operator, "ddp_operator_queue_depth")
 

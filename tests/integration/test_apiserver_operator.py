@@ -226,8 +226,10 @@ async def test_progress_is_shown_by_kubectl_get(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     start()
-    page = "ddp_samples_total 6400\nddp_step 100\nddp_steps_total 100\nddp_loss 0.25\nddp_epoch 3\nddp_epochs 4\n"
-    page += "ddp_total_steps 200\nddp_progress_ratio 0.5\nddp_step_seconds_sum 50\nddp_world_size 2\n"
+    page = (
+        "ddp_samples_total 6400\nddp_step 100\nddp_steps_total 100\nddp_loss 0.25\nddp_epoch 3\nddp_planned_epochs 4\n"
+    )
+    page += "ddp_planned_steps 200\nddp_progress_ratio 0.5\nddp_step_duration_seconds_sum 50\nddp_world_size 2\n"
     async with metrics_page(page) as port:
         await actors.create(job_manifest(metrics={"port": port}))
         for index in (0, 1):

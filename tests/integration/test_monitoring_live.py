@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.prometheus]
 SAMPLE = (ROOT / "deploy" / "samples" / "checkpoint.yaml").read_text()
 ARGUMENTS = ("--epochs", "4", "--clip-norm", "5", "--log-every", "5")
 # What a run on CPUs does not export.
-NEEDS_A_GPU = {"ddp_gpu_memory_bytes", "ddp_operator_gpu_seconds_total"}
+NEEDS_A_GPU = {"ddp_gpu_memory_peak_bytes", "ddp_operator_gpu_seconds_total"}
 # What comes from the log alone, of a script that does not count its samples.
 NEEDS_A_LOG = {"ddp_global_samples_per_second"}
 
@@ -228,14 +228,14 @@ def test_nothing_fired_on_a_good_run(watched: Watched) -> None:
 
 def test_figures_are_those_of_the_run(watched: Watched) -> None:
     assert max(watched.values("max(ddp_world_size)")) == 2
-    assert max(watched.values("max(ddp_epochs)")) == 4
+    assert max(watched.values("max(ddp_planned_epochs)")) == 4
     assert max(watched.values("max(ddp_checkpoint_step)")) > 0
     done = watched.values("max(ddp_progress_ratio)")
     assert done == sorted(done)
     parts = json.loads((MONITORING / "dashboards" / "job.json").read_text())["panels"]
     (mean_step,) = (panel for panel in parts if panel["title"] == "A mean step")
     together = " + ".join(f"({target['expr']})" for target in mean_step["targets"])
-    whole = "avg(rate(ddp_step_seconds_sum[10s]) / (rate(ddp_steps_total[10s]) > 0))"
+    whole = "avg(rate(ddp_step_duration_seconds_sum[10s]) / (rate(ddp_steps_total[10s]) > 0))"
     ratios = watched.values(f"({together}) / {whole}")
     assert ratios
     assert all(0.9 <= ratio <= 1.3 for ratio in ratios), ratios

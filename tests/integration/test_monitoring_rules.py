@@ -131,8 +131,10 @@ class TestDashboards:
         series = {
             # A step a second, half of which is the step itself; the last 120 steps of attempt 1 are taken once more.
             f"ddp_step{{{one}}}": "0+60x10", f"ddp_step{{{two}}}": "_x12 480+60x10",
-            f"ddp_step_seconds_sum{{{one}}}": "0+30x10", f"ddp_step_seconds_sum{{{two}}}": "_x12 0+30x10",
-            f"ddp_step_seconds_count{{{one}}}": "0+60x10", f"ddp_step_seconds_count{{{two}}}": "_x12 0+60x10",
+            f"ddp_step_duration_seconds_sum{{{one}}}": "0+30x10",
+            f"ddp_step_duration_seconds_sum{{{two}}}": "_x12 0+30x10",
+            f"ddp_step_duration_seconds_count{{{one}}}": "0+60x10",
+            f"ddp_step_duration_seconds_count{{{two}}}": "_x12 0+60x10",
             f'ddp_launcher_in_place_restarts_total{{{one}, pod="0"}}': "0x4 1x5",
             f'ddp_launcher_in_place_restarts_total{{{two}, pod="0"}}': "_x12 0x10",
         }  # fmt: skip

@@ -68,7 +68,7 @@ async def test_the_time_to_the_first_job_is_measured_once_a_resource(actors: Clu
     running = start()
     await actors.child_job("before-1")
     await actors.create(job_manifest("after"))
-    registry, name = running.operator.metrics.registry, "ddp_operator_create_to_job_seconds_count"
+    registry, name = running.operator.metrics.registry, "ddp_operator_create_to_job_duration_seconds_count"
     await actors.until(lambda: registry.get_sample_value(name), "a measurement")
     assert registry.get_sample_value(name) == 1  # how long the other one had waited is not known
     phase = {"namespace": "default", "phase": "Pending"}
@@ -132,13 +132,15 @@ async def test_nothing_is_written_when_nothing_changes(server: StandIn, actors: 
         await actors.run_pod("digits-1", index)
     await actors.phase("digits", "Running")
     before = await settle(server, running)
-    reconciles = operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count")
+    reconciles = operator.metrics.registry.get_sample_value("ddp_operator_reconcile_duration_seconds_count")
     # News that changes no decision: a label on a pod, another watch, a comparison of lists.
     pod = await actors.pod("digits-1", 1)
     await actors.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"colour": "blue"}}})
     server.cut_watches()
     await actors.until(
-        lambda: operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count") != reconciles,
+        lambda: (
+            operator.metrics.registry.get_sample_value("ddp_operator_reconcile_duration_seconds_count") != reconciles
+        ),
         "a reconcile",
     )
     await settle(server, running)
@@ -157,7 +159,8 @@ async def test_a_restarted_operator_writes_nothing_and_goes_on(
     before = len(written(server))
     again = start()
     await actors.until(
-        lambda: again.operator.metrics.registry.get_sample_value("ddp_operator_reconcile_seconds_count"), "a reconcile"
+        lambda: again.operator.metrics.registry.get_sample_value("ddp_operator_reconcile_duration_seconds_count"),
+        "a reconcile",
     )
     await settle(server, again)
     assert written(server)[before:] == []

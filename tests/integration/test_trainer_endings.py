@@ -82,4 +82,4 @@ def test_the_last_page_of_metrics_is_left_behind(tmp_path: Path) -> None:
     for rank in range(2):
         page = (tmp_path / "metrics" / f"{rank}.prom").read_text()
         assert f'ddp_progress_ratio{{rank="{rank}"}} 1.0' in page
-        assert f'ddp_validation_accuracy{{rank="{rank}"}}' in page
+        assert f'ddp_validation_accuracy_ratio{{rank="{rank}"}}' in page

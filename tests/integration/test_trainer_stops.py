@@ -70,7 +70,7 @@ def test_a_bad_loss_on_one_rank_ends_all_and_names_step_and_rank(tmp_path: Path)
     for rank in range(2):
         assert message in json.loads((tmp_path / "errors" / f"{rank}.json").read_text())["message"]
         page = (tmp_path / "metrics" / f"{rank}.prom").read_text()
-        counted = re.search(r"^ddp_nonfinite_loss_total\{.*\} (\S+)$", page, re.MULTILINE)
+        counted = re.search(r"^ddp_nonfinite_losses_total\{.*\} (\S+)$", page, re.MULTILINE)
         assert counted is not None
         assert float(counted[1]) >= 1
     assert not list(tmp_path.glob("step-*"))

@@ -28,7 +28,7 @@ def test_every_rank_answers_while_it_trains(tmp_path: Path) -> None:
             assert float(found["ddp_samples_total"]) > 0
             assert 0 < float(found["ddp_progress_ratio"]) < 1
             assert float(found["ddp_loss"]) > 0
-            assert 0 < float(found["ddp_validation_accuracy"]) <= 1
+            assert 0 < float(found["ddp_validation_accuracy_ratio"]) <= 1
             assert float(found["ddp_compute_seconds_total"]) > 0
             assert found["ddp_world_size"] == "2.0"
 

@@ -71,7 +71,7 @@ pages = st.one_of(
     st.builds(
         lambda step, saved, restarts, answered: page(
             ddp_step=step,
-            ddp_total_steps=50,
+            ddp_planned_steps=50,
             ddp_checkpoint_step=saved,
             phase="Running",
             restarts=restarts,
@@ -328,7 +328,7 @@ class Life(RuleBasedStateMachine):
         sim = self.sim
         while sim.deposed:
             await sim.wake(sim.deposed[0])
-        sim.page = page(ddp_step=50, ddp_total_steps=50, ddp_checkpoint_step=50, phase="Running")
+        sim.page = page(ddp_step=50, ddp_planned_steps=50, ddp_checkpoint_step=50, phase="Running")
         if sim.kueue:
             sim.kueue.quota = 100
         if self.exists:

@@ -269,7 +269,7 @@ class ReconcilerHarness:
         await self.settle()
         self.run_pods()
         self.cluster.page = text or (
-            'ddp_step{rank="0"} 5\nddp_total_steps{rank="0"} 10\nddp_launcher_phase{phase="Running"} 1\n'
+            'ddp_step{rank="0"} 5\nddp_planned_steps{rank="0"} 10\nddp_launcher_phase{phase="Running"} 1\n'
         )
         self.clock.advance(11)
         return await self.settle()

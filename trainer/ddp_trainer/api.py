@@ -14,7 +14,7 @@ from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import StopSignal
 from ddp_trainer.distributed.world import World, find_rank_env
 from ddp_trainer.errors import Preempted, Superseded, UserError
-from ddp_trainer.exporter import Exporter
+from ddp_trainer.exporter import Exporter, read_port
 from ddp_trainer.tasks import Task
 from ddp_trainer.trainer import Loop
 
@@ -82,13 +82,13 @@ class Trainer:
 
     def _fit(self, stop: StopSignal) -> Result:
         env = find_rank_env() if self._env is None else self._env
+        port = read_port() if self.config.metrics.port is None else self.config.metrics.port
         world = World.start(self.config.distributed, env)
         with world.resources:
-            return self._train(world, stop)
+            return self._train(world, stop, port)
 
-    def _train(self, world: World, stop: StopSignal) -> Result:
-        env = world.env
-        exporter = Exporter.start(epochs=self.config.epochs, port=self.config.metrics.port, env=env)
+    def _train(self, world: World, stop: StopSignal, port: int) -> Result:
+        exporter = Exporter.start(epochs=self.config.epochs, port=port, env=world.env)
         try:
             loop = Loop(self.config, world, exporter, self._own, stop)
             weights = loop.fit()

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_trainer import contract
 from ddp_trainer.distributed import RankEnv
-from ddp_trainer.errors import warn
+from ddp_trainer.errors import require, warn
 from ddp_trainer.files import write_atomically
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _MOST_CONNECTIONS = 16
 _CONNECTION_SECONDS = 10.0
+_MAX_PORT = 65535
+_MAX_PORT_DIGITS = 5
 
 
 class Histogram:
@@ -86,7 +88,7 @@ class Exporter:
         # A counter begins at 0. A gauge is absent until it is set: what is not known yet is not 0.
         self._values: dict[str, float] = {metric.name: 0.0 for metric in METRICS if metric.kind == "counter"}
         self._histograms = {name: Histogram(edges) for name, edges in BUCKETS.items()}
-        self._step_seconds = self._histograms["ddp_step_seconds"]
+        self._step_seconds = self._histograms["ddp_step_duration_seconds"]
         self.set(contract.METRIC_WORLD_SIZE, env.world_size)
 
     def collect(self) -> Iterator[Any]:
@@ -126,7 +128,8 @@ class Exporter:
 
         ``port`` is local rank 0's (default: DDP_METRICS_PORT or 9400; 0: any free one) and each local rank adds its
         number. Under the launcher ``runtime_dir`` (default: DDP_RUNTIME_DIR) decides instead. A port that is taken
-        is a warning: training is worth more than its metrics. ``model`` is :meth:`watch`'s.
+        is a warning: training is worth more than its metrics. ``model`` is :meth:`watch`'s. Raises
+        :class:`UserError` where DDP_METRICS_PORT is read and is no port.
         """
         exporter = cls(env or RankEnv.from_environ())
         if model is not None:
@@ -135,10 +138,7 @@ class Exporter:
             exporter.set(contract.METRIC_EPOCHS, epochs)
         exporter.set_total_steps(total_steps)
         runtime_dir = runtime_dir or os.environ.get(contract.ENV_RUNTIME_DIR)
-        if port is None:
-            text = os.environ.get(contract.ENV_METRICS_PORT, "")
-            port = int(text) if text.isdecimal() else contract.DEFAULT_METRICS_PORT
-        exporter._serve(port, runtime_dir)
+        exporter._serve(read_port() if port is None else port, runtime_dir)
         atexit.register(exporter.close)
         _started.add(exporter)
         return exporter
@@ -226,8 +226,9 @@ class Exporter:
         seconds: float | None = None,
         data_wait: float | None = None,
         compute: float | None = None,
+        tokens: int = 0,
     ) -> None:
-        """Record one finished optimiser step of ``samples`` samples on this rank.
+        """Record one finished optimiser step of ``samples`` samples, or of ``tokens`` too, on this rank.
 
         ``loss`` is a number or a tensor; a tensor on a GPU is copied without waiting for it and shows a step later.
         ``step`` counts the whole run (default: calls of this method), ``seconds`` is the step's time (default: since
@@ -242,6 +243,7 @@ class Exporter:
             self._forward_began = None
         self._steps = self._steps + 1 if step is None else step
         values[contract.METRIC_SAMPLES] += samples
+        values[contract.METRIC_TOKENS] += tokens
         values[contract.METRIC_STEPS] += 1
         values[contract.METRIC_GLOBAL_STEP] = self._steps
         self._step_seconds.observe(now - self._last_step_end if seconds is None else seconds)
@@ -321,6 +323,21 @@ def _forget_servers() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_servers)
+
+
+def read_port() -> int:
+    """The port in DDP_METRICS_PORT, 9400 where it is not set or empty; raises :class:`UserError` for anything else."""
+    text = os.environ.get(contract.ENV_METRICS_PORT, "").strip()
+    if not text:
+        return contract.DEFAULT_METRICS_PORT
+    known = text.isdecimal() and text.isascii() and len(text) <= _MAX_PORT_DIGITS and int(text) <= _MAX_PORT
+    require(
+        known,
+        contract.ENV_METRICS_PORT,
+        f"{text[:80]!r} is not a port",
+        f"set a number from 0 (any free port) to {_MAX_PORT}, or unset it for {contract.DEFAULT_METRICS_PORT}",
+    )
+    return int(text)
 
 
 class PageServer(ThreadingHTTPServer):

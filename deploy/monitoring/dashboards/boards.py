@@ -135,6 +135,7 @@ def build_job() -> dashboard.Dashboard:
             ]),
             ("Speed", 9, [
                 show_course("Samples a second", q.JOB_RATE, about="Of all ranks together."),
+                show_course("Tokens a second", q.JOB_TOKEN_RATE, about="Of all ranks together; of language models."),
                 show_course("Steps a second", q.JOB_STEP_RATE, about="Also of scripts that count no samples."),
                 show_course(
                     "A mean step", [q.JOB_STEP_DATA, q.JOB_STEP_COMPUTE, q.JOB_STEP_WAIT], unit="s", stacked=True,

@@ -65,7 +65,7 @@ ONE_JOB = "{{namespace}}/{{ddp_job}}"
 FLEET_RUNNING = Query(f"count({RUNNING}) or vector(0)")
 FLEET_WAITING = Query(f"count(({WAITING}) unless on ({JOB}) ({RUNNING})) or vector(0)")
 FLEET_RANKS = Query(f"count({in_fleet('ddp_steps_total')}) or vector(0)")
-FLEET_GPUS = Query(f"count({in_fleet('ddp_gpu_memory_bytes')}) or vector(0)")
+FLEET_GPUS = Query(f"count({in_fleet('ddp_gpu_memory_peak_bytes')}) or vector(0)")
 FLEET_PODS_BY_PHASE = Query(f"sum by (phase) ({in_fleet('ddp_launcher_phase')})", "{{phase}}")
 FLEET_RATES = Query(in_fleet("ddp:job_samples:rate5m"), ONE_JOB)
 FLEET_TIME_IN_STEPS = Query(in_fleet("ddp:job_time_in_steps:ratio5m"), ONE_JOB)
@@ -98,7 +98,7 @@ FLEET_TABLE = (
     Query(f"max by ({JOB}) ({in_fleet('ddp_progress_ratio')})", "done"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_step')})", "step"),
     Query(f"avg by ({JOB}) ({in_fleet('ddp_loss')})", "loss"),
-    Query(f"max by ({JOB}) ({in_fleet('ddp_validation_accuracy')})", "validation accuracy"),
+    Query(f"max by ({JOB}) ({in_fleet('ddp_validation_accuracy_ratio')})", "validation accuracy"),
     Query(in_fleet("ddp:job_samples:rate5m"), "samples/s"),
     Query(in_fleet("ddp:job_steps:rate5m"), "steps/s"),
     Query(f"max by ({JOB}) ({in_fleet('ddp_world_size')})", "ranks"),
@@ -111,19 +111,22 @@ RANK_0 = ', rank="0"'
 
 JOB_PROGRESS = Query(f"max({of_job('ddp_progress_ratio')})")
 JOB_STEP_RATE = Query(f"max({of_job('ddp:job_steps:rate5m')})", "steps/s")
-JOB_TIME_LEFT = Query(f"(max({of_job('ddp_total_steps')}) - max({of_job('ddp:job_step:max')})) / {JOB_STEP_RATE.expr}")
+JOB_TIME_LEFT = Query(
+    f"(max({of_job('ddp_planned_steps')}) - max({of_job('ddp:job_step:max')})) / {JOB_STEP_RATE.expr}"
+)
 JOB_EPOCH = Query(f"max({of_job('ddp_epoch')})", "epoch")
-JOB_EPOCHS = Query(f"max({of_job('ddp_epochs')})", "of")
+JOB_EPOCHS = Query(f"max({of_job('ddp_planned_epochs')})", "of")
 JOB_RANKS = Query(f"max({of_job('ddp_world_size')})")
 JOB_RATE = Query(f"max({of_job('ddp:job_samples:rate5m')})", "samples/s")
+JOB_TOKEN_RATE = Query(f"max({of_job('ddp:job_tokens:rate5m')})", "tokens/s")
 JOB_LAST_STEP = Query(f"time() - max({of_job('ddp_last_step_timestamp_seconds')})")
 JOB_LOSS = Query(f"avg({of_job('ddp_loss')})", "mean of all ranks")
 JOB_LOSS_MAX = Query(f"max({of_job('ddp_loss')})", "highest rank")
 JOB_VALIDATION_LOSS = Query(f"max({of_job('ddp_validation_loss')})", "validation")
-JOB_VALIDATION_ACCURACY = Query(f"max({of_job('ddp_validation_accuracy')})", "validation")
+JOB_VALIDATION_ACCURACY = Query(f"max({of_job('ddp_validation_accuracy_ratio')})", "validation")
 JOB_LEARNING_RATE = Query(f"max({of_job('ddp_learning_rate')})", "learning rate")
 JOB_GRAD_NORM = Query(f"max({of_job('ddp_grad_norm')})", "before clipping")
-JOB_NON_FINITE = Query(f"sum(increase({of_job('ddp_nonfinite_loss_total')}[$__range]))", once=True)
+JOB_NON_FINITE = Query(f"sum(increase({of_job('ddp_nonfinite_losses_total')}[$__range]))", once=True)
 # The mean step, taken apart. What is left over data and computation is the wait for other ranks and the update.
 _STEPS = f"(max({of_job('ddp:job_ranks_steps:rate5m')}) > 0)"
 _DATA, _COMPUTE, _STEP = (
@@ -132,7 +135,7 @@ _DATA, _COMPUTE, _STEP = (
 JOB_STEP_DATA = Query(f"{_DATA} / {_STEPS}", "data")
 JOB_STEP_COMPUTE = Query(f"{_COMPUTE} / {_STEPS}", "forward and backward")
 JOB_STEP_WAIT = Query(f"clamp_min(({_STEP} - {_DATA} - {_COMPUTE}) / {_STEPS}, 0)", "wait for other ranks, update")
-JOB_STEP_QUANTILES = quantiles(f"rate({of_job('ddp_step_seconds_bucket', RANK_0)}{RATE})", "0.5", "0.99")
+JOB_STEP_QUANTILES = quantiles(f"rate({of_job('ddp_step_duration_seconds_bucket', RANK_0)}{RATE})", "0.5", "0.99")
 JOB_RANK_WORK = Query(of_job("ddp:rank_work:top32"), "{{rank}}")
 JOB_STRAGGLER = Query(f"max({of_job('ddp:job_straggler:ratio')})", "slowest rank / median rank")
 JOB_CHECKPOINT_SECONDS = Query(f"max({of_job('ddp:job_checkpoint:seconds1h')})", "mean time to write one")
@@ -158,21 +161,23 @@ NO_CONFLICT = ', cause!="Conflict"'
 
 OPERATORS = Query(f"count({of_operator('ddp_operator_queue_depth')}) or vector(0)")
 LEADERS = Query(f"sum({of_operator('ddp_operator_leader')}) or vector(0)")
-CREATE_TO_JOB = quantiles(f"rate({of_operator('ddp_operator_create_to_job_seconds_bucket')}{RATE})", "0.5", "0.99")
+CREATE_TO_JOB = quantiles(
+    f"rate({of_operator('ddp_operator_create_to_job_duration_seconds_bucket')}{RATE})", "0.5", "0.99"
+)
 START_TO_STAGE = Query(
-    f"sum by (stage) (rate({of_operator('ddp_operator_start_to_stage_seconds_sum')}{HOUR}))"
-    f" / (sum by (stage) (rate({of_operator('ddp_operator_start_to_stage_seconds_count')}{HOUR})) > 0)",
+    f"sum by (stage) (rate({of_operator('ddp_operator_start_to_stage_duration_seconds_sum')}{HOUR}))"
+    f" / (sum by (stage) (rate({of_operator('ddp_operator_start_to_stage_duration_seconds_count')}{HOUR})) > 0)",
     "{{stage}}",
 )
 QUEUE = Query(f"sum({of_operator('ddp_operator_queue_depth')})", "waiting")
-RECONCILES = Query(f"sum(rate({of_operator('ddp_operator_reconcile_seconds_count')}{RATE}))", "reconciles")
+RECONCILES = Query(f"sum(rate({of_operator('ddp_operator_reconcile_duration_seconds_count')}{RATE}))", "reconciles")
 RECONCILE_QUANTILES = quantiles(
-    f"rate({of_operator('ddp_operator_reconcile_seconds_bucket')}{RATE})", "0.5", "0.9", "0.99"
+    f"rate({of_operator('ddp_operator_reconcile_duration_seconds_bucket')}{RATE})", "0.5", "0.9", "0.99"
 )
 ERRORS = Query(f"sum by (cause) (rate({of_operator('ddp_operator_reconcile_errors_total')}{RATE}))", "{{cause}}")
 ERROR_SHARE = Query(
     f"sum(increase({of_operator('ddp_operator_reconcile_errors_total', NO_CONFLICT)}[$__range]))"
-    f" / (sum(increase({of_operator('ddp_operator_reconcile_seconds_count')}[$__range])) > 0)",
+    f" / (sum(increase({of_operator('ddp_operator_reconcile_duration_seconds_count')}[$__range])) > 0)",
     once=True,
 )
 CALLS = Query(
@@ -181,7 +186,7 @@ CALLS = Query(
 ANSWERS = Query(f"sum by (code) (rate({of_operator('ddp_operator_api_requests_total')}{RATE}))", "{{code}}")
 CALLS_PER_RECONCILE = Query(
     f"sum(increase({of_operator('ddp_operator_api_requests_total')}[$__range]))"
-    f" / (sum(increase({of_operator('ddp_operator_reconcile_seconds_count')}[$__range])) > 0)",
+    f" / (sum(increase({of_operator('ddp_operator_reconcile_duration_seconds_count')}[$__range])) > 0)",
     once=True,
 )
 OPERATOR_CPU = Query(

@@ -13,14 +13,14 @@ from .known_loops import LOOPS, Loop
 # The groups that a pattern may name, as in status.progress, and the series that each becomes.
 LOG_GROUPS = {
     "step": "ddp_step",
-    "totalSteps": "ddp_total_steps",
+    "totalSteps": "ddp_planned_steps",
     "epoch": "ddp_epoch",
-    "epochs": "ddp_epochs",
+    "epochs": "ddp_planned_epochs",
     "loss": "ddp_loss",
     "learningRate": "ddp_learning_rate",
     "samples": "ddp_samples_total",
     "samplesPerSecond": "ddp_global_samples_per_second",
-    "valAccuracy": "ddp_validation_accuracy",
+    "valAccuracy": "ddp_validation_accuracy_ratio",
     "valLoss": "ddp_validation_loss",
 }
 _LINE_LIMIT = 4096
@@ -96,7 +96,7 @@ class LogProgress:
     def page(self, rank: int, world_size: Optional[int] = None) -> str:
         """Return the values as a Prometheus page."""
         values = self._count_on()
-        step, total = values.get("ddp_step"), values.get("ddp_total_steps")
+        step, total = values.get("ddp_step"), values.get("ddp_planned_steps")
         if step is not None and total:
             values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
         if self._steps:
@@ -114,18 +114,18 @@ class LogProgress:
         """Return the values, with steps that start over in each epoch as those of the run: 3/60 is no 5 % of it."""
         values = dict(self._values)
         if self._epochs is not None:
-            values.setdefault("ddp_epochs", float(self._epochs))
+            values.setdefault("ddp_planned_epochs", float(self._epochs))
         if self._total is not None and not self._counts_per_epoch:
-            values.setdefault("ddp_total_steps", float(self._total))
-        if self._counts_per_epoch is None and self._epoch is not None and "ddp_epochs" not in values:
+            values.setdefault("ddp_planned_steps", float(self._total))
+        if self._counts_per_epoch is None and self._epoch is not None and "ddp_planned_epochs" not in values:
             # Whether 60/60 ends the run or an epoch is not known before the next one begins.
-            values.pop("ddp_total_steps", None)
+            values.pop("ddp_planned_steps", None)
             if self._epoch > (self._first_epoch or 0.0):
                 values.pop("ddp_step", None)
-        if self._counts_per_epoch and "ddp_total_steps" in values:
-            each = values.pop("ddp_total_steps")
-            if "ddp_epochs" in values:
-                values["ddp_total_steps"] = values["ddp_epochs"] * each
+        if self._counts_per_epoch and "ddp_planned_steps" in values:
+            each = values.pop("ddp_planned_steps")
+            if "ddp_planned_epochs" in values:
+                values["ddp_planned_steps"] = values["ddp_planned_epochs"] * each
             if self._epoch is not None:
                 values["ddp_step"] += (self._epoch - (self._first_epoch or 0.0)) * each
             else:
@@ -192,8 +192,8 @@ class LogProgress:
 
     def _contradicts_run(self) -> bool:
         """Tell whether the last step can't be one of the run's total: its share of it is not that of its epoch."""
-        step, total = self._values.get("ddp_step"), self._values.get("ddp_total_steps")
-        epochs = self._values.get("ddp_epochs", self._epochs)
+        step, total = self._values.get("ddp_step"), self._values.get("ddp_planned_steps")
+        epochs = self._values.get("ddp_planned_epochs", self._epochs)
         if step is None or not total or not epochs or self._epoch is None or self._first_epoch is None:
             return False
         past, share, margin = self._epoch - self._first_epoch, step / total, 1.5 / total
@@ -227,7 +227,7 @@ class LoopProgress(LogProgress):
         """Take in a line, unless its step is one of another bar, such as that of a validation."""
         if (done := groups.get("step")) and (of := groups.get("totalSteps")):
             step, total = float(done), float(of)
-            known, current = self._values.get("ddp_total_steps"), self._values.get("ddp_step", 0.0)
+            known, current = self._values.get("ddp_planned_steps"), self._values.get("ddp_step", 0.0)
             other_bar = known is not None and total != known and (current < known or total < known)
             if step > total or (other_bar and not self._loop.per_epoch):
                 return False

@@ -23,7 +23,7 @@ _TIMEOUT_SECONDS: Final = 30
 _POINTS: Final = 500
 _LEAST_STEP: Final = 15  # seconds between two points: about what Prometheus itself has
 _RANK_SERIES: Final = (
-    *("ddp_step_seconds_count", constants.METRIC_STEP_SECONDS),
+    *("ddp_step_duration_seconds_count", constants.METRIC_STEP_SECONDS),
     *(constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS),
 )
 

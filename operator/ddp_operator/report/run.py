@@ -30,7 +30,7 @@ Point = tuple[float, float]
 Row = Mapping[str, float]
 
 _SERIES = re.compile(r'^(\w+)\{rank="(\d+)"\} (\S+)$', re.MULTILINE)
-_STEP_COUNT = "ddp_step_seconds_count"
+_STEP_COUNT = "ddp_step_duration_seconds_count"
 _FAILURE = "Failure"
 _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"

@@ -27,15 +27,15 @@ ddp_loss{rank="1"} 9
 ddp_loss{rank="0"} 0.25
 ddp_step{rank="0"} 40 1700000000000
 ddp_steps_total{rank="0"} 20
-ddp_total_steps{rank="0"} 100
+ddp_planned_steps{rank="0"} 100
 ddp_samples_total{rank="0"} 640
 ddp_world_size{rank="0"} 2
-ddp_step_seconds_sum{rank="0"} 20
+ddp_step_duration_seconds_sum{rank="0"} 20
 ddp_epoch{rank="0"} 2
-ddp_epochs{rank="0"} 5
+ddp_planned_epochs{rank="0"} 5
 ddp_last_step_timestamp_seconds{rank="0"} 1763640000
 ddp_checkpoint_step{rank="0"} 30
-ddp_step_seconds_bucket{rank="0",le="+Inf"} 7
+ddp_step_duration_seconds_bucket{rank="0",le="+Inf"} 7
 go_goroutines 12
 ddp_launcher_phase{phase="Running"} 1
 ddp_launcher_phase{phase="Rendezvous"} 0
@@ -49,7 +49,7 @@ class TestGoodPage:
 
     def test_only_known_names_are(self) -> None:
         assert "go_goroutines" not in parse_page(GOOD).values
-        assert "ddp_step_seconds_bucket" not in parse_page(GOOD).values
+        assert "ddp_step_duration_seconds_bucket" not in parse_page(GOOD).values
 
     def test_launcher_speaks_of_itself(self) -> None:
         page = parse_page(GOOD)
@@ -79,7 +79,7 @@ class TestGoodPage:
 
 class TestProgress:
     def test_ratio_of_the_trainer_wins_over_steps(self) -> None:
-        progress = build_progress({"ddp_step": 1, "ddp_total_steps": 10, "ddp_progress_ratio": 0.5})
+        progress = build_progress({"ddp_step": 1, "ddp_planned_steps": 10, "ddp_progress_ratio": 0.5})
         assert progress is not None
         assert progress.percent == "50.0%"
 
@@ -94,7 +94,7 @@ class TestProgress:
         assert progress is not None
         assert (progress.val_accuracy, progress.val_loss) == ("0.9", "0.3")
 
-    @pytest.mark.parametrize("missing", ["ddp_total_steps", "ddp_steps_total", "ddp_step_seconds_sum"])
+    @pytest.mark.parametrize("missing", ["ddp_planned_steps", "ddp_steps_total", "ddp_step_duration_seconds_sum"])
     def test_no_eta_is_guessed(self, missing: str) -> None:
         values = dict(parse_page(GOOD).values)
         del values[missing]
@@ -128,7 +128,9 @@ class TestProgress:
         assert progress.percent == percent
 
     @pytest.mark.parametrize("odd", [-5.0, float("nan"), 1e-320, 1e308, float("inf"), float("-inf")])
-    @pytest.mark.parametrize("name", ["ddp_step_seconds_sum", "ddp_steps_total", "ddp_samples_total", "ddp_world_size"])
+    @pytest.mark.parametrize(
+        "name", ["ddp_step_duration_seconds_sum", "ddp_steps_total", "ddp_samples_total", "ddp_world_size"]
+    )
     def test_eta_and_rates_are_never_negative_nor_endless(self, odd: float, name: str) -> None:
         values = {**parse_page(GOOD).values, name: odd}
         meter = RateMeter()
@@ -141,7 +143,7 @@ class TestProgress:
 
     def test_rates_stay_until_there_are_others(self) -> None:
         before = Progress(samples_per_second="64", steps_per_second="2")
-        progress = build_progress({"ddp_step": 50, "ddp_total_steps": 100}, before)
+        progress = build_progress({"ddp_step": 50, "ddp_planned_steps": 100}, before)
         assert progress is not None
         assert (progress.samples_per_second, progress.steps_per_second, progress.eta_seconds) == ("64", "2", 25)
 
@@ -183,10 +185,10 @@ class TestRates:
 
     def test_are_those_of_the_time_in_steps_where_that_is_known(self) -> None:
         meter = RateMeter()
-        first = counters(10, samples=320, ddp_step_seconds_sum=50.0)
+        first = counters(10, samples=320, ddp_step_duration_seconds_sum=50.0)
         assert meter.measure("a", first, 100.0) == average_rates(first) == Rates(steps=0.2, samples=25.6)
         # Five of the ten seconds went into a validation.
-        after = counters(30, samples=960, ddp_step_seconds_sum=55.0)
+        after = counters(30, samples=960, ddp_step_duration_seconds_sum=55.0)
         assert meter.measure("a", after, 110.0) == Rates(steps=4.0, samples=512.0)
 
     def test_of_a_log_are_taken_from_last_step_to_last_step(self) -> None:
@@ -225,7 +227,7 @@ class TestRates:
     def test_wait_for_the_first_counters(self) -> None:
         meter = RateMeter()
         assert meter.measure("a", {}, 0.0) is None
-        assert meter.measure("a", counters(10, ddp_step_seconds_sum=5.0), 1.0) == Rates(steps=2.0)
+        assert meter.measure("a", counters(10, ddp_step_duration_seconds_sum=5.0), 1.0) == Rates(steps=2.0)
 
 
 class TestBadPage:
@@ -284,7 +286,7 @@ class TestBadPage:
             "ddp_loss 1\n" * 90_000,
             'ddp_loss{rank="0"} 1\n' * 50_000,
             "\n" * 2**20,
-            "ddp_step_seconds_bucket 1\n" * 40_000,
+            "ddp_step_duration_seconds_bucket 1\n" * 40_000,
             ('ddp_loss{a="' + '\\"' * 2030 + '"} 1\n') * 256,
         ],
         ids=[
@@ -299,7 +301,7 @@ class TestBadPage:
 
     def test_words_about_a_rank_are_plain_and_short(self) -> None:
         what = "rank 1 is in go\U0001f3d6 (train.py:1)\x1b[31m" + "!" * 300
-        (rank,) = parse_page(f'ddp_launcher_stalled_rank{{rank="1",state="Busy",what="{what}"}} 1\n').stalled
+        (rank,) = parse_page(f'ddp_launcher_stalled_rank_info{{rank="1",state="Busy",what="{what}"}} 1\n').stalled
         assert rank.what.startswith("rank 1 is in go (train.py:1)!!!")
         assert len(rank.what) <= 200
 
@@ -346,7 +348,7 @@ class TestBadPage:
 def test_a_process_that_begins_to_report_its_time_in_steps_keeps_its_rate() -> None:
     meter = RateMeter()
     assert meter.measure("p", counters(10), 0.0) is None
-    assert meter.measure("p", counters(20, ddp_step_seconds_sum=4.0), 5.0) == Rates(steps=2.0)
+    assert meter.measure("p", counters(20, ddp_step_duration_seconds_sum=4.0), 5.0) == Rates(steps=2.0)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,7 @@ def test_the_step_at_which_workers_began_is_known_once_they_made_one(text: str, 
     ],
 )
 def test_stalled_ranks_of_a_launcher_are_few_and_known(lines: list[str], expected: list[int]) -> None:
-    text = "".join(f'ddp_launcher_stalled_rank{{{line},what="{"w" * 300}"}} 1\n' for line in lines)
+    text = "".join(f'ddp_launcher_stalled_rank_info{{{line},what="{"w" * 300}"}} 1\n' for line in lines)
     found = parse_page(text).stalled
     assert [one.rank for one in found] == expected
     assert all(one.what == "w" * 200 for one in found)
@@ -384,14 +386,14 @@ def test_stalled_ranks_of_a_launcher_are_few_and_known(lines: list[str], expecte
 @pytest.mark.parametrize(
     ("values", "percent", "eta"),
     [
-        ({"ddp_step": 5, "ddp_total_steps": 10}, "50.0%", 5),
-        ({"ddp_step": 12, "ddp_total_steps": 10}, "100.0%", 0),
-        ({"ddp_step": 5, "ddp_total_steps": 10, "ddp_progress_ratio": 0.25}, "25.0%", 5),
-        ({"ddp_step": 5, "ddp_total_steps": 10, "ddp_progress_ratio": -1}, "0.0%", 5),
-        ({"ddp_step": 5, "ddp_total_steps": 10, "ddp_progress_ratio": float("nan")}, None, 5),
-        ({"ddp_step": 0, "ddp_total_steps": 10}, "0.0%", None),
+        ({"ddp_step": 5, "ddp_planned_steps": 10}, "50.0%", 5),
+        ({"ddp_step": 12, "ddp_planned_steps": 10}, "100.0%", 0),
+        ({"ddp_step": 5, "ddp_planned_steps": 10, "ddp_progress_ratio": 0.25}, "25.0%", 5),
+        ({"ddp_step": 5, "ddp_planned_steps": 10, "ddp_progress_ratio": -1}, "0.0%", 5),
+        ({"ddp_step": 5, "ddp_planned_steps": 10, "ddp_progress_ratio": float("nan")}, None, 5),
+        ({"ddp_step": 0, "ddp_planned_steps": 10}, "0.0%", None),
         ({"ddp_step": 5}, None, None),
-        ({"ddp_step": 5, "ddp_total_steps": 1e12}, "0.0%", None),
+        ({"ddp_step": 5, "ddp_planned_steps": 1e12}, "0.0%", None),
     ],
 )
 def test_what_is_left_follows_from_the_steps_and_their_rate(
@@ -403,7 +405,7 @@ def test_what_is_left_follows_from_the_steps_and_their_rate(
 
 
 def test_a_rate_of_zero_that_status_has_kept_makes_no_time_left() -> None:
-    progress = build_progress({"ddp_step": 5, "ddp_total_steps": 10}, Progress(steps_per_second="0"), Rates())
+    progress = build_progress({"ddp_step": 5, "ddp_planned_steps": 10}, Progress(steps_per_second="0"), Rates())
     assert progress is not None
     assert (progress.eta_seconds, progress.eta) == (None, None)
 
@@ -433,7 +435,7 @@ def test_of_a_page_of_very_many_ranks_those_that_come_first_are_followed() -> No
 
 def test_figures_of_the_network_check_are_read_with_their_units() -> None:
     seconds = "".join(
-        f'ddp_launcher_preflight_seconds{{check="{check}"}} {value}\n'
+        f'ddp_launcher_preflight_duration_seconds{{check="{check}"}} {value}\n'
         for check, value in (("dns", 0.002), ("tcp", 0.03), ("allreduce", 0.4))
     )
     passed = "".join(

@@ -180,7 +180,7 @@ class TestMetrics:
         get = metrics.registry.get_sample_value
         assert get("ddp_operator_failures_total", {"category": "OOM"}) == 1
         assert get("ddp_operator_restarts_total", {"level": "group", "category": "OOM"}) == 2
-        assert get("ddp_operator_start_to_stage_seconds_sum", {"stage": "first_step"}) == 3
+        assert get("ddp_operator_start_to_stage_duration_seconds_sum", {"stage": "first_step"}) == 3
         assert get("ddp_operator_finished_jobs_total", {"result": "Failed"}) == 1
         assert get("ddp_operator_gpu_seconds_total", {"namespace": "team", "profile": "h100", "purpose": "OOM"}) == 40
 

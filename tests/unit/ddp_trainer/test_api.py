@@ -155,7 +155,7 @@ def test_checkpoints_are_rated_by_the_score_which_is_no_accuracy(
     assert json.loads(manifest.read_text())["accuracy"] == sign * result.metrics["rmse"]
     page = (tmp_path / "runtime" / "metrics" / "0.prom").read_text()
     assert "ddp_validation_loss{" in page
-    assert "ddp_validation_accuracy{" not in page
+    assert "ddp_validation_accuracy_ratio{" not in page
 
 
 def test_metrics_can_be_added_to_classification(tmp_path: Path) -> None:

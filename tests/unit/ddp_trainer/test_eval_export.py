@@ -47,7 +47,7 @@ def test_weights_are_validated_again_and_nothing_is_written(
     assert main([*DIGITS, *kept, *others, "--eval-only", "--optimizer", "adamw", "--resume", "never"]) == 0
     assert said_scores(capsys) == expected
     page = (tmp_path / "runtime" / "metrics" / "0.prom").read_text()
-    assert f'ddp_validation_accuracy{{rank="0"}} {expected.split()[-1]}'[:-2] in page
+    assert f'ddp_validation_accuracy_ratio{{rank="0"}} {expected.split()[-1]}'[:-2] in page
     assert {path: data for path, data in contents(tmp_path).items() if "runtime" not in path.parts} == before
     assert main([*DIGITS, "--init-from", str(tmp_path / "kept" / "model.pt"), "--eval-only", "--ema-decay", "0.5"]) == 0
     assert said_scores(capsys) == expected

@@ -22,8 +22,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_trainer import contract
+from ddp_trainer.cli import main
 from ddp_trainer.distributed import RankEnv
-from ddp_trainer.exporter import Exporter
+from ddp_trainer.distributed.world import World
+from ddp_trainer.errors import UserError
+from ddp_trainer.exporter import Exporter, read_port
 from ddp_trainer.observability.metrics_table import METRICS
 from tests.support import ROOT
 
@@ -57,7 +60,7 @@ def test_two_lines_are_enough_for_a_foreign_script(monkeypatch: pytest.MonkeyPat
     assert page["ddp_steps_total"] == 2
     assert page["ddp_step"] == 2
     assert page["ddp_loss"] == 1.0
-    assert page["ddp_step_seconds_count"] == 2
+    assert page["ddp_step_duration_seconds_count"] == 2
 
 
 def test_threads_are_told_but_the_main_one_and_the_servers(exporter: Exporter) -> None:
@@ -99,9 +102,9 @@ def test_only_series_of_the_table_are_shown(exporter: Exporter) -> None:
 def test_a_gauge_without_a_value_is_absent(exporter: Exporter) -> None:
     page = values(exporter.page())
     assert "ddp_loss" not in page
-    assert "ddp_validation_accuracy" not in page
+    assert "ddp_validation_accuracy_ratio" not in page
     assert page["ddp_world_size"] == 8
-    assert page["ddp_epochs"] == 2
+    assert page["ddp_planned_epochs"] == 2
     assert page["ddp_samples_total"] == 0
 
 
@@ -109,10 +112,10 @@ def test_a_step_sets_counters_progress_and_times(exporter: Exporter) -> None:
     exporter.step(samples=4, step=5, epoch=1, learning_rate=0.5, seconds=0.25, data_wait=0.125, compute=0.0625)
     page = values(exporter.page())
     assert page["ddp_progress_ratio"] == 0.5
-    assert (page["ddp_step"], page["ddp_total_steps"]) == (5, 10)
+    assert (page["ddp_step"], page["ddp_planned_steps"]) == (5, 10)
     assert page["ddp_epoch"] == 1
     assert page["ddp_learning_rate"] == 0.5
-    assert page["ddp_step_seconds_sum"] == 0.25
+    assert page["ddp_step_duration_seconds_sum"] == 0.25
     assert page["ddp_data_wait_seconds_total"] == 0.125
     assert page["ddp_compute_seconds_total"] == 0.0625
     assert page["ddp_last_step_timestamp_seconds"] > 1_600_000_000
@@ -121,7 +124,7 @@ def test_a_step_sets_counters_progress_and_times(exporter: Exporter) -> None:
 def test_a_loss_that_is_not_finite_is_counted(exporter: Exporter) -> None:
     for loss in (1.0, float("nan"), float("inf")):
         exporter.step(samples=1, loss=loss)
-    assert values(exporter.page())["ddp_nonfinite_loss_total"] == 2
+    assert values(exporter.page())["ddp_nonfinite_losses_total"] == 2
 
 
 def test_a_rank_says_that_it_lives_and_that_it_saves(exporter: Exporter) -> None:
@@ -195,7 +198,7 @@ def test_the_documents_example_runs_and_shows_where_a_steps_time_went(monkeypatc
     assert shown["ddp_samples_total"] == 20 * 32
     assert shown["ddp_loss"] > 0
     assert shown["ddp_data_wait_seconds_total"] > 0
-    assert 0 < shown["ddp_compute_seconds_total"] < shown["ddp_step_seconds_sum"]
+    assert 0 < shown["ddp_compute_seconds_total"] < shown["ddp_step_duration_seconds_sum"]
 
 
 def test_a_watched_models_compute_begins_with_the_first_forward_of_a_step_and_ends_before_the_update(
@@ -251,6 +254,31 @@ def test_a_busy_port_is_a_warning_and_training_goes_on(capsys: pytest.CaptureFix
     assert f"no metrics on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("port", ["abc", "-1", "65536", "9400.0", "1" * 100, "٩"])
+def test_metrics_port_that_is_no_port_is_refused(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.ENV_RUNTIME_DIR, raising=False)
+    monkeypatch.setenv(contract.ENV_METRICS_PORT, port)
+    with pytest.raises(
+        UserError, match=r"DDP_METRICS_PORT: .* is not a port; set a number from 0 .* to 65535, or unset"
+    ):
+        Exporter.start(env=RankEnv())
+
+
+@pytest.mark.parametrize(("port", "taken"), [("", 9400), (" 9500 ", 9500), ("0", 0)])
+def test_metrics_port_is_read_from_the_environment(port: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.ENV_METRICS_PORT, port)
+    assert read_port() == taken
+
+
+def test_trainer_refuses_a_metrics_port_before_its_ranks_join(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(contract.ENV_METRICS_PORT, "abc")
+    monkeypatch.setattr(World, "start", None)
+    assert main(["--preset", "digits-resnet", "--device", "cpu", "--max-steps", "1"]) == contract.EXIT_USER_ERROR
+    assert "DDP_METRICS_PORT: 'abc' is not a port" in capsys.readouterr().err
+
+
 def test_the_launchers_folder_gets_the_port_and_the_last_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_RUNTIME_DIR, str(tmp_path))
     monkeypatch.setenv(contract.ENV_METRICS_PORT, "1")
@@ -286,13 +314,13 @@ def test_without_prometheus_client_training_goes_on(
 def test_buckets_are_cumulative_and_include_their_edge() -> None:
     exporter = Exporter(RankEnv())
     for seconds in (0.001, 0.0011, 500.0):
-        exporter.observe("ddp_step_seconds", seconds)
+        exporter.observe("ddp_step_duration_seconds", seconds)
     page = exporter.page().decode()
-    assert 'ddp_step_seconds_bucket{le="0.001",rank="0"} 1.0' in page
-    assert 'ddp_step_seconds_bucket{le="0.0025",rank="0"} 2.0' in page
-    assert 'ddp_step_seconds_bucket{le="120.0",rank="0"} 2.0' in page
-    assert 'ddp_step_seconds_bucket{le="+Inf",rank="0"} 3.0' in page
-    assert 'ddp_step_seconds_count{rank="0"} 3.0' in page
+    assert 'ddp_step_duration_seconds_bucket{le="0.001",rank="0"} 1.0' in page
+    assert 'ddp_step_duration_seconds_bucket{le="0.0025",rank="0"} 2.0' in page
+    assert 'ddp_step_duration_seconds_bucket{le="120.0",rank="0"} 2.0' in page
+    assert 'ddp_step_duration_seconds_bucket{le="+Inf",rank="0"} 3.0' in page
+    assert 'ddp_step_duration_seconds_count{rank="0"} 3.0' in page
 
 
 def test_it_can_be_registered_in_a_registry_of_ones_own() -> None:
@@ -308,7 +336,7 @@ def test_the_table_has_every_metric_of_the_contract_once() -> None:
     contracted = {value for name, value in vars(contract).items() if name.startswith("METRIC_")}
     assert contracted <= set(names)
     for metric in METRICS:
-        assert metric.name.endswith("_total") == (metric.kind == "counter") or metric.name == "ddp_total_steps"
+        assert metric.name.endswith("_total") == (metric.kind == "counter") or metric.name == "ddp_planned_steps"
 
 
 FORKED = """

@@ -176,7 +176,9 @@ def test_training_time_has_no_validations_and_checkpoints_and_all_of_the_devices
     seconds = (12, 24) if nonfinite == "count" else (20, 44)
     (csv,) = (tmp_path / "csv").iterdir()
     assert [line.split(",")[0] for line in csv.read_text().split()[2:]] == [f"{each:.1f}" for each in seconds]
-    assert f'ddp_step_seconds_sum{{rank="0"}} {seconds[1]:.1f}' in (tmp_path / "metrics" / "0.prom").read_text()
+    assert (
+        f'ddp_step_duration_seconds_sum{{rank="0"}} {seconds[1]:.1f}' in (tmp_path / "metrics" / "0.prom").read_text()
+    )
     rates = [int(rate) for rate in re.findall(r" (\d+) samples/s", capsys.readouterr().out)]
     assert max(rates) <= 192
 
@@ -265,7 +267,7 @@ def test_a_bad_loss_is_only_counted_otherwise(
     assert main([*arguments, "--model", plugins.INTERRUPTING]) == 0
     assert "step 5/7 loss nan" in capsys.readouterr().out
     # Step 5, and the two after it, whose weights it has spoilt.
-    assert 'ddp_nonfinite_loss_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()
+    assert 'ddp_nonfinite_losses_total{rank="0"} 3.0' in (tmp_path / "metrics" / "0.prom").read_text()
 
 
 def test_cumulative_time_and_scores_of_an_epoch_are_one_line_and_continue_after_a_resume(

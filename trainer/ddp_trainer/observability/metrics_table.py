@@ -17,14 +17,18 @@ class Metric:
 
 METRICS = (
     Metric(contract.METRIC_SAMPLES, "counter", "Training samples this rank has processed."),
-    Metric("ddp_tokens_per_second", "gauge", "Tokens a second of all ranks; only of language models."),
+    Metric(contract.METRIC_TOKENS, "counter", "Training tokens this rank has processed; 0 without a language model."),
     Metric(contract.METRIC_STEPS, "counter", "Optimiser steps this process has taken."),
     Metric(contract.METRIC_GLOBAL_STEP, "gauge", "Optimiser steps of the whole run, across restarts."),
     Metric(contract.METRIC_TOTAL_STEPS, "gauge", "Steps after which the run is complete."),
     Metric(contract.METRIC_PROGRESS, "gauge", "Share of the run that is done, 0 to 1."),
     Metric(contract.METRIC_EPOCH, "gauge", "Current epoch, counted from 1."),
     Metric(contract.METRIC_EPOCHS, "gauge", "Epochs of the run."),
-    Metric("ddp_step_seconds", "histogram", "Wall time of a training step, from the wait for its batch to its end."),
+    Metric(
+        "ddp_step_duration_seconds",
+        "histogram",
+        "Wall time of a training step, from the wait for its batch to its end.",
+    ),
     Metric("ddp_data_wait_seconds_total", "counter", "Time the rank spent waiting for or making batches."),
     Metric("ddp_compute_seconds_total", "counter", "Time of forward and backward, before the wait for other ranks."),
     Metric(contract.METRIC_LOSS, "gauge", "Training loss of this rank."),
@@ -33,9 +37,9 @@ METRICS = (
     Metric("ddp_grad_norm", "gauge", "Norm of the gradients before clipping."),
     Metric(contract.METRIC_VAL_ACCURACY, "gauge", "Accuracy of the last validation, over all ranks, 0 to 1."),
     Metric(contract.METRIC_VAL_LOSS, "gauge", "Loss of the last validation, over all ranks."),
-    Metric("ddp_checkpoint_seconds", "histogram", "Time to write a checkpoint (rank 0)."),
+    Metric("ddp_checkpoint_duration_seconds", "histogram", "Time to write a checkpoint (rank 0)."),
     Metric(contract.METRIC_CHECKPOINT_STEP, "gauge", "Step of the newest complete checkpoint (rank 0)."),
-    Metric("ddp_gpu_memory_bytes", "gauge", "Most device memory this rank's tensors have held; only with a GPU."),
+    Metric("ddp_gpu_memory_peak_bytes", "gauge", "Most device memory this rank's tensors have held; only with a GPU."),
     Metric(contract.METRIC_WORLD_SIZE, "gauge", "Number of ranks."),
     Metric(contract.METRIC_HEARTBEATS, "counter", "Signs of life between steps, for the launcher's watchdog."),
     Metric(contract.METRIC_SAVING, "gauge", "1 while training waits for a checkpoint, else 0."),
@@ -44,6 +48,23 @@ METRICS = (
 
 BUCKETS = {
     # Between a millisecond (a toy on a GPU) and minutes (segmentation on a CPU).
-    "ddp_step_seconds": (1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
-    "ddp_checkpoint_seconds": (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+    "ddp_step_duration_seconds": (
+        1e-3,
+        2.5e-3,
+        5e-3,
+        0.01,
+        0.025,
+        0.05,
+        0.1,
+        0.25,
+        0.5,
+        1.0,
+        2.5,
+        5.0,
+        10.0,
+        30.0,
+        60.0,
+        120.0,
+    ),
+    "ddp_checkpoint_duration_seconds": (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 }

@@ -114,6 +114,7 @@ class Reporter:
         self._samples += samples * self._world.size
         self._exporter.step(
             samples=samples,
+            tokens=samples * self._tokens,
             step=position.step,
             epoch=position.epoch + 1,
             learning_rate=lr,
@@ -164,14 +165,13 @@ class Reporter:
         seconds = line.lap()
         rate = line.samples / seconds if seconds > 0 else 0.0
         if self._world.device.type == "cuda":
-            self._exporter.set("ddp_gpu_memory_bytes", torch.cuda.max_memory_allocated())
+            self._exporter.set("ddp_gpu_memory_peak_bytes", torch.cuda.max_memory_allocated())
         self.info(
             f"epoch {position.epoch + 1}/{self._plan.epochs} step {position.step}/{self._total} loss {loss:.4f} "
             f"{self._say_rate(rate)} lr {line.lr:.4g} ETA {clock(line.eta)}"
         )
         if self._tokens:
             figures["train/tokens_per_second"] = rate * self._tokens
-            self._exporter.set("ddp_tokens_per_second", rate * self._tokens)
         self._write(position.step, {"train/loss": loss, "train/samples_per_second": rate, **figures})
 
     def _say_rate(self, samples: float) -> str:
@@ -234,7 +234,7 @@ class Reporter:
     def saved(self, step: int, seconds: float) -> None:
         """Record a finished checkpoint; called from the writing thread."""
         self._exporter.set(contract.METRIC_CHECKPOINT_STEP, step)
-        self._exporter.observe("ddp_checkpoint_seconds", seconds)
+        self._exporter.observe("ddp_checkpoint_duration_seconds", seconds)
 
     def done(self, position: Position, score: str, weights: Path | None) -> None:
         """Say the run's result: the ``score`` of its validations, and where its weights are."""

@@ -223,8 +223,8 @@ def test_any_message_fits_and_is_json(text: str, repeat: int, names: list[str]) 
 def test_pages_are_merged_with_one_header_a_name() -> None:
     pages = [
         f'# HELP ddp_loss The loss.\n# TYPE ddp_loss gauge\nddp_loss{{rank="{rank}"}} 0.{rank}\n'
-        f'# TYPE ddp_step_seconds histogram\nddp_step_seconds_bucket{{rank="{rank}",le="+Inf"}} 1\n'
-        f'ddp_step_seconds_count{{rank="{rank}"}} 1\n'
+        f'# TYPE ddp_step_duration_seconds histogram\nddp_step_duration_seconds_bucket{{rank="{rank}",le="+Inf"}} 1\n'
+        f'ddp_step_duration_seconds_count{{rank="{rank}"}} 1\n'
         for rank in (0, 1)
     ]
     assert merge_pages(pages).splitlines() == [
@@ -232,11 +232,11 @@ def test_pages_are_merged_with_one_header_a_name() -> None:
         "# TYPE ddp_loss gauge",
         'ddp_loss{rank="0"} 0.0',
         'ddp_loss{rank="1"} 0.1',
-        "# TYPE ddp_step_seconds histogram",
-        'ddp_step_seconds_bucket{rank="0",le="+Inf"} 1',
-        'ddp_step_seconds_count{rank="0"} 1',
-        'ddp_step_seconds_bucket{rank="1",le="+Inf"} 1',
-        'ddp_step_seconds_count{rank="1"} 1',
+        "# TYPE ddp_step_duration_seconds histogram",
+        'ddp_step_duration_seconds_bucket{rank="0",le="+Inf"} 1',
+        'ddp_step_duration_seconds_count{rank="0"} 1',
+        'ddp_step_duration_seconds_bucket{rank="1",le="+Inf"} 1',
+        'ddp_step_duration_seconds_count{rank="1"} 1',
     ]
 
 
@@ -279,9 +279,9 @@ def test_progress_is_what_has_no_label_but_rank() -> None:
         '# TYPE ddp_lr gauge\nddp_lr{rank="0",group="1"} 1\n'
         '# TYPE ddp_bad gauge\nddp_bad{rank="0"} NaN\n'
         '# TYPE ddp_h histogram\nddp_h_count{rank="0"} 1\n# TYPE up gauge\nup 1\n'
-        '# TYPE ddp_step_seconds histogram\nddp_step_seconds_sum{rank="0"} 8\n'
+        '# TYPE ddp_step_duration_seconds histogram\nddp_step_duration_seconds_sum{rank="0"} 8\n'
     )
-    known = {"ddp_loss": 0.5, "ddp_epoch": 3.0, "ddp_samples_total": 64.0, "ddp_step_seconds_sum": 8.0}
+    known = {"ddp_loss": 0.5, "ddp_epoch": 3.0, "ddp_samples_total": 64.0, "ddp_step_duration_seconds_sum": 8.0}
     assert read_progress(page) == known
     many = "".join(f"# TYPE ddp_x{n} gauge\nddp_x{n} 1\n" for n in range(1000))
     assert len(read_progress(many)) == 30

@@ -161,7 +161,7 @@ def test_a_step_that_goes_back_within_its_epoch_or_without_one_is_not_counted_on
     for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
         seen.feed(line, NOW)
     assert values(seen)["ddp_step"] == 1
-    assert "ddp_total_steps" not in values(seen)
+    assert "ddp_planned_steps" not in values(seen)
 
 
 EPOCH_LINE = r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))? step (?P<step>\d+)/(?P<totalSteps>\d+)"
@@ -179,7 +179,7 @@ def test_the_number_of_epochs_may_be_given_where_the_log_does_not_name_it() -> N
     assert shown(seen, "epoch 1 step 60/60") == (60, 120, "50.0%")
     assert shown(seen, "epoch 2 step 60/60") == (60, 120, "50.0%")  # a number that is repeated is no new step
     assert shown(seen, "epoch 2 step 59/60") == (119, 120, "99.2%")
-    assert values(seen)["ddp_epochs"] == 2
+    assert values(seen)["ddp_planned_epochs"] == 2
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_first_line_shows_whether_its_step_is_one_of_the_run_where_the_epochs_
 def test_a_process_that_begins_in_a_later_epoch_of_an_unknown_number_has_no_step_yet() -> None:
     seen = progress(EPOCH_LINE)
     seen.feed(b"epoch 5 step 3/60\n", NOW)
-    assert not {"ddp_step", "ddp_total_steps"} & values(seen).keys()
+    assert not {"ddp_step", "ddp_planned_steps"} & values(seen).keys()
     assert shown(seen, "epoch 6 step 1/60") == (301, None, None)
 
 

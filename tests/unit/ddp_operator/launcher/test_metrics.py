@@ -159,7 +159,7 @@ def test_pages_become_one_that_prometheus_reads(pages: list[str], merged: str) -
         ('ddp_step{rank="3",} 5', {"ddp_step": 5}),
         ('ddp_step{rank="3",device="0"} 5', {}),
         ("ddp_steps_total 5", {"ddp_steps_total": 5}),
-        ("ddp_step_seconds_sum 2.5", {"ddp_step_seconds_sum": 2.5}),
+        ("ddp_step_duration_seconds_sum 2.5", {"ddp_step_duration_seconds_sum": 2.5}),
         ("ddp_wait_seconds_sum 2.5", {}),
         ("ddp_step NaN", {}),
         ("ddp_step +Inf", {}),
@@ -171,7 +171,7 @@ def test_pages_become_one_that_prometheus_reads(pages: list[str], merged: str) -
     ],
 )
 def test_of_a_page_its_plain_finite_gauges_and_counters_are_read(line: str, found: dict[str, float]) -> None:
-    kinds = {"ddp_step_seconds": "histogram", "ddp_wait_seconds": "histogram", "ddp_steps": "counter"}
+    kinds = {"ddp_step_duration_seconds": "histogram", "ddp_wait_seconds": "histogram", "ddp_steps": "counter"}
     kinds |= dict.fromkeys(("ddp_step", "other_step", "ddp_" + 59 * "x", "ddp_" + 60 * "x"), "gauge")
     page = "".join(f"# HELP {name} x\n# TYPE {name} {kind}\n" for name, kind in kinds.items())
     assert read_progress(f"{page}{line}\n") == found

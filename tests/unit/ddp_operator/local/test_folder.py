@@ -133,7 +133,7 @@ def test_events_are_one_line_each(folder: RunFolder) -> None:
 
 def test_metrics_rows_leave_empty_what_is_not_known(folder: RunFolder) -> None:
     folder.write_row(NOW, 1, Page({"ddp_step": 5.0, "ddp_loss": 0.5}))
-    folder.write_row(NOW, 2, Page({"ddp_step": 6.0, "ddp_validation_accuracy": 0.9}, rates=Rates(steps=4.0)))
+    folder.write_row(NOW, 2, Page({"ddp_step": 6.0, "ddp_validation_accuracy_ratio": 0.9}, rates=Rates(steps=4.0)))
     with folder.metrics.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == list(COLUMNS)
@@ -237,13 +237,15 @@ async def test_rows_have_the_throughput_of_a_script_that_reports_only_counters(f
     cluster, moments = FakeCluster(), iter(range(100))
     watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
     for steps in (1, 2, 4):
-        seconds = f'ddp_step_seconds_sum{{rank="0"}} {steps / 8}\n'
+        seconds = f'ddp_step_duration_seconds_sum{{rank="0"}} {steps / 8}\n'
         counted = f'ddp_steps_total{{rank="0"}} {steps}\nddp_samples_total{{rank="0"}} {steps * 32}\n'
         cluster.pages = {"p0": seconds + counted + 'ddp_world_size{rank="0"} 2\n'}
         await watching.sample(everyone=False)
     rows = [(row["steps_per_second"], row["samples_per_second"]) for row in read_rows(folder.metrics)]
     assert rows == [(8, 512)] * 3
-    message = json.dumps({"progress": {"ddp_steps_total": 5, "ddp_samples_total": 160, "ddp_step_seconds_sum": 2.5}})
+    message = json.dumps(
+        {"progress": {"ddp_steps_total": 5, "ddp_samples_total": 160, "ddp_step_duration_seconds_sum": 2.5}}
+    )
     watching.record_end(end(cluster, "p0", message))
     assert read_rows(folder.metrics)[-1]["steps_per_second"] == pytest.approx(4 / 2.375)
 

@@ -15,7 +15,7 @@ from ddp_operator.validation import check_manifest
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
 class TestCreate:
@@ -434,7 +434,9 @@ class TestProgress:
 
     async def test_termination_message_wins_over_the_last_page(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
-        words = last_words(progress={"ddp_step": 10.0, "ddp_total_steps": 10.0, "ddp_validation_accuracy": 0.97})
+        words = last_words(
+            progress={"ddp_step": 10.0, "ddp_planned_steps": 10.0, "ddp_validation_accuracy_ratio": 0.97}
+        )
         harness.end_pod(1)
         harness.end_pod(0, 0, words)
         await harness.settle()

@@ -10,7 +10,7 @@ from ddp_operator.kubeobjects import parse_time
 from tests.support.builders import child_pod, last_words, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", traceback="line 1\nline 2", hint="do x")
 PEER_LOST = last_words("NCCL", secondary=True, message="connection closed by peer")
 

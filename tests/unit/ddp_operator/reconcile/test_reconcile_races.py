@@ -8,7 +8,7 @@ from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, Server
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
 
 
 async def test_edit_during_a_pass_is_met_by_another_pass_soon() -> None:

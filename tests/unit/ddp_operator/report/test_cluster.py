@@ -105,7 +105,11 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
                     {"metric": {"ddp_attempt": "2"}, "values": [[START + 60, "0.2"]]},
                 ]
             elif query.startswith("last_over_time"):
-                named = {"ddp_step_seconds_count": "10", "ddp_step_seconds_sum": "5", "ddp_compute_seconds_total": "4"}
+                named = {
+                    "ddp_step_duration_seconds_count": "10",
+                    "ddp_step_duration_seconds_sum": "5",
+                    "ddp_compute_seconds_total": "4",
+                }
                 found = [
                     {"metric": {"__name__": name, "rank": "3"}, "value": [START, text]} for name, text in named.items()
                 ]

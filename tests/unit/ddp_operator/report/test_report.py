@@ -41,12 +41,12 @@ FAILURE = {
     "hint": "look at the data",
 }
 PAGE = """\
-ddp_step_seconds_count{rank="1"} 10
-ddp_step_seconds_sum{rank="1"} 2.0
+ddp_step_duration_seconds_count{rank="1"} 10
+ddp_step_duration_seconds_sum{rank="1"} 2.0
 ddp_data_wait_seconds_total{rank="1"} 0.5
 ddp_compute_seconds_total{rank="1"} 1.0
-ddp_step_seconds_count{rank="0"} 10
-ddp_step_seconds_sum{rank="0"} broken
+ddp_step_duration_seconds_count{rank="0"} 10
+ddp_step_duration_seconds_sum{rank="0"} broken
 """
 
 

@@ -385,7 +385,7 @@ class TestPhase:
 
     def test_job_that_does_not_train_promises_no_end(self) -> None:
         status = run(pods=RUNNING, text=page(
-            ddp_step=5, ddp_steps_total=5, ddp_total_steps=10, ddp_step_seconds_sum=5, phase="Running",
+            ddp_step=5, ddp_steps_total=5, ddp_planned_steps=10, ddp_step_duration_seconds_sum=5, phase="Running",
         )).status  # fmt: skip
         assert status.progress is not None
         assert status.progress.eta is not None

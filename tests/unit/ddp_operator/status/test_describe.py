@@ -21,7 +21,7 @@ from tests.support.builders import NOW, child_job, child_pod, job, last_words, o
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 RUNNING = (child_pod(0), child_pod(1))
-TRAINING = page(ddp_step=7, ddp_total_steps=70, ddp_steps_total=7, ddp_step_seconds_sum=7, phase="Running")
+TRAINING = page(ddp_step=7, ddp_planned_steps=70, ddp_steps_total=7, ddp_step_duration_seconds_sum=7, phase="Running")
 
 
 def run(
@@ -174,7 +174,8 @@ def test_pods_of_another_attempt_are_not_of_this_one() -> None:
 
 
 def test_the_figures_of_the_network_check_are_kept_with_the_attempt() -> None:
-    text = 'ddp_launcher_preflight_seconds{check="allreduce"} 0.4\nddp_launcher_preflight_passed{check="allreduce"} 1\n'
+    text = 'ddp_launcher_preflight_duration_seconds{check="allreduce"} 0.4\n'
+    text += 'ddp_launcher_preflight_passed{check="allreduce"} 1\n'
     found = parse_page(text).preflight
     assert found is not None
     first = run(*RUNNING, text=TRAINING + text).status

@@ -25,7 +25,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.launcher_config import launcher_pod
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
-TRAINING = page(ddp_step=7, ddp_total_steps=10, phase="Running")
+TRAINING = page(ddp_step=7, ddp_planned_steps=10, phase="Running")
 JOB = child_job(nodes=3)
 STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
 

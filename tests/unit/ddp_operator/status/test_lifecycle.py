@@ -19,7 +19,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
 JOB = child_job()
-TRAINING = page(ddp_step=7, ddp_total_steps=10, ddp_checkpoint_step=5, phase="Running")
+TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_checkpoint_step=5, phase="Running")
 
 
 def run(

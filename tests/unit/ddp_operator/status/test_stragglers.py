@@ -270,7 +270,7 @@ class TestThroughput:
     async def test_is_in_status_for_a_script_that_reports_only_counters(self) -> None:
         def said(steps: int, **more: float) -> str:
             counted = {"ddp_steps_total": steps, "ddp_samples_total": 32 * steps, "ddp_world_size": 2}
-            return page(phase="Running", ddp_step=steps, ddp_total_steps=1000, **counted, **more)
+            return page(phase="Running", ddp_step=steps, ddp_planned_steps=1000, **counted, **more)
 
         harness = await ReconcilerHarness().train(said(10))
         for text, samples, steps, eta in (
@@ -288,7 +288,12 @@ class TestThroughput:
             assert (shown.samples_per_second, shown.steps_per_second, shown.eta_seconds) == (samples, steps, eta)
 
     def test_of_a_run_whose_page_was_never_read_is_in_its_termination_message(self) -> None:
-        words = {"ddp_step": 40.0, "ddp_steps_total": 40.0, "ddp_samples_total": 1280.0, "ddp_step_seconds_sum": 10.0}
+        words = {
+            "ddp_step": 40.0,
+            "ddp_steps_total": 40.0,
+            "ddp_samples_total": 1280.0,
+            "ddp_step_duration_seconds_sum": 10.0,
+        }
         ends = [child_pod(n, "Succeeded", message=last_words(progress=words)) for n in (0, 1)]
         typed = job(status=STARTED, nodes=2)
         seen = observe(typed, [child_job(conditions={"Complete": ""})], ends)
@@ -298,7 +303,7 @@ class TestThroughput:
 
 
 class TestGoodput:
-    VALUES = {"ddp_step": 100.0, "ddp_steps_total": 50.0, "ddp_step_seconds_sum": 100.0}
+    VALUES = {"ddp_step": 100.0, "ddp_steps_total": 50.0, "ddp_step_duration_seconds_sum": 100.0}
 
     def test_is_kept_steps_at_their_mean_time_over_the_wall_time(self) -> None:
         assert compute_goodput(self.VALUES, 400.0) == "0.50"
@@ -309,7 +314,7 @@ class TestGoodput:
         status = STARTED
         for seconds, step in ((200, 850), (400, 900)):
             typed = dataclasses.replace(job(status=status, nodes=2), created=format_time(NOW))
-            text = page(phase="Running", ddp_step=step, ddp_steps_total=50, ddp_step_seconds_sum=100)
+            text = page(phase="Running", ddp_step=step, ddp_steps_total=50, ddp_step_duration_seconds_sum=100)
             seen = observe(typed, [child_job()], RUNNING, parse_page(text))
             status = decide(typed, seen, NOW + timedelta(seconds=seconds)).status
             assert (status.start_step, status.goodput) == (800, "0.50")
@@ -322,7 +327,7 @@ class TestGoodput:
         [
             {},
             VALUES | {"ddp_steps_total": 0.0},
-            VALUES | {"ddp_step_seconds_sum": math.nan},
+            VALUES | {"ddp_step_duration_seconds_sum": math.nan},
             VALUES | {"ddp_step": -1.0},
         ],
     )
@@ -451,7 +456,7 @@ def hostile_pages() -> Iterator[tuple[str, str]]:
     yield "one endless line", 'ddp_step{rank="' + "9" * 900_000
     yield (
         "huge numbers",
-        'ddp_step{rank="0"} 1e308\nddp_total_steps{rank="0"} -1e308\nddp_steps_total{rank="0"} 1e308\n',
+        'ddp_step{rank="0"} 1e308\nddp_planned_steps{rank="0"} -1e308\nddp_steps_total{rank="0"} 1e308\n',
     )
     yield "negative times", f'ddp_step{{rank="0"}} 3\n{constants.METRIC_HEARTBEAT_AGE} -1e9\n'
 

@@ -85,7 +85,7 @@ def test_steps_that_are_repeated_are_lost() -> None:
     life.later(0)
     life.later(0, *pods())
     life.later(0, *pods(), text=training(1, 1))
-    two_a_second = {"ddp_step_seconds_sum": 50.5}
+    two_a_second = {"ddp_step_duration_seconds_sum": 50.5}
     assert life.later(50, *pods(), text=training(101, 101, **two_a_second))[PRODUCTIVE] == 400
     words = last_words("CUDAError", progress={"ddp_step": 101.0})
     life.later(0, *pods("Failed", code=82, message=words))

@@ -47,12 +47,12 @@ class Run:
 def test_every_bad_loss_is_counted_and_the_first_is_told_with_its_step(exporter: Exporter) -> None:
     run = Run(exporter, log_every=5)
     run.steps(1.0, 1.0, NAN, 1.0, INF)
-    assert run.value("ddp_nonfinite_loss_total") == 2
+    assert run.value("ddp_nonfinite_losses_total") == 2
     assert len(run.bad) == 1
     assert run.bad[0][0] == 3
     assert math.isnan(run.bad[0][1])
     run.steps(1.0, 1.0, 1.0, 1.0, INF)
-    assert run.value("ddp_nonfinite_loss_total") == 3
+    assert run.value("ddp_nonfinite_losses_total") == 3
     assert len(run.bad) == 1
 
 
@@ -71,7 +71,7 @@ def test_losses_since_the_last_line_can_be_looked_at_and_still_make_the_next_lin
     run.reporter.check_losses()
     assert run.bad == [(5, INF)]
     run.reporter.check_losses()
-    assert run.value("ddp_nonfinite_loss_total") == 1
+    assert run.value("ddp_nonfinite_losses_total") == 1
 
 
 def test_a_line_comes_when_its_numbers_have_arrived_and_no_step_waits_for_them(
@@ -113,3 +113,19 @@ def test_the_rate_of_a_gpu_counts_what_the_device_has_still_to_do(
     reporter.flush()
     rates = [line.split(" samples/s")[0].split()[-1] for line in capsys.readouterr().out.splitlines() if "ETA" in line]
     assert rates == ["98", "100", "100"]  # the device had nothing to do for the first hundredth of a second
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_counts_its_own_tokens_and_the_line_has_those_of_all_ranks(
+    rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = RankEnv(rank=rank, world_size=2)
+    exporter = Exporter.start(port=0, env=env)
+    reporter = Reporter(World(env, torch.device("cpu")), exporter, log_every=1)
+    reporter.begin(Plan(1000, 2, False, 1, None, Position()), tokens=128)
+    rates = []
+    reporter._write = lambda step, figures: rates.append(figures)  # type: ignore[method-assign, assignment]
+    reporter.step(Position(step=1), torch.tensor(1.0), None, 3, 0.1, seconds=0.1, waited=0.0, computed=0.0)
+    exporter.close()
+    assert exporter._values["ddp_tokens_total"] == 3 * 128
+    assert rates[0]["train/tokens_per_second"] == pytest.approx(128 * rates[0]["train/samples_per_second"])

@@ -1,0 +1,84 @@
+"""The names of all exported series follow Prometheus' conventions, and what reads them uses the same names."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from ddp_operator import constants
+from ddp_operator.launcher import contract as launcher
+from ddp_operator.launcher import log_patterns
+from ddp_operator.telemetry import Metrics
+from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
+from tests.support import ROOT
+
+# Of earlier versions: a reader of one of them would find nothing.
+FORMER = (
+    "ddp_total_steps", "ddp_epochs", "ddp_step_seconds", "ddp_checkpoint_seconds", "ddp_validation_accuracy",
+    "ddp_nonfinite_loss_total", "ddp_gpu_memory_bytes", "ddp_tokens_per_second", "ddp_launcher_preflight_seconds",
+    "ddp_launcher_stalled_rank", "ddp_checkpoint_upload_failures", "ddp_operator_reconcile_seconds",
+    "ddp_operator_create_to_job_seconds", "ddp_operator_start_to_stage_seconds",
+)  # fmt: skip
+# Unit and number of other things than time, bytes or shares, by their last word.
+PARTS = re.compile(r"_(bucket|sum|count)$")
+
+
+def list_operator_families() -> list[tuple[str, str]]:
+    registry: CollectorRegistry = Metrics(lambda: 0.0).registry
+    families = [(family.name, family.type) for family in registry.collect() if family.name.startswith("ddp_")]
+    return [(name + "_total" if kind == "counter" else name, kind) for name, kind in families]
+
+
+FAMILIES = [*((metric.name, metric.kind) for metric in METRICS), *list_operator_families()]
+LAUNCHER = [value for name, value in vars(launcher).items() if name.startswith("METRIC_")]
+
+
+def read_by_operator() -> set[str]:
+    return {value for name, value in vars(constants).items() if name.startswith("METRIC_")}
+
+
+@pytest.mark.parametrize(("name", "kind"), FAMILIES)
+def test_name_of_a_series_follows_from_its_kind(name: str, kind: str) -> None:
+    assert (kind == "counter") == name.endswith("_total")
+    assert (kind == "histogram") == name.endswith("_duration_seconds")
+    assert not name.endswith("_per_second"), "a counter has every rate"
+
+
+def test_shares_are_called_ratios() -> None:
+    shares = {metric.name for metric in METRICS if "0 to 1" in metric.help}
+    assert shares
+    assert all(name.endswith("_ratio") for name in shares)
+
+
+def test_buckets_belong_to_histograms() -> None:
+    assert BUCKETS.keys() == {metric.name for metric in METRICS if metric.kind == "histogram"}
+
+
+def test_operator_reads_series_that_the_trainer_or_the_launcher_exports() -> None:
+    exported = {metric.name for metric in METRICS} | set(LAUNCHER) | set(log_patterns.LOG_GROUPS.values())
+    read = {PARTS.sub("", name) for name in read_by_operator()}
+    assert read <= {PARTS.sub("", name) for name in exported}
+
+
+def test_dashboards_and_alerts_read_series_that_are_exported() -> None:
+    exported = {name for name, _ in FAMILIES} | set(LAUNCHER) | set(log_patterns.LOG_GROUPS.values())
+    labels = {"ddp_job", "ddp_attempt", "ddp_run"}
+    used = set()
+    for folder in ("deploy/monitoring/alerts", "deploy/monitoring/dashboards"):
+        for path in (ROOT / folder).glob("*.yaml" if folder.endswith("alerts") else "queries.py"):
+            used |= set(re.findall(r"\bddp_[a-z0-9_]+", path.read_text(encoding="utf-8")))
+    used = {PARTS.sub("", name) for name in used} - labels
+    assert used
+    assert used <= {PARTS.sub("", name) for name in exported}
+
+
+def test_no_file_has_a_former_name() -> None:
+    pattern = "|".join(rf"\b{name}(_bucket|_sum|_count)?\b" for name in FORMER)
+    ours = ["operator", "trainer", "deploy", "charts", "docs", "tests", ":!tests/contract/test_metric_names.py"]
+    found = subprocess.run(
+        ["git", "grep", "-nP", pattern, "--", *ours], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.stdout == ""
