@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ddp_operator.launcher.storage import hide_credentials
+
 _MISSING: Any = object()
 
 
@@ -22,7 +24,7 @@ class FieldError:
             return f"{self.path}: {self.message}" if self.path else self.message
         if isinstance(self.value, dict | list | tuple):  # the API server leaves these out
             return f"{self.path}: Invalid value: {self.message}"
-        return f"{self.path}: Invalid value: {json.dumps(self.value, default=str)}: {self.message}"
+        return f"{self.path}: Invalid value: {hide_credentials(json.dumps(self.value, default=str))}: {self.message}"
 
 
 def check_strings(pairs: Any, path: str) -> FieldError | None:

@@ -22,6 +22,7 @@ from .contract import (
 from .files import BOOTSTRAP, log
 from .pod import Pod, encode_config
 from .processes import kill
+from .storage import hide_credentials
 
 _SERIES = (
     (METRIC_UPLOAD_STEP, "gauge", "step", "Step of the newest snapshot of the checkpoints in checkpoint.url."),
@@ -50,7 +51,7 @@ class CheckpointMirror:
     def url(self) -> str:
         """Where the store is."""
         assert self._pod.checkpoint is not None
-        return self._pod.checkpoint.url
+        return hide_credentials(self._pod.checkpoint.url)
 
     def ask(self, **what: Any) -> None:
         """Ask the process for something; it is started if there is none. An answer to an earlier request is ignored."""
@@ -109,9 +110,7 @@ class CheckpointMirror:
         newest = "there is no snapshot" if not self._state.get("time") else "the newest snapshot"
         newest += f" is of step {step}" if step is not None else " is an older one" if "newest" in newest else ""
         assert self._pod.checkpoint is not None
-        return f"the last checkpoint was not uploaded to {self._pod.checkpoint.url}, where {newest}" + (
-            f": {why}" if why else ""
-        )
+        return f"the last checkpoint was not uploaded to {self.url}, where {newest}" + (f": {why}" if why else "")
 
     def values(self) -> dict[str, float]:
         """Return the series; none in a pod that uploads nothing."""

@@ -28,7 +28,7 @@ from .metrics import Metrics
 from .pod import decode_pod
 from .processes import die_with
 from .snapshots import Changed, Snapshot, SnapshotStore, Superseded, hash_file, identify
-from .storage import UnusableStorage, open_storage
+from .storage import UnusableStorage, hide_credentials, open_storage
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_SETTLE = 2.0  # without a change, and closed, before a file counts as complete
@@ -256,9 +256,9 @@ class Mirror:
             self._failures += 1
             self._next_try = time.monotonic() + min(_LONGEST_PAUSE, 0.5 * 2 ** min(self._failures, 10))
             if problem != self._problem:
-                log(f"{self._url} fails, and is tried again: {problem}")
+                log(hide_credentials(f"{self._url} fails, and is tried again: {problem}"))
         elif self._problem:
-            log(f"{self._url} answers again")
+            log(hide_credentials(f"{self._url} answers again"))
         if not problem:
             self._failures, self._next_try = 0, 0.0
         self._problem = problem

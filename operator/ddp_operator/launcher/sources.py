@@ -11,7 +11,7 @@ import urllib.parse
 import urllib.request
 from typing import Any, BinaryIO, NamedTuple, Optional, cast
 
-from .storage import UnusableStorage, open_storage
+from .storage import UnusableStorage, hide_credentials, open_storage
 
 STALL_SECONDS = 60.0
 """A connection that brings nothing for so long is given up; a download as such may take any time."""
@@ -220,9 +220,10 @@ def _explain_status(code: int, what: str) -> FetchError:
 
 def _describe(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error)
-    return str(text) if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
+    described = str(text) if isinstance(error, OSError) and text else f"{type(error).__name__}: {text}"
+    return hide_credentials(described)
 
 
 def hide_query(url: str) -> str:
-    """Return a URL without what may be a signature."""
-    return url.partition("?")[0]
+    """Return a URL without what may be a signature, and without credentials."""
+    return hide_credentials(url.partition("?")[0])

@@ -1,6 +1,7 @@
 """Object stores and other file systems by their URL, through fsspec, which PyTorch itself depends on."""
 
 import importlib
+import re
 from typing import Any
 
 # Where an answer is waited for without end otherwise, and what a provider's own library needs to be told for it.
@@ -22,8 +23,27 @@ _PACKAGES = {
 }
 
 
+# A user and a password, which may have slashes, or a web server's user; a port is not one.
+_CREDENTIALS = re.compile(
+    r"(?<=://)(?:[^/@:\s]*:(?!\d+(?:/|\s|$))[^@\s]*@|(?<=http://)[^/@\s]*@|(?<=https://)[^/@\s]*@)"
+)
+
+
+def has_credentials(url: str) -> bool:
+    """Tell whether a URL holds a password, or a user of a web server."""
+    return _CREDENTIALS.search(url) is not None
+
+
+def hide_credentials(text: str) -> str:
+    """Return text without the users and passwords in its URLs."""
+    return _CREDENTIALS.sub("***@", text)
+
+
 class UnusableStorage(ValueError):
     """A URL that this image can do nothing with; the message says what to install or to change."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(hide_credentials(message))
 
 
 def open_storage(url: str) -> tuple[Any, str]:

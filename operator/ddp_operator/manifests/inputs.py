@@ -18,6 +18,7 @@ from ddp_operator.api.inputs import Input
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.profile import find_locked_part
 from ddp_operator.api.spec import Spec
+from ddp_operator.launcher.storage import has_credentials
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_PATH: Final = "/opt/ddp-inputs"
@@ -168,8 +169,9 @@ def check_inputs(spec: Spec, trainer: Mapping[str, Any]) -> Iterator[FieldError]
         path = one.mount_path.rstrip("/")
         if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9+.-]*://.+", one.url):
             yield FieldError(f"{here}.url", "must be a URL, such as https://host/file or s3://bucket/prefix", one.url)
-        elif re.match(r"https?://[^/]*@", one.url):
-            yield FieldError(f"{here}.url", "must not hold a password; put HTTP_AUTHORIZATION into a Secret: secretRef")
+        elif has_credentials(one.url):
+            key = "HTTP_AUTHORIZATION" if one.url.startswith("http") else "the plug-in's variables"
+            yield FieldError(f"{here}.url", f"must not hold a password; put {key} into a Secret: secretRef")
         if not path.startswith("/") or "/../" in f"{path}/":
             yield FieldError(
                 f"{here}.mountPath", "must be an absolute path other than /, such as /data", one.mount_path

@@ -16,6 +16,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
+from ddp_operator.launcher.storage import has_credentials
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns
@@ -65,6 +66,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += check_containers(whole, _POD)
     errors += check_fabric(spec, whole)
     errors += check_inputs(spec, trainer)
+    errors += _check_urls(spec)
     nproc = _resolve_nproc(trainer, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)
@@ -83,6 +85,22 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     assert command is not None
     assert isinstance(nproc, int)
     return ResolvedTemplate(pod, training, index, command, nproc)
+
+
+def _check_urls(spec: Spec) -> Iterator[FieldError]:
+    """Refuse credentials in URLs, which are shown in the status, Events and logs."""
+    tracking = spec.tracking
+    mlflow = tracking.mlflow if tracking else None
+    wandb = tracking.wandb if tracking else None
+    for path, url, remedy in (
+        ("checkpoint.url", spec.checkpoint and spec.checkpoint.url, "spec.checkpoint.secretRef"),
+        ("tracking.mlflow.trackingUri", mlflow and mlflow.tracking_uri, "spec.tracking.mlflow.secretRef"),
+        ("tracking.wandb.baseUrl", wandb and wandb.base_url, "spec.tracking.wandb.secretRef"),
+    ):
+        if url and has_credentials(url):
+            yield FieldError(
+                f"spec.{path}", f"must not hold a password; put it into a Secret, and name that in {remedy}"
+            )
 
 
 def _check_metadata(metadata: Any) -> Iterator[FieldError]:
