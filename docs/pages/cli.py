@@ -27,8 +27,9 @@ _HEAD: Final = """\
 `ddp run`, `init`, `render`, `convert` and `report` work on this machine. The others talk to a cluster and log in as
 kubectl does: with the kubeconfig and its current context, or with the service account of the pod they run in. They need
 the same permissions as kubectl, which can do all of it too; `ddp` adds progress bars, the logs of all ranks in one
-stream, and `why`. `ddp list`, `why`, `logs`, `suspend`, `resume`, `scale` and `delete` know the runs of `ddp run` as
-well: with `--local`, given the path of a run folder, or where no cluster is configured, which they then say.
+stream, and `why`. `ddp list`, `watch`, `why`, `logs`, `suspend`, `resume`, `scale` and `delete` know the runs of
+`ddp run` as well: with `--local`, given the path of a run folder, or where no cluster is configured, which they
+then say.
 
 Results go to standard output, messages to standard error, so that programs can read `-o json`. An error message says
 what to do.

@@ -43,10 +43,18 @@ def add_runs_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="default: ./ddp-runs")
 
 
-def is_local(arguments: argparse.Namespace) -> bool:
-    """Tell whether this machine's runs are meant; say so where that is not asked for. Raises: CommandError."""
+def is_run_folder(name: str | None) -> bool:
+    """Tell whether a job's name is the path of a run's folder."""
+    return name is not None and Path(name, "status.yaml").is_file()
+
+
+def is_local(arguments: argparse.Namespace, *, needs_name: bool = True) -> bool:
+    """Tell whether this machine's runs are meant; print so where that is not asked for.
+
+    ``needs_name``: in a cluster a job must be named. Raises: CommandError.
+    """
     name = getattr(arguments, "name", None)
-    if arguments.local or (name is not None and Path(name, "status.yaml").is_file()):
+    if arguments.local or is_run_folder(name):
         return True
     given = {"KUBECONFIG", "KUBERNETES_SERVICE_HOST"} & {name for name, value in os.environ.items() if value}
     login = given or arguments.kubeconfig or arguments.context or arguments.namespace
@@ -55,7 +63,7 @@ def is_local(arguments: argparse.Namespace) -> bool:
             f"no cluster is configured: looking at the runs on this machine, in {arguments.runs_dir}", file=sys.stderr
         )
         return True
-    if "name" in arguments and name is None:
+    if needs_name and "name" in arguments and name is None:
         raise CommandError("name the job; or --local, for the newest run on this machine")
     return False
 

@@ -1,16 +1,20 @@
-"""`ddp scale`, `suspend`, `resume` and `delete`: small changes of one job."""
+"""`ddp scale`, `suspend`, `resume` and `delete`: small changes of jobs."""
 
 import argparse
 import json
+import sys
 
 from ddp_operator.cli.arguments import (
     add_cluster_arguments,
     add_local_arguments,
     add_output_argument,
     is_local,
+    is_run_folder,
     open_client,
 )
-from ddp_operator.cli.io import ExitCode, integer
+from ddp_operator.cli.io import ExitCode, exit_code, integer
+from ddp_operator.client.errors import ClientError
+from ddp_operator.client.job import Job
 from ddp_operator.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.terminal import print_text
 
@@ -18,7 +22,10 @@ from ddp_operator.terminal import print_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command that ``parser`` is for."""
     command = parser.prog.rpartition(" ")[2]
-    parser.add_argument("name", metavar="NAME", help="the job, or a run on this machine")
+    if command == "delete":
+        parser.add_argument("names", metavar="NAME", nargs="+", help="a job, or a run on this machine")
+    else:
+        parser.add_argument("name", metavar="NAME", help="the job, or a run on this machine")
     if command == "scale":
         nodes = integer(1, hint="to stop all pods, use ddp suspend NAME")
         parser.add_argument("nodes", type=nodes, metavar="NODES", help="new number of pods (spec.nodes)")
@@ -32,12 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Change or delete the job."""
-    job = open_client(arguments, local=is_local(arguments)).get(arguments.name)
+    """Change the job, or delete jobs."""
     if arguments.command == "delete":
-        job.delete(wait=arguments.wait)
-        print_text(f"{arguments.name}: deleted", flush=True)
-        return ExitCode.OK
+        return _delete_jobs(arguments)
+    job = open_client(arguments, local=is_local(arguments)).get(arguments.name)
     before = job.resource["spec"]
     if arguments.command == "scale":
         job.scale(arguments.nodes)
@@ -54,3 +59,28 @@ def run(arguments: argparse.Namespace) -> int:
         done = "unchanged"
     print_text(json.dumps(job.resource, indent=2) if arguments.output == "json" else f"{arguments.name}: {done}")
     return ExitCode.OK
+
+
+def _delete_jobs(arguments: argparse.Namespace) -> int:
+    """Delete all jobs that are named; return the exit code of the first one that cannot be deleted."""
+    names = list(dict.fromkeys(arguments.names))
+    all_local = all(map(is_run_folder, names)) or is_local(arguments)
+    deleted: list[Job] = []
+    codes: list[ExitCode] = []
+    for name in names:
+        try:
+            job = open_client(arguments, local=all_local or is_run_folder(name)).get(name)
+            job.delete()
+        except ClientError as error:
+            if len(names) == 1:
+                raise
+            print_text(f"ddp delete: {error}", file=sys.stderr)
+            codes.append(exit_code(error))
+            continue
+        deleted.append(job)
+        if not arguments.wait:
+            print_text(f"{name}: deleted", flush=True)
+    for job in deleted if arguments.wait else ():
+        job.wait_until_gone()
+        print_text(f"{job.name}: deleted", flush=True)
+    return codes[0] if codes else ExitCode.OK

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from ddp_operator.cli.arguments import add_cluster_arguments, open_client
+from ddp_operator.cli.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_operator.cli.io import CommandError, ExitCode
 from ddp_operator.client.cluster import ClusterBackend
 from ddp_operator.client.follow import Jobs, follow_jobs, view_of
@@ -17,23 +17,36 @@ from ddp_operator.terminal import print_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="watch one job until it ends; default: all jobs")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="watch one job, or a run on this machine, until it ends; default: all jobs, or the newest run",
+    )
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="watch the jobs of all namespaces")
     parser.add_argument("--plain", action="store_true", help="print lines instead of bars, also on a terminal")
     parser.add_argument(
         "-o", "--output", choices=("text", "json"), default="text", help="json: print the resource at every change"
     )
+    add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
-    parser.epilog = "Exit code with NAME: 0 if the job succeeded, 1 if it failed. Without NAME it runs until Ctrl-C."
+    parser.epilog = (
+        "Exit code with NAME, or for a run on this machine: 0 if the job succeeded, 1 if it failed. Without NAME the "
+        "jobs of a cluster are watched until Ctrl-C."
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the jobs until the named one has ended."""
     if arguments.name and arguments.all_namespaces:
         raise CommandError("-A watches all jobs; use either NAME or -A")
-    client, everywhere = open_client(arguments), arguments.all_namespaces
+    local = is_local(arguments, needs_name=False)
+    if local and arguments.all_namespaces:
+        raise CommandError("-A watches the jobs of a cluster; name its kubeconfig with --kubeconfig")
+    client = open_client(arguments, local=local)
+    everywhere = arguments.all_namespaces
     screen = choose_screen(sys.stdout, plain=arguments.plain, output=arguments.output, namespaces=everywhere)
-    if arguments.name:
+    if arguments.name or local:
         return watch_one(client.get(arguments.name), screen)
     assert isinstance(client.backend, ClusterBackend)
     api = client.backend.api

@@ -129,6 +129,7 @@ class AsyncJob(_Twin[Job]):
     suspend = _method(Job.suspend)
     resume = _method(Job.resume)
     delete = _method(Job.delete)
+    wait_until_gone = _method(Job.wait_until_gone)
 
 
 class AsyncClient(_Twin[Client]):

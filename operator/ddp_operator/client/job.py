@@ -178,13 +178,20 @@ class Job:
         Raises: NotFound, ClientError.
         """
         self.backend.delete(self.name)
-        while wait and not self.backend.is_gone(self.name):
+        if wait:
+            self.wait_until_gone()
+
+    def wait_until_gone(self) -> None:
+        """Wait until the last pod of a deleted job has ended. Raises: ClientError."""
+        while not self.backend.is_gone(self.name):
             time.sleep(_POLL_SECONDS)
 
 
 def _status_of(resource: Object) -> Status:
+    """Return the status, with a progress whose values are None where the script has reported none."""
     try:
-        return msgspec.convert(resource.get("status") or {}, Status)
+        status = msgspec.convert(resource.get("status") or {}, Status)
     except msgspec.ValidationError as error:
         name = resource["metadata"]["name"]
         raise ClientError(f"{name} has a status that this version of ddp cannot read ({error}); update it") from None
+    return status if status.progress is not None else msgspec.structs.replace(status, progress=Progress())

@@ -123,3 +123,39 @@ def test_user_without_a_home_folder_sees_the_runs_of_this_machine(
     make_run(1)
     assert cli.main(["logs"]) == 0
     assert "no cluster is configured" in capsys.readouterr().err
+
+
+def test_watch_without_a_cluster_shows_the_newest_run_until_it_ends(capsys: Capture) -> None:
+    make_run(1)
+    newest = make_run(2, "Failed", summary="why it failed")
+    assert cli.main(["watch", "--plain"]) == ExitCode.FAILED
+    shown = capsys.readouterr()
+    assert newest.path.name in shown.out
+    assert shown.err == ("no cluster is configured: looking at the runs on this machine, in ddp-runs\nwhy it failed\n")
+
+
+def test_watch_without_a_cluster_and_without_runs_names_the_remedy(capsys: Capture) -> None:
+    assert cli.main(["watch"]) == ExitCode.NOT_FOUND
+    assert "ddp watch: no runs in ddp-runs; start one with `ddp run job.yaml`" in capsys.readouterr().err
+
+
+def test_watch_of_all_namespaces_without_a_cluster_is_refused(capsys: Capture) -> None:
+    assert cli.main(["watch", "-A"]) == ExitCode.BAD_INPUT
+    assert "-A watches the jobs of a cluster" in capsys.readouterr().err
+
+
+def test_delete_deletes_each_of_several_runs_and_reports_the_missing_one(capsys: Capture) -> None:
+    first, second, kept = [make_run(number).path for number in (1, 2, 3)]  # whose writers are gone
+    assert cli.main(["delete", first.name, "missing", str(second), first.name]) == ExitCode.NOT_FOUND
+    shown = capsys.readouterr()
+    assert shown.out == f"{first.name}: deleted\n{second}: deleted\n"
+    assert shown.err.count("no cluster is configured") == 1
+    assert "ddp delete: there is no run missing" in shown.err
+    assert list(Path("ddp-runs").iterdir()) == [kept]
+
+
+def test_delete_waits_for_all_runs(capsys: Capture) -> None:
+    runs = [make_run(number).path.name for number in (1, 2)]
+    assert cli.main(["delete", "--wait", *runs]) == ExitCode.OK
+    assert capsys.readouterr().out == f"{runs[0]}: deleted\n{runs[1]}: deleted\n"
+    assert not list(Path("ddp-runs").iterdir())

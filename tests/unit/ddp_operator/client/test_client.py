@@ -194,3 +194,13 @@ def test_the_examples_of_the_page_run_as_they_stand(
     assert capsys.readouterr().out == "7 0.5\n"
     assert (len(blocks), names["job"].name) == (2, "train")
     sys.modules.pop("training")
+
+
+def test_first_example_of_the_page_runs_for_a_script_that_reports_no_progress(
+    backend: FakeBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    backend.statuses = ({"phase": "Succeeded"},)
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)[0]
+    exec(block, {})
+    assert capsys.readouterr().out == "None None\n"
