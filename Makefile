@@ -189,6 +189,7 @@ bench: install ## measure ddp run and a killed worker's restart against torchrun
 bench-scale: install ## measure the operator with many jobs, at the kube-apiserver of KUBEBUILDER_ASSETS and beside a JobSet
 	@$(PY) -m tests.bench.operator_scale $(ARGS)
 	@$(PY) -m tests.bench.beside_jobset
+	@$(PY) -m tests.bench.hostile_input
 
 .PHONY: scale
 scale: install ## a job of 1,000 pods, 1,000 jobs of 8, agents that meet, dashboards of 8,000 ranks; each as far as its programs are installed

@@ -1,0 +1,279 @@
+"""What hostile pods, Jobs and specs cost the operator: the longest pause of its event loop, and its memory.
+
+Each row is a process. "before" is what an earlier version did, repeated here for a ratio within one run: whole pages
+parsed by prometheus_client, labelled Jobs cached whole, patterns compiled in the loop. The idle operator runs against
+the stand-in API server. Asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import kopf
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.kube.resync import CHILD_SELECTOR
+from ddp_operator.kube.watch import _list
+from ddp_operator.kubeobjects import utc_now
+from ddp_operator.manifests.log_patterns import check_log_patterns
+from ddp_operator.progress import Page
+from ddp_operator.reconcile.observer import Observer
+from ddp_operator.reconcile.page_budget import PageBudget
+from ddp_operator.runtime import Operator
+from ddp_operator.settings import Settings
+from ddp_operator.status.views import PodView, view_pod
+from tests.bench.figures import ratio, table
+from tests.support.builders import child_job, child_pod, job
+from tests.support.standin import StandIn
+
+BEAT = 0.005
+SETTLE = 3.0
+PODS = 127
+JOBS = 400
+HOSTILE_PAGE = ('ddp_loss{a="' + '\\"' * 2030 + '"} 1\n') * 256
+PATTERNS = ["(?i)(?P<step>[\0-\uffff])" + "[\u0100-\uffff]" * 95 + str(number) for number in range(8)]
+
+
+class Measured:
+    """The longest time by which a task came late that is due every 5 ms."""
+
+    def __init__(self) -> None:
+        self.pause = 0.0
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(BEAT)
+            self.pause = max(self.pause, time.perf_counter() - began - BEAT)
+
+
+async def measure(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
+    """Return the longest pause in seconds while something is done, and the most MiB that the process had."""
+    measured = Measured()
+    beating = asyncio.create_task(measured.run())
+    await asyncio.sleep(0.2)
+    await work()
+    await asyncio.sleep(0.2)
+    beating.cancel()
+    return measured.pause, read_peak()
+
+
+def read_peak() -> float:
+    """Return the most MiB that this process had resident; ``getrusage`` counts those of its parent too."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    [peak] = [line for line in lines if line.startswith("VmHWM:")]
+    return int(peak.split()[1]) / 1024
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Serves the metrics page of any pod, and pages of Jobs of a megabyte."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        url = urlsplit(self.path)
+        body = HOSTILE_PAGE.encode() if url.path == "/metrics" else list_jobs(parse_qs(url.query))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        try:
+            self.wfile.write(body)
+        except OSError:  # the reader has had enough
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+def list_jobs(query: dict[str, list[str]]) -> bytes:
+    """Return a page of Jobs with our labels and controller that nobody but their author has made."""
+    first = int(query.get("continue", ["0"])[0])
+    last = min(JOBS, first + int(query["limit"][0]))
+    items = []
+    for number in range(first, last):
+        item = child_job(number + 1)
+        item["metadata"] |= {"uid": str(number), "resourceVersion": "5", "annotations": {"a": "x" * 2**18}}
+        item["spec"]["template"] = {"spec": {"containers": [{"name": "a", "args": ["x" * 3 * 2**18]}]}}
+        items.append(item)
+    more = {"continue": str(last)} if last < JOBS else {}
+    return msgspec.json.encode({"items": items, "metadata": {"resourceVersion": "9"} | more})
+
+
+@contextmanager
+def serve() -> Iterator[int]:
+    """Serve on a free port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+
+
+def build_client(port: int) -> ApiClient:
+    """Return a client of the server."""
+
+    async def log_in() -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server=f"http://127.0.0.1:{port}")
+
+    return ApiClient(log_in)
+
+
+def build_pods() -> list[PodView]:
+    """Return the pods of a job, all at one address."""
+    pods = [child_pod(index) for index in range(PODS)]
+    for pod in pods:
+        pod["status"]["podIP"] = "127.0.0.1"
+    return [view_pod(pod) for pod in pods]
+
+
+async def read_pages(port: int) -> None:
+    """Read the pages of all pods as the operator does when a job reports a restart in the same pods."""
+    cluster = KubeCluster(build_client(port))
+    observer = Observer(cluster, utc_now, 10.0)
+    found = await observer._read_pages(job(metrics={"port": port}), build_pods(), PageBudget())
+    await cluster.close()
+    print(f"pages read within the budget: {len(found)} of {PODS}", file=sys.stderr)
+
+
+async def read_pages_before(port: int) -> None:
+    """Gather the whole pages, then parse one after the other."""
+    cluster = KubeCluster(build_client(port))
+
+    async def scrape(pod: PodView) -> str:
+        pieces: list[bytes] = []
+        await cluster.scrape(pod.raw, port, pieces.append)
+        return b"".join(pieces).decode()
+
+    texts = await asyncio.gather(*map(scrape, build_pods()))
+    pages = [Page({"samples": float(sum(1 for _ in _parse_slowly(text)))}) for text in texts]
+    await cluster.close()
+    assert len(pages) == PODS
+
+
+def _parse_slowly(text: str) -> Iterator[Any]:
+    for line in text.splitlines():
+        yield from text_string_to_metric_families(f"{line}\n")
+
+
+async def list_foreign_jobs(port: int) -> None:
+    """List Jobs into the cache as the operator does at its start."""
+    store = ObjectCache()
+    client = build_client(port)
+
+    def keep(kind: str, event: str | None, obj: Any) -> None:
+        store.apply(kind, obj)
+
+    await _list(client, "Job", None, CHILD_SELECTOR, keep)
+    await client.close()
+    print(f"Jobs kept: {len(store)}", file=sys.stderr)
+
+
+async def list_foreign_jobs_before(port: int) -> None:
+    """Keep the whole Jobs, 250 in a page."""
+    client = build_client(port)
+    kept: dict[str, bytes] = {}
+    more = ""
+    while len(kept) < JOBS:
+        params = {"limit": "250", "continue": more or "0"}
+        page = await client.request("GET", "/apis/batch/v1/jobs", params=params, kind="jobs", max_bytes=2**30)
+        kept |= {item["metadata"]["uid"]: msgspec.json.encode(item) for item in page["items"]}
+        more = page["metadata"].get("continue", "")
+    await client.close()
+
+
+async def check_patterns(port: int) -> None:
+    """Check a job's patterns as the operator does before it creates the Job."""
+    assert not list(check_log_patterns(PATTERNS))
+
+
+async def check_patterns_before(port: int) -> None:
+    """Compile them."""
+    for pattern in PATTERNS:
+        re.compile(pattern)
+
+
+async def measure_idle() -> tuple[float, float]:
+    """Measure an operator without a job, once it has started."""
+    operator = Operator(Settings.from_env())
+    await operator.start()
+    await asyncio.sleep(SETTLE)
+    figures = await measure(lambda: asyncio.sleep(SETTLE))
+    await operator.stop()
+    return figures
+
+
+async def measure_row(name: str, port: int) -> tuple[float, float]:
+    """Measure one row in this process."""
+    return await measure_idle() if name == IDLE else await measure(lambda: ATTACKS[name](port))
+
+
+IDLE = "idle operator"
+ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
+    f"{PODS} hostile pages": read_pages,
+    f"{PODS} hostile pages, before": read_pages_before,
+    f"{JOBS} foreign Jobs": list_foreign_jobs,
+    f"{JOBS} foreign Jobs, before": list_foreign_jobs_before,
+    "8 hostile patterns": check_patterns,
+    "8 hostile patterns, before": check_patterns_before,
+}
+
+
+ROWS = (IDLE, *ATTACKS)
+
+
+def run_row(name: str, port: int, env: dict[str, str]) -> tuple[float, float]:
+    """Run a row in a process of its own. Returns its pause and its memory."""
+    command = [sys.executable, "-m", "tests.bench.hostile_input", "--row", name, "--port", str(port)]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
+    pause, memory = json.loads(done.stdout)
+    return pause, memory
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure in turn and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.row:
+        print(json.dumps(asyncio.run(measure_row(arguments.row, arguments.port))))
+        return
+    pauses: dict[str, list[float]] = {name: [] for name in ROWS}
+    memory: dict[str, list[float]] = {name: [] for name in ROWS}
+    with StandIn() as api, serve() as port, tempfile.TemporaryDirectory() as folder:
+        kubeconfig = str(api.write_kubeconfig(Path(folder)))
+        env = os.environ | {"KUBECONFIG": kubeconfig, "DDP_OPERATOR_HEALTH_PORT": "0"}
+        for _ in range(arguments.repeats):
+            for name in ROWS:
+                pause, mebibytes = run_row(name, port, env)
+                pauses[name].append(pause)
+                memory[name].append(mebibytes)
+    print(table("longest pause of the event loop", pauses, digits=3))
+    for name in ROWS:
+        if f"{name}, before" in ROWS:
+            print(ratio(f"{name} / before", pauses[name], pauses[f"{name}, before"]))
+    print(table("most resident memory", memory, "MiB", 1))
+
+
+if __name__ == "__main__":
+    main()
