@@ -13,7 +13,7 @@ from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import StopSignal
 from ddp_trainer.distributed.world import World, find_rank_env
-from ddp_trainer.errors import Preempted, Superseded, UserError
+from ddp_trainer.errors import DataError, Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter, read_port
 from ddp_trainer.tasks import Task
 from ddp_trainer.trainer import Loop
@@ -92,6 +92,9 @@ class Trainer:
         try:
             loop = Loop(self.config, world, exporter, self._own, stop)
             weights = loop.fit()
+        except DataError:
+            exporter.close()  # and the group stays: the other ranks are in a step
+            raise
         except (UserError, Preempted, Superseded):
             # All ranks are here. After another exception they are not, and leaving the group could wait for them.
             exporter.close()

@@ -18,7 +18,7 @@ from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import RunConfig, read_file, resolve
 from ddp_trainer.config.unread import refuse_unread
 from ddp_trainer.distributed import RankEnv
-from ddp_trainer.errors import Preempted, Superseded, UserError, warn
+from ddp_trainer.errors import DataError, Preempted, Superseded, UserError, warn
 from ddp_trainer.files import write_atomically
 
 
@@ -151,9 +151,12 @@ def exit_code(program: Callable[[], object]) -> int:
 
 
 def _report_error(error: UserError | Superseded, code: int, env: RankEnv) -> int:
-    """Say what is wrong, once on rank 0 and in every rank's record for the launcher; returns ``code``."""
+    """Say what is wrong, once on rank 0 and in every rank's record for the launcher; returns ``code``.
+
+    An error that one rank alone has is printed by that rank.
+    """
     _ignore_sigterm()
-    if env.rank == 0:
+    if env.rank == 0 or isinstance(error, DataError):
         print(f"ddp_trainer: error: {error}", file=sys.stderr, flush=True)
     runtime_dir = os.environ.get(contract.ENV_RUNTIME_DIR)
     if runtime_dir:

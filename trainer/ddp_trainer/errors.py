@@ -17,6 +17,10 @@ class UserError(ValueError):
         self.remedy = remedy
 
 
+class DataError(UserError):
+    """A sample that one rank alone can't read: the other ranks are in the middle of their steps."""
+
+
 class Preempted(Exception):
     """All ranks agreed to stop after ``step`` because a signal asked at least one of them to."""
 

@@ -278,8 +278,8 @@ def test_cumulative_time_and_scores_of_an_epoch_are_one_line_and_continue_after_
     assert main([*arguments, "--epochs", "2"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch") and "cumulative" in line]
     pattern = (
-        r"epoch \d/\d cumulative time ([\d.]+) s, epoch time ([\d.]+) s, \d+ samples/s, training accuracy [\d.]+, "
-        r"validation: loss [\d.]+ accuracy [\d.]+ in [\d.]+ s"
+        r"epoch \d/\d validation: loss [\d.]+ accuracy [\d.]+ in [\d.]+ s, cumulative time ([\d.]+) s, "
+        r"epoch time ([\d.]+) s, \d+ samples/s, training accuracy [\d.]+"
     )
     assert all(re.fullmatch(pattern, line) for line in lines), lines
     figures = [tuple(map(float, re.findall(pattern, line)[0])) for line in lines]

@@ -6,15 +6,18 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from ddp_trainer.errors import DataError, UserError
 
 # Batches that each worker has ready at most.
 _PREFETCH = 4
@@ -60,6 +63,28 @@ def _mark_rank_exiting(rank_exiting: Any) -> None:
     rank_exiting.value = 1
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """A :class:`UserError` of the dataset on its way from a worker, which would lose the form of an exception."""
+
+    field: str
+    problem: str
+    remedy: str
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, error: UserError) -> Self:
+        """What of ``error`` reaches the user."""
+        return cls(error.field, error.problem, error.remedy, tuple(getattr(error, "__notes__", ())))
+
+    def as_error(self) -> DataError:
+        """The exception again, in the rank."""
+        error = DataError(self.field, self.problem, self.remedy)
+        for note in self.notes:
+            error.add_note(note)
+        return error
+
+
 class Reader:
     """Reads batches of ``dataset`` by worker processes, and sends them on a stream of their own.
 
@@ -91,13 +116,19 @@ class Reader:
         )
 
     def read(self, batches: Sequence[Sequence[Any]] = ()) -> Iterator[Any]:
-        """What the dataset gives for each of ``batches`` of indices, or, an iterable one, of its own accord."""
+        """What the dataset gives for each of ``batches`` of indices, or, an iterable one, of its own accord.
+
+        Raises :class:`DataError` in place of an :class:`Unreadable` batch.
+        """
         self._indices.batches = batches
         with warnings.catch_warnings():
             # Python warns of forks beside threads. The readers touch nothing that a thread could hold a lock of.
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             raw = iter(self._loader)
-        yield from raw
+        for batch in raw:
+            if isinstance(batch, Unreadable):
+                raise batch.as_error()
+            yield batch
 
     def send(self, tree: Any) -> Any:
         """Copy tensors from pinned memory while the device still works on the step before."""

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData, check_labels, count_samples
 from ddp_trainer.data.augment import Augmentation
-from ddp_trainer.data.reader import Reader
+from ddp_trainer.data.reader import Reader, Unreadable
 from ddp_trainer.data.torch_datasets import MappedSamples
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_cpus, available_memory
@@ -168,8 +168,14 @@ class _Samples:
     def __init__(self, data: ImageData | FileData) -> None:
         self.data = data
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Raw images and labels, stacked."""
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor] | Unreadable:
+        """Raw images and labels, stacked; :class:`Unreadable` where the reader raises a :class:`UserError`."""
+        try:
+            return self._read(indices)
+        except UserError as error:
+            return Unreadable.of(error)
+
+    def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         if isinstance(self.data, ImageData):
             chosen = torch.tensor(indices)
             return self.data.images[chosen], self.data.labels[chosen]

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from ddp_trainer.data.reader import Unreadable
 from ddp_trainer.data.sampling import derive_seed
+from ddp_trainer.errors import UserError
 
 _END: Any = object()
 
@@ -41,7 +43,13 @@ class MappedSamples(Dataset[Any]):
         self.data, self.collate = data, collate
 
     def __getitems__(self, wanted: Sequence[tuple[int, int]]) -> Any:
-        """The batch of these samples."""
+        """The batch of these samples; :class:`Unreadable` where the dataset raises a :class:`UserError`."""
+        try:
+            return self._read(wanted)
+        except UserError as error:
+            return Unreadable.of(error)
+
+    def _read(self, wanted: Sequence[tuple[int, int]]) -> Any:
         samples = []
         for key, index in wanted:
             _seed(key, index)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,19 +212,24 @@ class Reporter:
         if "accuracy" in training:
             facts.append(f"training accuracy {training['accuracy']:.4f}")
         epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
-        self.evaluated(scores, score, seconds, f"{epoch} {''.join(f'{fact}, ' for fact in facts)}")
+        self.evaluated(scores, score, seconds, f"{epoch} ", facts)
         figures = {f"validation/{name}": value for name, value in scores.items()}
         figures |= {f"epoch/{name}": value for name, value in training.items()}
         self._write(position.step, {"train/epoch": self._plan.fraction(position), **figures})
 
-    def evaluated(self, scores: dict[str, float], score: str, seconds: float, when: str = "") -> None:
-        """Report the ``scores`` of the validation data; ``score`` names the one by which runs are compared."""
+    def evaluated(
+        self, scores: dict[str, float], score: str, seconds: float, when: str = "", facts: Sequence[str] = ()
+    ) -> None:
+        """Report the ``scores`` of the validation data; ``score`` names the one by which runs are compared.
+
+        ``facts`` about the training before it follow on the same line.
+        """
         if score in _SHARES:  # a task's own score may be an error
             self._exporter.set(contract.METRIC_VAL_ACCURACY, scores[score])
         if "loss" in scores:
             self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
         text = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.info(f"{when}validation: {text} in {seconds:.1f} s")
+        self.info(", ".join([f"{when}validation: {text} in {seconds:.1f} s", *facts]))
 
     def resumed(self, folder: str, position: Position) -> None:
         """Report that the run goes on from a checkpoint."""

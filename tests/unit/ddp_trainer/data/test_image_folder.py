@@ -13,8 +13,10 @@ from torch import Tensor
 from ddp_trainer import DataConfig, UserError
 from ddp_trainer.cli import main
 from ddp_trainer.data import load_datasets
+from ddp_trainer.data.image_folder import read_image
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sources import Place
+from ddp_trainer.errors import DataError
 
 SIZES = [(40, 30), (30, 50), (64, 64)]  # width, height
 
@@ -112,3 +114,40 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"2\.JPEG") as raised:
         images(loader(tmp_path, 0), 0)
     assert "sample 8 of the data" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("damage", ["junk", "truncated"])
+def test_damaged_image_is_an_error_with_path_reason_and_remedy(damage: str, workers: int, tmp_path: Path) -> None:
+    path = write(tmp_path) / "train" / "dog" / "2.JPEG"
+    path.write_bytes(b"no picture" if damage == "junk" else path.read_bytes()[:-200])
+    reason = "cannot identify image file" if damage == "junk" else "image file is truncated"
+    pattern = rf"^data\.dir: {path} can't be decoded: {reason}.*; replace or delete the file"
+    with pytest.raises(DataError, match=pattern) as raised:
+        images(loader(tmp_path, workers), 0)
+    assert "(sample 8 of the data)" in raised.value.__notes__
+
+
+def test_run_with_a_damaged_image_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, 9) / "train" / "dog" / "7.png"
+    path.write_bytes(path.read_bytes()[:400])
+    folder = ["--data", "imagefolder", "--data-dir", str(tmp_path), "--image-size", "16", "--device", "cpu"]
+    assert main([*folder, "--model-width", "4", "--batch-size", "6", "--workers", "1", "--metrics-port", "0"]) == 81
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert line.startswith(f"ddp_trainer: error: data.dir: {path} can't be decoded: ")
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_16_bit_grey_image_is_scaled_to_8_bits(ending: str, tmp_path: Path) -> None:
+    values = np.linspace(0, 65535, 256).round().astype(np.uint16).reshape(16, 16)
+    Image.fromarray(values).save(tmp_path / f"deep.{ending}")
+    image = read_image(str(tmp_path / f"deep.{ending}"))
+    assert image.mode == "RGB"
+    assert np.array(image)[..., 0].flatten().tolist() == list(range(256))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_32_bit_image_is_refused(kind: type, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((4, 4), kind)).save(tmp_path / "wide.tif")
+    with pytest.raises(UserError, match=r"wide\.tif has 32-bit pixels .*; convert it to 8 or 16 bits"):
+        read_image(str(tmp_path / "wide.tif"))
