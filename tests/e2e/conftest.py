@@ -6,7 +6,7 @@ What a cluster needs beside the kubeconfig is said by environment variables:
   by Helm, and uninstall it in the end) or ``process`` (the tests apply the CRD and run ``python -m ddp_operator`` from
   this checkout; it must be able to reach pod addresses for progress).
 - ``DDP_E2E_CHART_VALUES``: the values of ``chart`` as YAML, such as ``{image: {tag: mine}}``.
-- ``DDP_E2E_BUILD``: ``1`` builds both images by ``images/build`` before ``chart`` installs; its variables (``LOAD``,
+- ``DDP_E2E_BUILD``: ``1`` builds both images by ``images/build`` before the first test; its variables (``LOAD``,
   ``REGISTRY``, ``BUILDER``, ``BUILD_ARGS``) name the builder and the way to the nodes. Without it the nodes have them.
 - ``DDP_E2E_IMAGE``: the trainer's image; default: the samples' own.
 - ``DDP_E2E_TRACKING_IMAGE``: an image with PyTorch, tensorboard and mlflow, for the tests of trackers.
@@ -48,6 +48,14 @@ from .release import Release, build_images
 
 PATIENCE = 240.0
 """Seconds after which something that should happen counts as never happening. No test measures time with it."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the images before the first test: a build takes longer than a test may."""
+    if os.environ.get("DDP_E2E_BUILD") != "1" or session.config.option.collectonly:
+        return
+    if any(item.path.parent == Path(__file__).parent for item in session.items):
+        build_images()
 
 
 class Cluster:
@@ -186,8 +194,6 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator | No
         yield None
         return
     if source == "chart":
-        if os.environ.get("DDP_E2E_BUILD") == "1":
-            build_images()
         with Release(kubeconfig) as release:
             release.install(yaml.safe_load(os.environ.get("DDP_E2E_CHART_VALUES", "{}")))
             yield None

@@ -7,6 +7,7 @@ import subprocess
 from typing import Any, Final
 
 import helm_python
+import pytest
 
 from tests.support import ROOT
 from tests.support.stoppable import Stoppable
@@ -19,7 +20,9 @@ TEST_LIMIT: Final = 600
 
 def build_images() -> None:
     """Build both images and bring them to the nodes, as the environment asks ``images/build`` to."""
-    subprocess.run([ROOT / "images" / "build", "operator", "trainer"], check=True, timeout=BUILD_LIMIT)
+    done = subprocess.run([ROOT / "images" / "build", "operator", "trainer"], timeout=BUILD_LIMIT, check=False)
+    if done.returncode:
+        pytest.exit(f"images/build ended with exit code {done.returncode}; its output is above", returncode=1)
 
 
 class Release(Stoppable):
