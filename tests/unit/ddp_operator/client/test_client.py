@@ -17,12 +17,13 @@ from ddp_operator.client import local
 from ddp_operator.client.functions import ENTRY
 from ddp_operator.client.local import LocalBackend
 from ddp_operator.client.program import IMAGE
-from ddp_operator.client.workdir import Workdir
+from ddp_operator.client.workdir import Workdir, check_folder
 from ddp_operator.local.folder import ENV_RUN_FOLDER, RunFolder
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.validation import check_manifest
 from tests.support import ROOT
 from tests.support.fake_backend import FakeBackend
+from tests.support.users import forget_user
 
 
 @pytest.fixture
@@ -204,3 +205,12 @@ def test_first_example_of_the_page_runs_for_a_script_that_reports_no_progress(
     block = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)[0]
     exec(block, {})
     assert capsys.readouterr().out == "None None\n"
+
+
+def test_user_without_a_home_folder_packs_any_folder_but_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_user(monkeypatch)
+    assert check_folder(tmp_path) == tmp_path
+    with pytest.raises(ClientError, match="too much to take"):
+        check_folder(Path("/"))
