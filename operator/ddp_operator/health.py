@@ -1,0 +1,144 @@
+"""The operator's pages: /healthz, /readyz and /metrics, on connections that are bounded in number and time."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from ddp_operator.kube.client import StartupError
+from ddp_operator.telemetry import Metrics
+
+MAX_CONNECTIONS = 64
+"""Open connections. One more closes the oldest, so that probes always get through."""
+CONNECTION_SECONDS = 10.0
+"""Lifetime of a connection, whatever is sent on it. Probes and Prometheus connect again."""
+_PAGE_SECONDS = 1.0
+"""The metrics page is generated once in this time, whoever asks how often."""
+
+
+class HealthServer:
+    """Serve the three pages. ``alive`` and ``ready`` return a reason why not, or None when all is well."""
+
+    def __init__(
+        self, metrics: Metrics, *, port: int, alive: Callable[[], str | None], ready: Callable[[], str | None]
+    ) -> None:
+        self._metrics = metrics
+        self._configured_port = port
+        self._alive = alive
+        self._ready = ready
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._page_until = 0.0
+        self._page = b""
+        self.port = 0
+        """The port in use, once started."""
+
+    async def start(self) -> None:
+        """Listen on all addresses. Raises: StartupError."""
+        app = web.Application()
+        app.router.add_get("/healthz", self._serve_healthz)
+        app.router.add_get("/readyz", self._serve_readyz)
+        app.router.add_get("/metrics", self._serve_metrics)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        self._runner = runner
+        create_handler = runner.server
+        assert create_handler is not None
+        connections: dict[asyncio.Transport, None] = {}
+
+        try:
+            listener = _listen(self._configured_port)
+        except OSError as exc:
+            await self.stop()
+            raise StartupError(
+                f"port {self._configured_port} for health and metrics is not free ({exc.strerror}): "
+                "set DDP_OPERATOR_HEALTH_PORT"
+            ) from None
+
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: BoundedConnection(create_handler(), connections), sock=listener)
+        self.port = listener.getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening, and close all connections."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _serve_healthz(self, _: web.Request) -> web.Response:
+        return _build_probe_response(self._alive())
+
+    async def _serve_readyz(self, _: web.Request) -> web.Response:
+        return _build_probe_response(self._ready())
+
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        now = asyncio.get_running_loop().time()
+        if now >= self._page_until:
+            self._page = generate_latest(self._metrics.registry)
+            self._page_until = now + _PAGE_SECONDS
+        return web.Response(body=self._page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+class BoundedConnection(asyncio.Protocol):
+    """Pass a connection's events to its HTTP handler, and end the connection after its lifetime.
+
+    ``connections``: the open ones of this server, the oldest first.
+    """
+
+    def __init__(self, handler: asyncio.Protocol, connections: dict[asyncio.Transport, None]) -> None:
+        self._handler = handler
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection; close the oldest one where there are too many."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._connections[transport] = None
+        if len(self._connections) > MAX_CONNECTIONS:
+            oldest = next(iter(self._connections))
+            self._connections.pop(oldest)
+            oldest.abort()
+        self._deadline = asyncio.get_running_loop().call_later(CONNECTION_SECONDS, transport.abort)
+        self._handler.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass bytes to the handler."""
+        self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass the peer's end to the handler."""
+        return self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass the transport's full buffer to the handler."""
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass the transport's empty buffer to the handler."""
+        self._handler.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        if self._transport is not None:
+            self._connections.pop(self._transport, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._handler.connection_lost(exc)
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a socket for IPv6 and IPv4 alike, so that port 0 means one port and not one for each."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _build_probe_response(problem: str | None) -> web.Response:
+    return web.Response(text="ok\n") if problem is None else web.Response(status=503, text=f"{problem}\n")

@@ -1,0 +1,95 @@
+"""The operator's pages under many and slow connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ddp_operator import health
+from ddp_operator.health import HealthServer
+from ddp_operator.telemetry import Metrics
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HealthServer]:
+    running = HealthServer(Metrics(lambda: 0.0, lambda: []), port=0, alive=lambda: None, ready=lambda: "not yet")
+    await running.start()
+    yield running
+    await running.stop()
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    text = (await reader.read()).decode()
+    writer.close()
+    return int(text.split()[1]), text
+
+
+async def test_pages_answer(server: HealthServer) -> None:
+    assert (await get(server.port, "/healthz"))[0] == 200
+    status, text = await get(server.port, "/readyz")
+    assert (status, text.splitlines()[-1]) == (503, "not yet")
+    assert "# TYPE ddp_operator" in (await get(server.port, "/metrics"))[1]
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Tell whether the peer has closed a connection on which it sent nothing."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except BlockingIOError:
+        return False
+
+
+async def test_more_silent_connections_than_allowed_close_the_oldest_and_probes_get_through(
+    server: HealthServer,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(health.MAX_CONNECTIONS + 8):
+            connect = functools.partial(socket.create_connection, ("127.0.0.1", server.port), timeout=60)
+            silent.append(stack.enter_context(await asyncio.to_thread(connect)))
+        assert (await get(server.port, "/healthz"))[0] == 200
+        assert [is_closed(connection) for connection in silent[:8]] == [True] * 8
+        assert not is_closed(silent[-1])
+
+
+async def test_connection_ends_after_its_lifetime_while_bytes_still_arrive(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "CONNECTION_SECONDS", 0.3)
+
+    def send_slowly() -> None:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+            for _ in range(1000):
+                connection.sendall(b"x")
+                time.sleep(0.01)
+
+    with pytest.raises((ConnectionResetError, BrokenPipeError)):
+        await asyncio.to_thread(send_slowly)
+
+
+async def test_metrics_page_is_generated_once_for_a_burst_of_requests(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_PAGE_SECONDS", 600.0)
+    generated: list[object] = []
+
+    def generate(registry: object) -> bytes:
+        generated.append(registry)
+        return b"page\n"
+
+    monkeypatch.setattr(health, "generate_latest", generate)
+    for _ in range(5):
+        assert (await get(server.port, "/metrics"))[1].endswith("page\n")
+    assert len(generated) == 1
