@@ -126,7 +126,7 @@ class Cluster(Protocol):
         """Return the same as it is now, from no cache: for a decision that rests on what a cache may have missed."""
 
     async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
-        """Return the resources of a namespace whose checkpoints go to this claim or URL."""
+        """Return the resources of a namespace whose checkpoints go to this claim or URL, at least name and state."""
 
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child; return it as stored, its metadata at least.

@@ -30,6 +30,7 @@ class HealthServer:
         self._ready = ready
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._page_lock = asyncio.Lock()
         self._page_until = 0.0
         self._page = b""
         self.port = 0
@@ -77,10 +78,12 @@ class HealthServer:
         return _build_probe_response(self._ready())
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:
-        now = asyncio.get_running_loop().time()
-        if now >= self._page_until:
-            self._page = generate_latest(self._metrics.registry)
-            self._page_until = now + _PAGE_SECONDS
+        # A thread counts all resources, each of which may hold a megabyte. Readers wait for one page.
+        async with self._page_lock:
+            now = asyncio.get_running_loop().time()
+            if now >= self._page_until:
+                self._page = await asyncio.to_thread(generate_latest, self._metrics.registry)
+                self._page_until = now + _PAGE_SECONDS
         return web.Response(body=self._page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

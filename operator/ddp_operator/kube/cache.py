@@ -33,6 +33,10 @@ class Entry:
     version: str
     key: Key
     body: bytes
+    claim: str | None = None
+    """Of a resource: the claim or the URL of its checkpoints."""
+    claimant: Object | None = None
+    """What other jobs on that claim read of it: a body may have a megabyte, and they read those of a namespace."""
 
 
 class ObjectCache:
@@ -68,7 +72,9 @@ class ObjectCache:
                 return None
             self._drop(ident, old)
         kept = trim_object(kind, obj)
-        self._objects[ident] = Entry(uid, version, key, msgspec.json.encode(kept))
+        claim = claim_of(kept) if kind == KIND else None
+        claimant = _describe_claimant(kept) if claim is not None else None
+        self._objects[ident] = Entry(uid, version, key, msgspec.json.encode(kept), claim, claimant)
         if not key.name:
             self._shared[ident] = kept
         if kind != KIND:
@@ -132,19 +138,16 @@ class ObjectCache:
         }
 
     def bodies(self, kind: str) -> Iterator[bytes]:
-        """Yield the remembered objects of a kind as JSON."""
-        for ident, entry in self._objects.items():
+        """Yield the remembered objects of a kind as JSON; another thread than the event loop's may ask for them."""
+        for ident, entry in list(self._objects.items()):
             if ident[0] == kind:
                 yield entry.body
 
     def resources_on_claim(self, namespace: str, claim: str) -> Iterator[Object]:
-        """Yield the resources of a namespace whose checkpoints go to this claim or URL."""
-        name = claim.encode()
+        """Yield name, age and state of the resources of a namespace whose checkpoints go to this claim or URL."""
         for (kind, where, _), entry in self._objects.items():
-            if kind == KIND and where == namespace and name in entry.body:
-                resource = msgspec.json.decode(entry.body)
-                if claim_of(resource) == claim:
-                    yield resource
+            if kind == KIND and where == namespace and entry.claim == claim and entry.claimant is not None:
+                yield entry.claimant
 
     def is_current(self, kind: str, meta: Mapping[str, Any]) -> bool:
         """Say whether an object is remembered at least as new as ``meta`` says, or known to be gone."""
@@ -182,6 +185,15 @@ def build_snapshot(resource: Object, found: Mapping[str, Iterable[Object]]) -> S
         pods=tuple(found["Pod"]),
         policies=tuple(found["NetworkPolicy"]),
     )
+
+
+def _describe_claimant(resource: Object) -> Object:
+    meta = resource["metadata"]
+    status = resource.get("status") or {}
+    return {
+        "metadata": {name: meta[name] for name in ("namespace", "name", "uid", "creationTimestamp") if name in meta},
+        "status": {name: status[name] for name in ("phase", "attempt") if name in status},
+    }
 
 
 def version_number(text: Any) -> int | None:
