@@ -81,4 +81,4 @@ def test_no_file_has_a_former_name() -> None:
     found = subprocess.run(
         ["git", "grep", "-nP", pattern, "--", *ours], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert found.stdout == ""
+    assert found.returncode == 1, found.stdout + found.stderr
