@@ -314,13 +314,13 @@ class TestBadPage:
         assert parse_page(f"ddp_loss{{{labels}}} 1\nddp_step 4\n").values == {"ddp_step": 4.0}
 
     def test_escapes_in_free_text_of_launcher_are_read(self) -> None:
-        line = 'ddp_launcher_stalled_rank{rank="1",state="Busy",what="in \\"f\\" (a\\\\b.py)"} 1\n'
+        line = 'ddp_launcher_stalled_rank_info{rank="1",state="Busy",what="in \\"f\\" (a\\\\b.py)"} 1\n'
         assert [rank.what for rank in parse_page(line).stalled] == ['in "f" (a\\b.py)']
 
     @pytest.mark.parametrize("size", [1, 7, 4096])
     def test_page_in_pieces_equals_whole_page(self, size: int) -> None:
         text = (
-            GOOD + 'ddp_launcher_stalled_rank{rank="1",state="Busy",what="ä"} 1\n# ddp_launcher_last_failure {"a":1}\n'
+            GOOD + 'ddp_launcher_stalled_rank_info{rank="1",state="Busy",what="ä"} 1\n# ddp_launcher_last_failure {"a":1}\n'
         )
         data = text.encode()
         parser = PageParser()
