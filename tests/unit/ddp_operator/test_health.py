@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import functools
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
+import aiohttp
 import pytest
 
 from ddp_operator import health
@@ -18,7 +21,7 @@ from ddp_operator.telemetry import Metrics
 
 @pytest.fixture
 async def server() -> AsyncIterator[HealthServer]:
-    running = HealthServer(Metrics(lambda: 0.0, lambda: []), port=0, alive=lambda: None, ready=lambda: "not yet")
+    running = HealthServer(Metrics(lambda: 0.0), port=0, alive=lambda: None, ready=lambda: "not yet")
     await running.start()
     yield running
     await running.stop()
@@ -93,3 +96,30 @@ async def test_metrics_page_is_generated_once_for_a_burst_of_requests(
     for _ in range(5):
         assert (await get(server.port, "/metrics"))[1].endswith("page\n")
     assert len(generated) == 1
+
+
+async def test_health_answers_while_metrics_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = asyncio.Event()
+    release = threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def count(registry: Any) -> bytes:
+        loop.call_soon_threadsafe(began.set)
+        assert release.wait(60)
+        return b"counted"
+
+    monkeypatch.setattr(health, "generate_latest", count)
+    server = HealthServer(Metrics(lambda: 0.0), port=0, alive=lambda: None, ready=lambda: None)
+    await server.start()
+    try:
+        async with aiohttp.ClientSession(f"http://localhost:{server.port}") as session:
+            metrics = asyncio.create_task(session.get("/metrics"))
+            await began.wait()
+            async with session.get("/healthz") as answer:
+                assert await answer.text() == "ok\n"
+            assert not metrics.done()
+            release.set()
+            assert await (await metrics).text() == "counted"
+    finally:
+        release.set()
+        await server.stop()
