@@ -78,7 +78,10 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.set_wakeup_fd(-1), so
 print(sys.stdin.read(), sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.write_through, sys.stdout.name)
 print(sorted(os.environ.items()) == sorted(os.environ.copy().items()), os.getcwd(), gc.isenabled(), sys.flags)
 print({name: value for name, value in os.environ.items() if not name.startswith(("DDP", "TORCH", "PYTEST", "LC_"))})
-print(ctypes.CDLL(None).getenv(b"DDP_RUNTIME_DIR") != 0, tempfile.tempdir, sys.path, sys.meta_path[-3:])
+# The import of torch 2.8 adds a folder to sys.path, in a bare script too.
+instantiator = sys.modules.get("torch.distributed.nn.jit.instantiator")
+path = [folder for folder in sys.path if folder != getattr(instantiator, "INSTANTIATED_TEMPLATE_DIR_PATH", None)]
+print(ctypes.CDLL(None).getenv(b"DDP_RUNTIME_DIR") != 0, tempfile.tempdir, path, sys.meta_path[-3:])
 print([thread.name for thread in threading.enumerate()], threading.main_thread().name)
 print(os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid())
 print(multiprocessing.current_process(), multiprocessing.parent_process(), multiprocessing.get_start_method())
@@ -239,7 +242,8 @@ def test_other_forked_forms_behave_as_under_the_bare_interpreter(forked: Forked,
 def test_forked_rank_that_trains_prints_what_a_plain_torchrun_rank_prints(forked: Forked) -> None:
     (forked.folder / "script.py").write_text(TRAINS)
     plain = forked.bare("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "script.py")
-    assert forked.fork("script", "script.py") == plain == Outcome(0, "trained\n", "")
+    assert (plain.code, plain.out.splitlines()[-1]) == (0, "trained")
+    assert forked.fork("script", "script.py") == plain
 
 
 def test_data_loaders_start_their_workers_in_each_way(forked: Forked) -> None:
