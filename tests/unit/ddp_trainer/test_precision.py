@@ -335,3 +335,7 @@ def test_powersgd_on_gloo_is_refused() -> None:
     check(config, World(RankEnv(), torch.device("cuda", 0)))
     with pytest.raises(UserError, match="PowerSGD needs nccl"):
         check(config, World(RankEnv(), CPU))
+
+
+def test_graph_of_a_step_is_off_unless_asked_for() -> None:
+    assert PrecisionConfig().cuda_graph == "off"

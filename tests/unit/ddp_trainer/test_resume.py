@@ -278,12 +278,12 @@ def test_cumulative_time_and_scores_of_an_epoch_are_one_line_and_continue_after_
     assert main([*arguments, "--epochs", "2"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch") and "cumulative" in line]
     pattern = (
-        r"epoch \d/\d validation: loss [\d.]+ accuracy [\d.]+ in [\d.]+ s, cumulative time ([\d.]+) s, "
-        r"epoch time ([\d.]+) s, \d+ samples/s, training accuracy [\d.]+"
+        r"epoch \d/\d validation: loss [\d.]+ accuracy [\d.]+ in [\d.]+ s, training: ([\d.]+) s, \d+ samples/s, "
+        r"cumulative ([\d.]+) s, training accuracy [\d.]+"
     )
     assert all(re.fullmatch(pattern, line) for line in lines), lines
     figures = [tuple(map(float, re.findall(pattern, line)[0])) for line in lines]
     assert len(figures) == 2
     assert figures[0][0] == figures[0][1]
-    assert figures[1][0] == pytest.approx(figures[0][0] + figures[1][1], abs=0.11)
-    assert figures[1][0] > figures[1][1]
+    assert figures[1][1] == pytest.approx(figures[0][1] + figures[1][0], abs=0.11)
+    assert figures[1][1] > figures[1][0]

@@ -41,7 +41,7 @@ def read_weights(source: str) -> dict[str, Tensor]:
         raise UserError(
             _FIELD, f"{source} holds more than tensors, or is none of torch.save's files", "save model.state_dict()"
         ) from error
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(_FIELD, f"{source} can't be read: {reason}", "give a file of model.state_dict()") from error
     except Exception as error:  # pickle reads text as instructions, which fail with any exception

@@ -205,9 +205,9 @@ class Reporter:
         facts = []
         if "seconds" in training:
             facts += [
-                f"cumulative time {training['cumulative_seconds']:.1f} s",
-                f"epoch time {training['seconds']:.1f} s",
+                f"training: {training['seconds']:.1f} s",
                 self._say_rate(training["samples_per_second"]),
+                f"cumulative {training['cumulative_seconds']:.1f} s",
             ]
         if "accuracy" in training:
             facts.append(f"training accuracy {training['accuracy']:.4f}")
