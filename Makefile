@@ -68,6 +68,7 @@ constraints: install ## write this environment's versions and their hashes to .c
 	@.ci/freeze $(PY) > .ci/constraints.txt.new
 	@mv .ci/constraints.txt.new .ci/constraints.txt
 	@.ci/lock $(PY) < .ci/release-tools.in > .ci/release-tools.txt
+	@.ci/lock-images $(PY)
 	@touch $(STAMP)
 
 .PHONY: clean

@@ -41,7 +41,7 @@ def command(architecture: str, arguments: list[str], target: Path) -> list[str]:
 def backend_command() -> list[str]:
     """Return pip's command line that installs the build backend by its hash, apart from the image's packages."""
     pip = [sys.executable, "-m", "pip", "install", "--no-compile", "--target", str(BACKEND)]
-    return [*pip, "--constraint", ".ci/constraints.txt", "hatchling"]
+    return [*pip, "--no-deps", "--require-hashes", "-r", "images/backend.txt"]
 
 
 def main() -> None:

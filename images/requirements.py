@@ -1,7 +1,7 @@
 """Print the dependencies of the distribution with some extras, from pyproject.toml: ``requirements.py operator``.
 
-They change less often than the sources and are installed before these, in a layer that the builder keeps. PyTorch is
-left out: a step of its own installs it, because its files come from another index and have no hash.
+.ci/lock-images resolves them into the lock files of the images. PyTorch is left out: a step of its own installs it,
+because its files come from another index and have no hash.
 """
 
 import sys

@@ -57,8 +57,8 @@ def complaints(instructions: list[Instruction]) -> list[str]:
         found.append("ADD: use COPY")
     for command in values(instructions, "RUN"):
         for install in re.findall(r"(?:pip [^&]*?install|install\.py) [^&]*", command):
-            if not re.search(r"--no-deps|-c \S+", install):
-                found.append(f"RUN {install}: pin the versions with the constraints")
+            if not re.search(r"--no-deps|--require-hashes|-r \.ci/pytorch\.txt -c \S+", install):
+                found.append(f"RUN {install}: pin the versions with hashes")
         if re.search(r"\b(apt-get|curl|wget|sudo)\b", command):
             found.append(f"RUN {command}: takes what is not pinned")
     for command in values(last_stage(instructions), "ENTRYPOINT") + values(last_stage(instructions), "CMD"):

@@ -39,6 +39,7 @@ LONG_FILES = {
         "generated: the schema of a job's parts",
     ),
     ".ci/constraints.txt": "generated: the hashes of every package",
+    "images/operator/requirements.txt": "generated: the same for the operator's image",
     ".ci/release-tools.txt": "generated: the same for the release's tools",
     "LICENSE": "the licence",
 }

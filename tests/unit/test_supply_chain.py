@@ -56,6 +56,24 @@ def test_only_pytorch_is_installed_by_version_alone() -> None:
     assert "--no-deps --require-hashes -r .ci/constraints.txt" in makefile
 
 
+@pytest.mark.parametrize("image", ["operator", "trainer"])
+def test_image_installs_its_dependencies_in_the_versions_of_the_constraints(image: str) -> None:
+    hashes = parse_lock(ROOT / "images" / image / "requirements.txt")
+    constraints = parse_lock(ROOT / ".ci/constraints.txt")
+    assert all(hashes.values())
+    assert {name: constraints.get(name) for name in hashes} == hashes
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"][image]]
+    names = {re.split(r"[^\w-]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
+    assert names - {"torch", "torchvision"} <= set(hashes)
+
+
+def test_build_backend_is_locked() -> None:
+    hashes = parse_lock(ROOT / "images/backend.txt")
+    assert all(hashes.values())
+    assert "hatchling" in hashes
+
+
 def test_release_tools_are_locked_in_their_versions() -> None:
     lock = ROOT / ".ci/release-tools.txt"
     hashes = parse_lock(lock)
