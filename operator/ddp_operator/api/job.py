@@ -23,6 +23,19 @@ SILENT_START_SECONDS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
+class JobSize:
+    """The number of pods of an attempt: ``nodes`` train, ``spares`` are on standby."""
+
+    nodes: int
+    spares: int = 0
+
+    @property
+    def pods(self) -> int:
+        """All pods, the completions of the attempt's Job."""
+        return self.nodes + self.spares
+
+
+@dataclass(frozen=True, slots=True)
 class DDPTrainingJob:
     """A parsed ``DDPTrainingJob``: identity, typed spec, typed status."""
 
@@ -56,6 +69,20 @@ class DDPTrainingJob:
     def spares(self) -> int:
         """How many pods there are beside the nodes."""
         return self.spec.spares or 0
+
+    @property
+    def size(self) -> JobSize:
+        """The size that the spec requests."""
+        return self.size_with(self.spec.nodes)
+
+    @property
+    def attempt_size(self) -> JobSize:
+        """The size of the current attempt; a changed spec.nodes takes effect later."""
+        return self.size_with(self.status.attempt_nodes)
+
+    def size_with(self, nodes: int) -> JobSize:
+        """Return the size of this job with a number of nodes."""
+        return JobSize(nodes, self.spares)
 
     @property
     def claimed_gpus(self) -> int:

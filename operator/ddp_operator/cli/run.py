@@ -128,7 +128,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     if arguments.logs.isdecimal() and int(arguments.logs) >= job.spec.nodes * nproc:
         raise CommandError(f"--logs: there is no rank {arguments.logs}; the last one is {job.spec.nodes * nproc - 1}")
     if arguments.metrics_port is not None:
-        adapt.check_ports(arguments.metrics_port, job.spec.nodes + job.spares)
+        adapt.check_ports(arguments.metrics_port, job.size.pods)
     return RunPlan(
         text=text,
         # What a user of Python can do again is no command.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator import constants
+from ddp_operator.api.job import JobSize
 from ddp_operator.cluster import Object
 from ddp_operator.kubeobjects import count_pod_gpus, find_trainer, is_gpu
 from ddp_operator.launcher.processes import read_cpu_quota
@@ -206,7 +207,7 @@ def check_suitable(resource: Object, gpu_ids: Sequence[str] | None) -> list[Find
     if refused:
         raise Unsuitable("\n".join(refused))
     wanted = count_pod_gpus(template["spec"])
-    nodes = spec.get("nodes", 1) + (spec.get("spares") or 0)
+    nodes = JobSize(spec.get("nodes", 1), spec.get("spares") or 0).pods
     if wanted and gpu_ids is not None and wanted * nodes > len(gpu_ids):
         raise Unsuitable(
             f"spec.template.spec.containers: needs {nodes * wanted} GPUs (pods: {nodes}, GPUs of each: {wanted}), but "

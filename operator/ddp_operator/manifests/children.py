@@ -162,6 +162,7 @@ def build_job(
     job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher, *, attempt: int, nodes: int
 ) -> dict[str, Any]:
     """Return the Indexed Job of one attempt with ``nodes`` pods and the spares."""
+    pods = job.size_with(nodes).pods
     rank_zero = job.spec.success_policy == "RankZero"
     kueue = kueue_metadata(job)
     ours = {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
@@ -172,8 +173,8 @@ def build_job(
         "metadata": _metadata(job, names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
         | {"annotations": kueue["annotations"] | ours},
         "spec": {
-            "completions": nodes + job.spares,
-            "parallelism": nodes + job.spares,
+            "completions": pods,
+            "parallelism": pods,
             "completionMode": "Indexed",
             "backoffLimit": _UNLIMITED_BACKOFF,
             "podReplacementPolicy": "Failed",

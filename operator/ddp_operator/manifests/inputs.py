@@ -130,7 +130,7 @@ def _volume_name(one: Input) -> str:
 def build_fetch_job_spec(job: DDPTrainingJob, template: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``Job.spec``: one pod, or for node caches one for each that trains."""
     cached = any(one.node_cache for one in job.spec.inputs or ())
-    pods = job.spec.nodes + job.spares if cached else 1
+    pods = job.size.pods if cached else 1
     name = template["spec"]["containers"][0]["name"]
     stopped, final = (
         {"containerName": name, "operator": "In", "values": [code]}

@@ -39,7 +39,7 @@ def build_pod_group(job: DDPTrainingJob, *, attempt: int, nodes: int) -> dict[st
     if gang is None:
         return None
     # An elastic job can begin with its least number; of a job with spares those that are placed first may lack pod 0.
-    least = job.spec.elastic.min_nodes if job.spec.elastic else nodes + job.spares
+    least = job.spec.elastic.min_nodes if job.spec.elastic else job.size_with(nodes).pods
     spec: dict[str, Any] = {"minMember": least}
     if asked.gang == "Coscheduling":
         spec["scheduleTimeoutSeconds"] = job.spec.rendezvous.join_timeout_seconds

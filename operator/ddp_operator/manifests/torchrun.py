@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddp_operator import constants
+from ddp_operator.api.job import JobSize
 from ddp_operator.launcher.command_line import split_python_line
 
 DEFAULT_INTERPRETER: Final = "python3"
@@ -178,7 +179,7 @@ def build_torchrun_args(plan: Plan, command: UserCommand) -> list[str]:
     if plan.backend == "static":
         conf = [f"timeout={plan.join_timeout_seconds}"]
     else:
-        most = plan.max_nodes or plan.nodes + plan.spares
+        most = plan.max_nodes or JobSize(plan.nodes, plan.spares).pods
         few = (plan.elastic or plan.spares) and most <= _FEW_NODES
         # The store has a process of its own on pod 0, so that no agent hosts it; a lone pod's agent hosts its own.
         conf = [

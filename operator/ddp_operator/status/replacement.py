@@ -45,7 +45,7 @@ def is_replacing(state: State) -> bool:
 
 def is_consequence(state: State, failure: LastFailure) -> bool:
     """Tell whether workers were restarted because a pod is lost: all saved and stopped together, or missed it."""
-    missing = state.pods.running < state.status.attempt_nodes + state.job.spares
+    missing = state.pods.running < state.job.attempt_size.pods
     lost = missing or is_replacing(state) or was_lost_lately(state)
     return lost and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
 
