@@ -17,7 +17,7 @@ from ddp_operator.launcher.failure_table import NODE_LOST
 from ddp_operator.status import conditions as c
 from ddp_operator.status import lost_nodes
 from ddp_operator.status.budget import charge, find_limit
-from ddp_operator.status.conditions import Fact, take_facts
+from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Decision
 from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
 from ddp_operator.status.diagnosis import blame_node, find_in_place, read_failures
@@ -310,4 +310,4 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
         nodes=state.pods.counts(status.attempt_nodes),
         progress=without_eta(status.progress),
     )
-    return Decision(take_facts(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)
+    return Decision(set_conditions(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)

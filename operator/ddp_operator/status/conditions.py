@@ -260,7 +260,7 @@ def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
     return Fact(PROGRESSING, "Unknown", NO_METRICS_PAGE, message)
 
 
-def may_have_met(rendezvoused: Condition | None) -> bool:
+def may_have_joined(rendezvoused: Condition | None) -> bool:
     """Tell whether the workers of an attempt have begun, or all its pods run and nobody can say it."""
     return rendezvoused is not None and rendezvoused.status != "False"
 
@@ -291,7 +291,7 @@ def describe_distribution(pods: Pods) -> Fact | None:
     return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, message)
 
 
-def take_facts(status: Status, facts: Iterable[Fact], now: datetime, generation: int) -> Status:
+def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generation: int) -> Status:
     """Return the status with the facts among its conditions, and with what columns of ``kubectl get`` cannot build."""
     restarts = status.restarts
     status = replace(

@@ -96,7 +96,7 @@ def converge(state: State, progress_interval: float) -> Decision:
             waits.append(0.0)  # why it is suspended is written first
     elif idle is not None and idle > 0:
         waits.append(idle)
-    over = late_comers_over(state)
+    over = find_late_joiner_deadline(state)
     if over is not None:
         waits.append(max(0.1, (over - now).total_seconds()))
     blocked = blocked_by_avoidance(pods)
@@ -133,7 +133,7 @@ def can_resize(state: State, attempt_job: JobView) -> bool:
     return not fixed and not attempt_job.finished and not attempt_job.deleting
 
 
-def late_comers_over(state: State) -> datetime | None:
+def find_late_joiner_deadline(state: State) -> datetime | None:
     """Return when an elastic job has succeeded although some of its pods still run; None: it has to wait for them.
 
     Pods that train together end together, pod 0 among them. One that runs on came when training was over, and would

@@ -20,7 +20,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Status
 from ddp_operator.status import attempts, budget, lost_nodes
 from ddp_operator.status import conditions as c
-from ddp_operator.status.conditions import Fact, take_facts
+from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.converge import (
     NODE_PATIENCE,
     RECHECK_REFUSAL,
@@ -29,7 +29,7 @@ from ddp_operator.status.converge import (
     can_resize,
     clean_up,
     converge,
-    late_comers_over,
+    find_late_joiner_deadline,
 )
 from ddp_operator.status.decision import Decision, Refusal
 from ddp_operator.status.describe import without_eta
@@ -142,7 +142,7 @@ def _is_enough(state: State) -> bool:
     if state.job.spares:  # they wait for nothing any more
         newest, counts = state.pods.newest, state.pods.counts(state.status.attempt_nodes)
         return counts.succeeded == counts.desired and not counts.failed and newest[0].phase == "Succeeded"
-    over = late_comers_over(state)
+    over = find_late_joiner_deadline(state)
     return over is not None and state.now >= over
 
 
@@ -189,7 +189,7 @@ def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
         nodes=state.pods.counts(state.status.attempt_nodes),
         progress=without_eta(state.status.progress),
     )
-    status = take_facts(status, [fact], state.now, state.job.generation)
+    status = set_conditions(status, [fact], state.now, state.job.generation)
     left = (diagnosis.until - state.now).total_seconds() + 0.1 if diagnosis.until else SOON
     return Decision(status, requeue_after=min(max(SOON, left), _RECHECK_NODE))
 
@@ -218,7 +218,7 @@ def _reject(state: State, refusal: Refusal) -> Decision:
     undecided = refusal.reason == c.SERVER_ERROR
     facts = [Fact(c.ACCEPTED, "Unknown" if undecided else "False", refusal.reason, refusal.message)]
     status = replace(state.status, phase="Pending" if undecided else "Rejected")
-    status = take_facts(status, facts, state.now, state.job.generation)
+    status = set_conditions(status, facts, state.now, state.job.generation)
     return Decision(status, requeue_after=_RECHECK_SPEC if refusal.reason == c.INVALID_SPEC else RECHECK_REFUSAL)
 
 
@@ -237,4 +237,4 @@ def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime)
     waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
     begins = "Pending" if waits else "Rejected"
     new = replace(old, phase=old.phase if old.attempt else begins)
-    return old, take_facts(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)
+    return old, set_conditions(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)

@@ -25,7 +25,7 @@ from ddp_operator.api.status import (
 from ddp_operator.kubeobjects import EPOCH, parse_time, truncate
 from ddp_operator.progress import Page, Rates, build_checkpoint, build_progress, compute_goodput
 from ddp_operator.status import conditions as c
-from ddp_operator.status.conditions import Fact, take_facts
+from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import Refusal
 from ddp_operator.status.diagnosis import find_in_place, find_taken
 from ddp_operator.status.lost_nodes import describe_lost_contact
@@ -53,7 +53,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     up = {index for index, pod in pods.newest.items() if pod.running or pod.phase == "Succeeded"}
     all_run = c.has_quorum(up, nodes, spares) if spares else running + counts.succeeded >= nodes
     joined_before = job.status.condition(c.RENDEZVOUSED) if same_attempt else None
-    was_joined = same_attempt and c.may_have_met(joined_before)
+    was_joined = same_attempt and c.may_have_joined(joined_before)
     lost = find_taken(status.attempt, pods.newest.values())
     if observation.page is not None:
         # A pod deleted by force trains on for a moment, and so do the others, when nobody sees it any more.
@@ -126,7 +126,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         progress=status.progress if phase == "Running" else without_eta(status.progress),
         conditions=job.status.conditions,
     )
-    return take_facts(status, facts, now, job.generation)
+    return set_conditions(status, facts, now, job.generation)
 
 
 def _describe_code(code: Code) -> CodeStatus:

@@ -16,7 +16,7 @@ from ddp_operator.failures import InputReport
 from ddp_operator.kubeobjects import truncate
 from ddp_operator.status import attempts, lost_nodes
 from ddp_operator.status import conditions as c
-from ddp_operator.status.conditions import Fact, take_facts
+from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren
 from ddp_operator.status.describe import describe_suspension
 from ddp_operator.status.observation import State
@@ -145,7 +145,7 @@ def _describe(state: State, status: Status, fact: Fact) -> Status:
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     ]
     status = replace(status, phase="Suspended" if suspended.status == "True" else "Pending")
-    return take_facts(status, facts, state.now, state.job.generation)
+    return set_conditions(status, facts, state.now, state.job.generation)
 
 
 def _size(number: int) -> str:

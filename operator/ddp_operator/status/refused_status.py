@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
 from ddp_operator.status import conditions as c
-from ddp_operator.status.conditions import Fact, take_facts
+from ddp_operator.status.conditions import Fact, set_conditions
 
 _MAX_TEXT: Final = 256
 _REMEDY: Final = (
@@ -41,4 +41,4 @@ def describe_refused_status(message: str) -> str:
 def report_refused_status(old: Status, message: str, resource: Mapping[str, Any], now: datetime) -> Status:
     """Return the stored status with Accepted=False alone, which the API server took when it was written."""
     fact = Fact(c.ACCEPTED, "False", c.STATUS_REFUSED, describe_refused_status(message))
-    return take_facts(old, [fact], now, (resource.get("metadata") or {}).get("generation") or 0)
+    return set_conditions(old, [fact], now, (resource.get("metadata") or {}).get("generation") or 0)

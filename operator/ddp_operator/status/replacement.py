@@ -109,7 +109,7 @@ def _awaits_peers(job: JobView) -> bool:
 
 def _have_met(state: State) -> bool:
     """Tell whether the workers of this attempt have begun; with a spare they may meet again meanwhile."""
-    if c.may_have_met(state.status.condition(c.RENDEZVOUSED)) or is_replacing(state):
+    if c.may_have_joined(state.status.condition(c.RENDEZVOUSED)) or is_replacing(state):
         return True
     last = state.status.last_restart
     again = last is not None and last.attempt == state.status.attempt and last.level != "NewPods"
