@@ -215,7 +215,7 @@ class Page:
     """Why checkpoints cannot be uploaded, in the pod's words."""
 
     @property
-    def meeting(self) -> bool:
+    def joining(self) -> bool:
         """True while the launcher waits for the other pods, before the first step or after a restart."""
         return self.launcher_phase in ("Starting", "WaitingForMaster", "Rendezvous")
 
@@ -223,7 +223,7 @@ class Page:
     def training(self) -> bool:
         """True where workers that run have reported a step; what a log has shown stays on the page after them."""
         step = self.values.get(constants.METRIC_GLOBAL_STEP, self.values.get(constants.METRIC_STEPS, 0.0))
-        return step > 0 and not self.meeting
+        return step > 0 and not self.joining
 
     @property
     def began_at(self) -> int | None:

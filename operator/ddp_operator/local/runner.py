@@ -35,9 +35,9 @@ from ddp_operator.progress import Page, build_progress
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.status import conditions
 from ddp_operator.status.attempts import fail
-from ddp_operator.status.describe import take_values
 from ddp_operator.status.observation import Observation, State
 from ddp_operator.status.ownership import exclusive_claim, explain_use
+from ddp_operator.status.progress import apply_metrics
 from ddp_operator.workqueue import backoff
 
 _RETRY_SECONDS: Final = 1.0
@@ -344,7 +344,7 @@ class Run:
             return None
         status = msgspec.convert(resource.get("status") or {}, Status)
         page = self._recorder.page
-        updated = take_values(status, page.values, utc_now(), page.rates)
+        updated = apply_metrics(status, page.values, utc_now(), page.rates)
         return {**resource, "status": msgspec.to_builtins(updated)}
 
     def _take_status(self) -> None:

@@ -19,10 +19,12 @@ from ddp_operator.status import lost_nodes
 from ddp_operator.status.budget import charge, find_limit
 from ddp_operator.status.conditions import Fact, set_conditions
 from ddp_operator.status.decision import AT_ONCE, Decision
-from ddp_operator.status.describe import count_new_restarts, describe, note_steps, take_final_progress, without_eta
+from ddp_operator.status.describe import describe
 from ddp_operator.status.diagnosis import blame_node, find_in_place, read_failures
 from ddp_operator.status.observation import State
+from ddp_operator.status.progress import take_final_progress, without_eta
 from ddp_operator.status.replacement import is_consequence, was_lost_lately
+from ddp_operator.status.restart_accounting import count_new_restarts, note_steps
 from ddp_operator.status.views import JobView, PodView
 from ddp_operator.status.waiting import is_queued, size_waits
 

@@ -8,9 +8,10 @@ from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob
 from ddp_operator.api.status import LastFailure, Restarts, Status
 from ddp_operator.launcher.failure_table import SIGNIFICANT_SECONDS
 from ddp_operator.status import conditions as c
-from ddp_operator.status.describe import count_new_restarts, take_final_progress
 from ddp_operator.status.diagnosis import Diagnosis
 from ddp_operator.status.observation import Pods
+from ddp_operator.status.progress import take_final_progress
+from ddp_operator.status.restart_accounting import count_new_restarts
 
 Limit = tuple[str, str]
 """Why there is no further attempt: the reason of the condition Failed, and the conclusion."""

@@ -1,14 +1,16 @@
-"""Conditions: what is true of a job now, with the reason and the cluster's own message, and what they say in a word."""
+"""Conditions: types and reasons, how they are merged into a status, and the one reason that sums them up. Pure."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, ConditionStatus, Status
 from ddp_operator.kubeobjects import format_time, truncate
+from ddp_operator.progress import Page
 from ddp_operator.status.observation import Observation, Pods
 
 ACCEPTED: Final = "Accepted"
@@ -24,9 +26,9 @@ IDLE: Final = "Idle"
 NODES_HEALTHY: Final = "NodesHealthy"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
-_ENDS: Final = (DISTRIBUTED, SUCCEEDED, FAILED)
-_WAYS: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
-TYPES: Final = (*_WAYS, IDLE, NODES_HEALTHY, UPLOADED, *_ENDS)
+_FINAL_TYPES: Final = (DISTRIBUTED, SUCCEEDED, FAILED)
+_RUNNING_TYPES: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
+TYPES: Final = (*_RUNNING_TYPES, IDLE, NODES_HEALTHY, UPLOADED, *_FINAL_TYPES)
 
 # Accepted
 VALID: Final = "Valid"
@@ -44,7 +46,7 @@ STATUS_REFUSED: Final = "StatusRefused"
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 STOPPING: Final = "Stopping"
 NOT_SUSPENDED: Final = "NotSuspended"
-# InputsReady: also the reasons of Scheduled, of the pod that fetches. The failures are the launcher's words.
+# InputsReady: also the reasons of Scheduled, of the pod that fetches. The launcher defines the failures.
 FETCHED: Final = "Fetched"
 NOT_FETCHED: Final = "NotFetched"
 FETCHING_INPUTS: Final = "FetchingInputs"
@@ -60,10 +62,10 @@ FETCH_FAILURES: Final = (
     "NotWritable",
     "Unsupported",
 )
-"""Of Failed too."""
+"""Reasons of Failed too."""
 # Scheduled
 ALL_PODS_SCHEDULED: Final = "AllPodsScheduled"
-CHANGE_PENDING: Final = "ChangePending"  # all pods are, and so are these
+CHANGE_PENDING: Final = "ChangePending"  # all pods are scheduled with this reason and the next
 SIDECAR_RESTARTED: Final = "SidecarRestarted"
 WAITING_FOR_PODS: Final = "WaitingForPods"
 WAITING_FOR_FORMER_PODS: Final = "WaitingForFormerPods"
@@ -91,7 +93,7 @@ BLOCKING: Final = (
     IMAGE_PULL,
     PODS_NOT_STARTING,
 )
-"""Those that do not go by themselves: somebody has to act, or a queue."""
+"""Reasons that last until a person or a queue acts."""
 SCHEDULED_REASONS: Final = (
     ALL_PODS_SCHEDULED,
     CHANGE_PENDING,
@@ -120,7 +122,7 @@ RESIZED: Final = "Resized"
 DISRUPTED: Final = "Disrupted"
 RESUMED: Final = "Resumed"
 NODES_READMITTED: Final = "NodesReadmitted"
-RESTARTED_IN_PLACE: Final = "RestartedInPlace"  # of an Event alone: the pods go on
+RESTARTED_IN_PLACE: Final = "RestartedInPlace"  # of an Event alone: the pods continue
 NOT_RESTARTING: Final = "NotRestarting"
 # CheckpointsUploaded: only of a job with checkpoint.url
 SNAPSHOT_UPLOADED: Final = "SnapshotUploaded"
@@ -143,18 +145,19 @@ RESTART_BUDGET_EXHAUSTED: Final = "RestartBudgetExhausted"
 CRASH_LOOP: Final = "CrashLoop"
 REPEATED_FAILURE: Final = "RepeatedFailure"
 DEADLINE_EXCEEDED: Final = "DeadlineExceeded"
-OPERATOR_ERROR: Final = "OperatorError"  # of `ddp run` alone: an operator in a cluster never gives up
-INTERRUPTED: Final = "Interrupted"  # likewise: it was, or it was killed
+OPERATOR_ERROR: Final = "OperatorError"  # of `ddp run` alone: an operator in a cluster retries for ever
+INTERRUPTED: Final = "Interrupted"  # of `ddp run` alone: Ctrl-C or a signal
 FINISHED: Final = "Finished"
 
 
-# A launcher serves its page within a second of its start; so long a silence has another cause.
+# A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
-_UNREAD = "the operator cannot read the metrics page of pod 0, so it does not know"
-_ALL_THE_SAME = "failures and lost pods are answered all the same, and restarts counted when the pods end"
-_OF_PAGE = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
-# Unsatisfactory states in the order in which they hide each other: type and the bad status of the condition.
-_ORDER: Final = (
+_UNREADABLE_PAGE = "the operator cannot read the metrics page of pod 0"
+_STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
+_MAX_LISTED = 10
+_PAGE_REASONS = (ALL_RANKS_JOINED, WAITING_FOR_WORKERS, NO_METRICS_PAGE)
+# Obstacles to training, the first one found is reported: type and status of the condition.
+_OBSTACLES: Final = (
     (ACCEPTED, "False"),
     (ACCEPTED, "Unknown"),
     (SUSPENDED, "True"),
@@ -205,94 +208,129 @@ def merge_conditions(
     return tuple(merged)
 
 
-def has_quorum(running: Collection[int], nodes: int, spares: int) -> bool:
-    """Tell whether pods of these indexes are enough: all the lower ones, or where there are spares any with pod 0."""
-    return len(running) >= nodes and 0 in running if spares else all(index in running for index in range(nodes))
+def has_quorum(running: Collection[int], size: JobSize) -> bool:
+    """Tell whether pods of these indexes can train: all below ``nodes``, or with spares any as many with pod 0."""
+    if size.spares:
+        return len(running) >= size.nodes and 0 in running
+    return all(index in running for index in range(size.nodes))
 
 
 def describe_rendezvous(
-    pods: Pods, nodes: int, spares: int, observation: Observation, before: Condition | None, now: datetime
+    pods: Pods, size: JobSize, observation: Observation, before: Condition | None, now: datetime
 ) -> Fact:
-    """Return Rendezvoused. ``before``: what it was at the last look of this attempt.
+    """Return Rendezvoused. ``before``: the condition of the pass before, if it was of this attempt.
 
-    The launcher on pod 0 knows when torchrun has started the workers; a page with a step proves it too.
+    The launcher on pod 0 reports when torchrun has started the workers; a page with a step proves it too.
     """
-    newest = pods.newest
-    running = {index for index, pod in newest.items() if pod.phase in ("Running", "Succeeded")}
-    missing = [str(index) for index in range(nodes) if index not in running]
-    if missing and not has_quorum(running, nodes, spares):
-        shown = ", ".join(missing[:10]) + (", …" if len(missing) > 10 else "")
-        return Fact(
-            RENDEZVOUSED, "False", WAITING_FOR_RANKS, f"{len(running)}/{nodes} pods running; waiting for pods {shown}"
-        )
+    waiting = _describe_missing_pods(pods, size)
+    if waiting is not None:
+        return waiting
+
     page = observation.page
     if page is None:
-        # What only a page can have said stands until the next page is read.
-        stands = not observation.page_requested and before is not None and before.reason in _OF_PAGE
-        if before is not None and (before.status == "True" or stands):
+        if before is not None and _keeps_without_page(observation, before):
             return Fact(RENDEZVOUSED, before.status, before.reason, before.message)
     elif page.training or page.launcher_phase in ("Running", "Stopping", "Done"):
-        return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous")
+        return Fact(RENDEZVOUSED, "True", ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
     elif not page.launcher_phase and before is not None and before.status == "True":
         return Fact(RENDEZVOUSED, "True", before.reason, before.message)
-    old = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in newest.values())
-    if page is None and observation.page_requested and old:
-        return Fact(
-            RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, f"{_UNREAD} whether training has started; {_ALL_THE_SAME}"
-        )
-    phase = f" (pod 0: {page.launcher_phase})" if page and page.launcher_phase else ""
-    restarts = page.in_place_restarts if page else 0
-    workers = (
-        f"workers are restarting in the same pods, restart {restarts}" if restarts else "workers have not started yet"
-    )
-    message = f"{nodes}/{nodes} pods running; {workers}{phase}"
-    return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, message)
+
+    all_started = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in pods.newest.values())
+    if page is None and observation.page_requested and all_started:
+        message = f"{_UNREADABLE_PAGE}; it is unknown whether training has started; {_STILL_HANDLED}"
+        return Fact(RENDEZVOUSED, "Unknown", NO_METRICS_PAGE, message)
+    return Fact(RENDEZVOUSED, "False", WAITING_FOR_WORKERS, _describe_starting_workers(size, page))
+
+
+def _describe_missing_pods(pods: Pods, size: JobSize) -> Fact | None:
+    running = {index for index, pod in pods.newest.items() if pod.phase in ("Running", "Succeeded")}
+    missing = [index for index in range(size.nodes) if index not in running]
+    if not missing or has_quorum(running, size):
+        return None
+    message = f"{len(running)}/{size.nodes} pods running; waiting for pods {list_indexes(missing)}"
+    return Fact(RENDEZVOUSED, "False", WAITING_FOR_RANKS, message)
+
+
+def _keeps_without_page(observation: Observation, before: Condition) -> bool:
+    """Tell whether Rendezvoused stays unchanged until the next page: only a page can refute it."""
+    return before.status == "True" or (not observation.page_requested and before.reason in _PAGE_REASONS)
+
+
+def _describe_starting_workers(size: JobSize, page: Page | None) -> str:
+    workers = "workers have not started yet"
+    if page is not None and page.in_place_restarts:
+        workers = f"workers are restarting in the same pods, restart {page.in_place_restarts}"
+    phase = f" (pod 0: {page.launcher_phase})" if page is not None and page.launcher_phase else ""
+    return f"{size.nodes}/{size.nodes} pods running; {workers}{phase}"
+
+
+def list_indexes(indexes: Sequence[int]) -> str:
+    """Return indexes of pods or ranks separated by commas, at most ten of them."""
+    shown = ", ".join(map(str, indexes[:_MAX_LISTED]))
+    return f"{shown}, …" if len(indexes) > _MAX_LISTED else shown
 
 
 def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
-    """Return Progressing of a job that has trained, where pod 0's page has not answered ``since``; None: not for long.
+    """Return Progressing of a job that has trained, where pod 0's page has not been readable ``since``.
 
-    What its pods do is in their last words at the latest.
+    None: the page was readable a moment ago. The termination messages report at the latest what the pods did.
     """
     if since is None or now - since <= _PAGE_PATIENCE:
         return None
-    message = f"{_UNREAD} how far training is since {format_time(since)}; {_ALL_THE_SAME}"
+    message = f"{_UNREADABLE_PAGE} since {format_time(since)}; progress since then is unknown; {_STILL_HANDLED}"
     return Fact(PROGRESSING, "Unknown", NO_METRICS_PAGE, message)
 
 
 def may_have_joined(rendezvoused: Condition | None) -> bool:
-    """Tell whether the workers of an attempt have begun, or all its pods run and nobody can say it."""
+    """Tell whether the workers of an attempt have joined, or all its pods run and no page can be read."""
     return rendezvoused is not None and rendezvoused.status != "False"
 
 
 def describe_distribution(pods: Pods) -> Fact | None:
-    """Return Distributed of pods that have succeeded: whether a process group spanned all ranks; None: not known."""
-    ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
-    known = [
-        (index, end.world_size, end.group_size)
-        for index, end in ends.items()
-        if end is not None and end.world_size is not None and end.group_size is not None
-    ]
-    alone = [(index, size) for index, world, size in known if size < world]
-    if not known or (not alone and len(known) < len(ends)) or all(world <= 1 for _, world, _ in known):
+    """Return Distributed of pods that have succeeded: whether a process group spanned all ranks; None: unknown."""
+    groups = _read_process_groups(pods)
+    world = max((group.world_size for group in groups), default=0)
+    if world <= 1:
         return None
-    world = max(world for _, world, _ in known)
-    if not alone:
-        message = f"a process group of torch.distributed spanned all {world} ranks"
+
+    incomplete = [group for group in groups if group.group_size < group.world_size]
+    if not incomplete:
+        succeeded = sum(pod.phase == "Succeeded" for pod in pods.newest.values())
+        if len(groups) < succeeded:
+            return None
+        message = f"a torch.distributed process group spanned all {world} ranks"
         return Fact(DISTRIBUTED, "True", PROCESS_GROUP_OF_ALL_RANKS, message)
-    shown = ", ".join(str(index) for index, _ in alone[:10]) + (", …" if len(alone) > 10 else "")
-    most = max(size for _, size in alone)
-    what = f"had a process group of only {most} ranks" if most else "ended without a process group"
-    plural = "s" if len(alone) > 1 else ""
+
+    largest = max(group.group_size for group in incomplete)
+    ended = f"had a process group of only {largest} ranks" if largest else "ended without a process group"
+    plural = "s" if len(incomplete) > 1 else ""
+    indexes = list_indexes([group.pod for group in incomplete])
     message = (
-        f"no process group spanned all {world} ranks: those of pod{plural} {shown} {what}, so each trained alone; "
+        f"no process group spanned all {world} ranks: the ranks of pod{plural} {indexes} {ended} and trained alone; "
         "the script has to call torch.distributed.init_process_group() in every rank"
     )
     return Fact(DISTRIBUTED, "False", NO_PROCESS_GROUP, message)
 
 
+class _ProcessGroup(NamedTuple):
+    """The largest process group of a pod's ranks."""
+
+    pod: int
+    world_size: int
+    group_size: int
+
+
+def _read_process_groups(pods: Pods) -> list[_ProcessGroup]:
+    groups = []
+    for index, pod in pods.newest.items():
+        end = pod.termination if pod.phase == "Succeeded" else None
+        if end is not None and end.world_size is not None and end.group_size is not None:
+            groups.append(_ProcessGroup(index, end.world_size, end.group_size))
+    return groups
+
+
 def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generation: int) -> Status:
-    """Return the status with the facts among its conditions, and with what columns of ``kubectl get`` cannot build."""
+    """Return the status with the facts among its conditions, and the fields that ``kubectl get`` cannot compute."""
     restarts = status.restarts
     status = replace(
         status,
@@ -304,8 +342,8 @@ def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generat
 
 
 def find_obstacle(status: Status) -> Condition | None:
-    """Return the condition that keeps a job from training, the one that hides the others; None: it trains."""
-    for kind, bad in _ORDER:
+    """Return the most important condition that keeps a job from training; None: it trains."""
+    for kind, bad in _OBSTACLES:
         condition = status.condition(kind)
         if condition is not None and (condition.status == bad or condition.reason == STOPPING):
             return condition
@@ -313,21 +351,26 @@ def find_obstacle(status: Status) -> Condition | None:
 
 
 def find_blocker(status: Status) -> Condition | None:
-    """Return Scheduled where a job that starts again waits until somebody acts, or for its queue."""
+    """Return Scheduled where a restarting job waits until a person or its queue acts."""
     scheduled = status.condition(SCHEDULED)
     return scheduled if scheduled and scheduled.status == "False" and scheduled.reason in BLOCKING else None
 
 
 def find_reason(status: Status) -> str:
-    """Return what the job waits for or why it failed; empty where nothing is to be said, as of a job that trains."""
-    failure, failed, distributed = status.last_failure, status.condition(FAILED), status.condition(DISTRIBUTED)
+    """Return what the job waits for or why it failed; empty for a job that trains or succeeded."""
+    failure = status.last_failure
+    failed = status.condition(FAILED)
     if status.phase == "Succeeded":
+        distributed = status.condition(DISTRIBUTED)
         return distributed.reason if distributed and distributed.status == "False" else ""
     if failed is not None and failed.status == "True":
         return failure.category if failure is not None and failure.conclusion else failed.reason
+
     obstacle = find_obstacle(status)
     if obstacle is not None and obstacle.type == RESTARTING:
         obstacle = find_blocker(status) or obstacle
-    if obstacle is None or obstacle.reason == SUSPENDED_BY_SPEC:  # the phase says so
+    if obstacle is None or obstacle.reason == SUSPENDED_BY_SPEC:  # the phase is Suspended
         return ""
-    return failure.category if obstacle.reason == GROUP_RESTART and failure is not None else obstacle.reason
+    if obstacle.reason == GROUP_RESTART and failure is not None:
+        return failure.category
+    return obstacle.reason

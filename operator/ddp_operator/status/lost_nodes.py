@@ -1,11 +1,12 @@
-"""Pods on lost nodes: which may be declared failed, when, and on which nodes that depends.
+"""Pods on lost nodes: which of them the operator declares failed, when, and on which nodes that depends. Pure.
 
-A kubelet that is gone ends no pod. The API server then keeps a deleted pod for ever, and with it the index that the Job
-controller wants to fill and the former pods that a next attempt waits for.
+A lost kubelet ends no pod. The API server then keeps a deleted pod for ever, and with it the index that the Job
+controller has to fill and the former pods for which the next attempt waits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.kubeobjects import format_time
@@ -15,29 +16,43 @@ from ddp_operator.status.views import NodeView, PodView
 
 REASON = "NodeLost"
 _REASONS = ("DeletionByTaintManager", "DeletionByPodGC", REASON)
-# How many nodes are asked after in one pass, pods freed in one pass, and nodes remembered in status.
+# Limit of nodes read in one pass, of pods freed in one pass, and of nodes recorded in the status.
 MAX_NODES = 10
-# How often a node is asked after, seconds.
+# Seconds between two reads of a node.
 _RECHECK = 10.0
+
+
+class LostContact(NamedTuple):
+    """A pod of the attempt runs on a node that is not ready."""
+
+    since: datetime
+    message: str
+
+
+class _SilentPod(NamedTuple):
+    since: datetime
+    pod: PodView
+    problem: str
 
 
 def nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
     """Return the nodes whose state decides about a pod now, at most ``MAX_NODES``."""
-    found = {
-        pod.node_name: None
-        for pod in sorted(_pods(children), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
-        if pod.cut_off_since is not None or ((due := _due(job, pod)) is not None and due <= now)
-    }
-    return tuple(found)[:MAX_NODES]
+    pods = sorted(_list_placed_pods(children), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
+    nodes: dict[str, None] = {}
+    for pod in pods:
+        due = _find_due_time(job, pod)
+        if pod.cut_off_since is not None or (due is not None and due <= now):
+            nodes[pod.node_name] = None
+    return tuple(nodes)[:MAX_NODES]
 
 
 def is_lost_with_node(pod: PodView) -> bool:
-    """Tell whether a pod was taken away because its node is gone, or does not report."""
+    """Tell whether a pod was taken away because its node is deleted or does not report."""
     return pod.disruption in _REASONS
 
 
 def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
-    """Return what is wrong with a living pod's node, so that nothing can be known of the pod; empty: nothing is."""
+    """Return the problem of a living pod's node that hides the state of the pod; empty: there is none."""
     node = nodes.get(pod.node_name)
     if not (pod.alive and pod.node_name) or (node is not None and node.ready):
         return ""
@@ -46,59 +61,72 @@ def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
     return "the node is not ready: its kubelet does not report" if pod.cut_off_since is not None else ""
 
 
-def describe_lost_contact(
-    job: DDPTrainingJob, observation: Observation, pods: Iterable[PodView]
-) -> tuple[datetime, str] | None:
+def describe_lost_contact(job: DDPTrainingJob, observation: Observation, pods: Iterable[PodView]) -> LostContact | None:
     """Return since when a pod of the attempt is on a node that is not ready, and what follows; None: none is."""
-    found = [
-        (since, pod, message)
-        for pod in pods
-        if (message := find_node_problem(pod, observation.nodes)) and (since := pod.cut_off_since or pod.deleted_at)
-    ]
-    if not found:
+    silent_pods = []
+    for pod in pods:
+        problem = find_node_problem(pod, observation.nodes)
+        since = pod.cut_off_since or pod.deleted_at
+        if problem and since:
+            silent_pods.append(_SilentPod(since, pod, problem))
+    if not silent_pods:
         return None
-    since, pod, message = min(found, key=lambda item: (item[0], item[1].index))
-    others = f" (and those of {len(found) - 1} more pods)" if len(found) > 1 else ""
-    due = _due(job, pod)
-    if due is not None:
-        then = (
-            f"unless it is Ready again by {format_time(due)}, pod {pod.index} is declared failed and the job restarts"
-        )
+
+    since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
+    more = f" (and of {len(silent_pods) - 1} more pods)" if len(silent_pods) > 1 else ""
+    state = f"node {pod.node_name} of pod {pod.index}{more} has been NotReady since {format_time(since)} ({problem})"
+    due = _find_due_time(job, pod)
+    if due is None:
+        consequence = "Kubernetes evicts the pod when its toleration of the node's taint expires (default: 5 minutes)"
     else:
-        then = "Kubernetes evicts the pod when its toleration of the node's taint ends, by default after 5 minutes"
-    where, when = f"pod {pod.index}'s node {pod.node_name}{others}", format_time(since)
-    return since, f"{where} has been NotReady since {when} ({message}); {then}"
+        consequence = (
+            f"the operator declares pod {pod.index} failed and restarts the job at {format_time(due)}, unless the node "
+            "is Ready by then"
+        )
+    return LostContact(since, f"{state}; {consequence}")
 
 
 def lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
-    """Return the pods to declare failed now, each with what is wrong with its node."""
-    found = [(pod, message) for pod in _pods(observation) if (message := _loss(job, pod, observation, now))]
-    return tuple(sorted(found, key=lambda item: (item[0].attempt, item[0].index, item[0].name))[:MAX_NODES])
+    """Return the pods to declare failed now, each with the problem of its node."""
+    lost = []
+    for pod in _list_placed_pods(observation):
+        problem = _find_loss(job, pod, observation, now)
+        if problem:
+            lost.append((pod, problem))
+    lost.sort(key=lambda item: (item[0].attempt, item[0].index, item[0].name))
+    return tuple(lost[:MAX_NODES])
 
 
 def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[FailPod]:
-    """Return the pods to declare failed; add to ``waits`` when to look again, where a pod is in doubt."""
-    look = next_check(job, observation, now)
-    if look is not None:
-        waits.append(look)
-    found = [FailPod(pod.name, pod.uid, message) for pod, message in lost_pods(job, observation, now)]
+    """Return the pods to declare failed; append to ``waits`` the seconds until the next check of a silent pod."""
+    seconds = next_check(job, observation, now)
+    if seconds is not None:
+        waits.append(seconds)
+
+    actions = [FailPod(pod.name, pod.uid, problem) for pod, problem in lost_pods(job, observation, now)]
     for pod in (*observation.pods, *observation.orphans):
         reported = pod.raw.get("status") or {}
-        freed = pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
-        if pod.phase == "Failed" and reported.get("reason") == REASON and not freed:
-            # An operator has declared it failed, and ended before it could take the pod away.
-            found.append(FailPod(pod.name, pod.uid, str(reported.get("message") or "")))
-    return found
+        removed = pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
+        if pod.phase == "Failed" and reported.get("reason") == REASON and not removed:
+            # An operator declared the pod failed and ended before it removed the pod.
+            actions.append(FailPod(pod.name, pod.uid, str(reported.get("message") or "")))
+    return actions
 
 
 def next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
-    """Return in how many seconds a pod may have to be declared failed; None: no pod is in doubt."""
-    due = [moment for pod in _pods(observation) if (moment := pod.cut_off_since or _due(job, pod)) is not None]
-    return max(_RECHECK, (min(due) - now).total_seconds()) if due else None
+    """Return in how many seconds a pod may have to be declared failed; None: all pods report."""
+    moments = []
+    for pod in _list_placed_pods(observation):
+        moment = pod.cut_off_since or _find_due_time(job, pod)
+        if moment is not None:
+            moments.append(moment)
+    if not moments:
+        return None
+    return max(_RECHECK, (min(moments) - now).total_seconds())
 
 
 def remember(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
-    """Return the list of failed nodes with some more, the latest last, without the eldest where there are too many."""
+    """Return the failed nodes with more of them, the latest last; the oldest ones are dropped above the limit."""
     kept = list(failed)
     for node in nodes:
         if node:
@@ -106,33 +134,38 @@ def remember(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
     return tuple(kept[-MAX_NODES:])
 
 
-def _pods(children: Children) -> Iterator[PodView]:
+def _list_placed_pods(children: Children) -> Iterator[PodView]:
     for pod in (*children.pods, *children.orphans):
         if pod.alive and pod.node_name:
             yield pod
 
 
-def _due(job: DDPTrainingJob, pod: PodView) -> datetime | None:
-    """Return when a pod is in doubt: deleted or silent for longer than recovery.forceDeleteAfterSeconds."""
+def _find_due_time(job: DDPTrainingJob, pod: PodView) -> datetime | None:
+    """Return when a pod has been deleted or silent for recovery.forceDeleteAfterSeconds; None: it is neither."""
     patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
     if pod.deleted_at is not None:
         return pod.deleted_at + patience
+    if pod.unready_since is None or not pod.has_run:
+        return None
+    # The node controller marks the pods of a silent kubelet as not ready. While steps are still made, or if none are
+    # ever reported, the taints of the node decide.
     last_step = job.status.progress.last_step_time if job.status.progress else None
-    # The node controller takes the readiness of the pods away when a kubelet falls silent. Where steps are still made
-    # (or none are ever reported) the pod is left to the node's taints.
-    silent = pod.unready_since is not None and last_step is not None and last_step < pod.unready_since
-    return pod.unready_since + patience if silent and pod.has_run and pod.unready_since else None
+    if last_step is None or last_step >= pod.unready_since:
+        return None
+    return pod.unready_since + patience
 
 
-def _loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now: datetime) -> str:
-    due = _due(job, pod)
+def _find_loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now: datetime) -> str:
+    """Return why a pod has to be declared failed now; empty: it has not."""
+    due = _find_due_time(job, pod)
     node = observation.nodes.get(pod.node_name, NodeView(True, ""))
     if due is None or now < due or node.ready:
         return ""
-    if node.ready is None:
-        # Nothing is known of the node: only a pod that has outlived its grace time by that long is given up.
-        patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
-        if pod.grace_ends is None or now < pod.grace_ends + patience:
-            return ""
-        return "the pod did not terminate within its grace period"
-    return node.message
+    if node.ready is not None:
+        return node.message
+
+    # The operator cannot read the node: only a pod that has outlived its grace period by that long is given up.
+    patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
+    if pod.grace_ends is None or now < pod.grace_ends + patience:
+        return ""
+    return "the pod did not terminate within its grace period"

@@ -149,14 +149,14 @@ class TestWhatIsTold:
 
     def test_a_job_that_is_stopping_is_not_called_waiting_for_pods(self) -> None:
         found = why(
-            condition(c.SUSPENDED, "False", c.STOPPING, "2 pods are saving and stopping"),
+            condition(c.SUSPENDED, "False", c.STOPPING, "2 pods are terminating gracefully"),
             condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
             condition(c.PROGRESSING, "True", c.TRAINING),
             phase="Running",
         )
         assert found.reason == "Stopping"
-        assert found.what == "x is stopping: 2 pods are saving and stopping."
+        assert found.what == "x is stopping: 2 pods are terminating gracefully."
 
     def test_a_restart_tells_the_failure_before_it(self) -> None:
         found = why(
@@ -249,11 +249,11 @@ class TestWhatIsTold:
     def test_a_job_of_which_no_step_is_known_is_not_called_training(self) -> None:
         found = why(
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
-            condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, "no step has been reported"),
+            condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, "the metrics page of pod 0 reports no step"),
             phase="Running",
         )
         assert found.reason == "NoStepYet"
-        assert "no step has been reported" in found.what
+        assert "the metrics page of pod 0 reports no step" in found.what
         assert found.todo
 
     def test_success_has_its_figures(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, Nodes, Status
 from ddp_operator.progress import parse_page
 from ddp_operator.status import conditions as c
@@ -135,7 +136,7 @@ class TestRendezvoused:
     ) -> tuple[str, str, str]:
         observation = Observation(page=None if text is None else parse_page(text), page_requested=asked)
         now = NOW + timedelta(seconds=seconds)
-        fact = c.describe_rendezvous(pods(*raw), nodes, 0, observation, before, now)
+        fact = c.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
         return fact.status, fact.reason, fact.message
 
     def test_names_the_pods_that_are_missing(self) -> None:

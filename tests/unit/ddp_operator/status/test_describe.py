@@ -200,7 +200,7 @@ def test_pods_of_a_former_attempt_are_waited_for_too_when_a_job_is_suspended() -
     decision = run(child_pod(0), child_pod(0, attempt=2), status=status, jobs=[child_job(), child_job(2)], suspend=True)
     found = decision.status.condition(c.SUSPENDED)
     assert found is not None
-    assert found.message == "2 pods are saving and stopping"
+    assert found.message == "2 pods are terminating gracefully"
 
 
 @pytest.mark.parametrize(
@@ -238,10 +238,7 @@ class TestCheckpointsInAStore:
         assert state(decision, c.UPLOADED) == ("False", "UploadFailing")
         found = decision.status.condition(c.UPLOADED)
         assert found is not None
-        assert found.message == (
-            "what training saves is not uploaded to s3://bucket/digits: OSError: 503 Slow Down; "
-            "the newest snapshot there is of step 40"
-        )
+        assert found.message == ("upload to s3://bucket/digits fails: OSError: 503 Slow Down; newest snapshot: step 40")
         again = self.decide(self.UPLOADED, decision.status)
         assert state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
         reasons = [event.reason for event in transition_events(STARTED, decision.status)]

@@ -181,7 +181,7 @@ class TestProcessGroup:
         status, reason, message = condition(failed, "Failed")
         assert (status, reason) == ("True", "NoProcessGroup")
         assert message.startswith(
-            "no process group spanned all 2 ranks: those of pods 0, 1 ended without a process group"
+            "no process group spanned all 2 ranks: the ranks of pods 0, 1 ended without a process group"
         )
         ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
         assert (ignored.status.phase, ignored.status.condition("Distributed")) == ("Succeeded", None)

@@ -40,7 +40,7 @@ def test_the_node_that_is_silent_for_longest_is_told_and_the_others_are_counted(
     assert found is not None
     assert found[0] == NOW
     assert found[1].startswith(
-        f"pod 1's node b (and those of 1 more pods) has been NotReady since {format_time(NOW)} (the node is not ready"
+        f"node b of pod 1 (and of 1 more pods) has been NotReady since {format_time(NOW)} (the node is not ready"
     )
     alone = describe_lost_contact(*see(child_pod(1, unready=NOW, node="b")), seen.pods[:1])
     assert alone is not None

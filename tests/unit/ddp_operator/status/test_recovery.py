@@ -403,7 +403,7 @@ class TestLostNode:
         condition = decision.status.condition("Progressing")
         assert condition is not None
         words = (
-            "pod 1's node node-b has been NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
+            "node node-b of pod 1 has been NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
         )
         assert words in condition.message
         events = [event.reason for event in transition_events(status, decision.status)]

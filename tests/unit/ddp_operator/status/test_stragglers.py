@@ -16,8 +16,8 @@ from ddp_operator.progress import RankSample, StalledRank, compute_goodput, pars
 from ddp_operator.status import conditions as c
 from ddp_operator.status.decide import decide
 from ddp_operator.status.decision import Decision
-from ddp_operator.status.describe import without_eta
 from ddp_operator.status.observation import Stall
+from ddp_operator.status.progress import without_eta
 from ddp_operator.status.stragglers import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.status.transitions import transition_events
 from ddp_operator.status.views import view_pod

@@ -1,0 +1,156 @@
+"""Restart accounting of a running attempt: restarts in the same pods, replaced pods, their cost and their cause. Pure.
+
+Restarts that begin a new attempt are counted where that attempt is decided: ``attempts``.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from ddp_operator import constants
+from ddp_operator.api.status import LastFailure, LastRestart, Restarts, Status
+from ddp_operator.kubeobjects import EPOCH, truncate
+from ddp_operator.progress import Page
+from ddp_operator.status import conditions as c
+from ddp_operator.status.diagnosis import find_in_place
+from ddp_operator.status.observed_attempt import ObservedAttempt
+from ddp_operator.status.progress import count_in_place, take_final_progress
+from ddp_operator.status.replacement import is_consequence
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAccounting:
+    """The fields of the status that count restarts, and whether a pod replacement begins with this pass."""
+
+    restarts: Restarts
+    last_restart: LastRestart | None
+    last_failure: LastFailure | None
+    replacement_begins: bool
+
+
+def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
+    """Return the restart accounting of an attempt, with the restarts that its pods report since the last pass."""
+    restarts = _count_restarts_in_same_pods(attempt)
+    last_restart = _update_last_restart(attempt)
+    last_failure = _update_last_failure(attempt)
+
+    replacement_begins = begins_replacement(attempt)
+    if replacement_begins or _spare_took_over(attempt, last_failure):
+        restarts = replace(restarts, replaced=restarts.replaced + 1)
+        last_restart = _record_replacement(attempt)
+        last_failure = attempt.lost or last_failure
+
+    return RestartAccounting(restarts, last_restart, last_failure, replacement_begins)
+
+
+def is_replacing_pods(attempt: ObservedAttempt) -> bool:
+    """Tell whether pods of an attempt that has trained are missing now, so that its Job replaces them."""
+    if attempt.restart is not None or not attempt.was_joined or attempt.all_run or attempt.state.spec.suspend:
+        return False
+    before = attempt.state.status.condition(c.RESTARTING)
+    if is_requeued(attempt):
+        return False
+    return before is None or before.status != "True" or before.reason != c.RESIZED
+
+
+def is_requeued(attempt: ObservedAttempt) -> bool:
+    """Tell whether the queue took the pods back, so that none of them is replaced."""
+    before = attempt.state.status.condition(c.RESTARTING)
+    return attempt.waits_in_queue and (before is None or before.reason in (c.POD_REPLACEMENT, c.NOT_RESTARTING))
+
+
+def begins_replacement(attempt: ObservedAttempt) -> bool:
+    """Tell whether a pod replacement begins with this pass."""
+    return is_replacing_pods(attempt) and not attempt.state.status.is_true(c.RESTARTING)
+
+
+def count_new_restarts(status: Status, in_attempt: int) -> int:
+    """Return how many restarts in the same pods are not counted yet, where a pod reports ``in_attempt`` of them."""
+    return count_in_place(status.restarts, in_attempt).in_place - status.restarts.in_place
+
+
+def note_steps(restart: LastRestart, status: Status, failed_at: int | None = None) -> LastRestart:
+    """Return a restart with the last step before it, and the steps that it loses if no newer checkpoint exists.
+
+    Without a checkpoint the loss is unknown until the next step: a script may save without reporting it.
+    """
+    reported = status.progress.step if status.progress else None
+    step = max((number for number in (reported, failed_at) if number is not None), default=None)
+    if step is None or status.checkpoint is None:
+        return replace(restart, step=step, steps_lost=None)
+    return replace(restart, step=step, steps_lost=max(0, step - status.checkpoint.step))
+
+
+def _count_restarts_in_same_pods(attempt: ObservedAttempt) -> Restarts:
+    restarts = attempt.recorded.restarts
+    page = attempt.state.observation.page
+    if page is not None:
+        restarts = count_in_place(restarts, page.in_place_restarts)
+    if attempt.state.spec.suspend:
+        stopped = take_final_progress(replace(attempt.recorded, restarts=restarts), attempt.pods, attempt.state.now)
+        restarts = stopped.restarts
+    return restarts
+
+
+def _update_last_restart(attempt: ObservedAttempt) -> LastRestart | None:
+    """Return the last restart with its cost, as far as pods report it now."""
+    restart = attempt.recorded.last_restart
+    page = attempt.state.observation.page
+    if page is not None:
+        # A pod that was deleted by force trains on for a moment, and so do its peers, while the operator sees no pod.
+        recovers = attempt.lost is None and (attempt.all_run or attempt.state.spec.elastic is not None)
+        return _finish_restart(restart, page, attempt.state.now) if recovers else restart
+
+    if attempt.pods or attempt.was_joined or restart is None or restart.attempt != attempt.recorded.attempt:
+        return restart
+    before = (attempt.recorded.progress, attempt.recorded.checkpoint)
+    if (attempt.reported.progress, attempt.reported.checkpoint) == before:
+        return restart
+    return note_steps(restart, attempt.reported)
+
+
+def _finish_restart(restart: LastRestart | None, page: Page, now: datetime) -> LastRestart | None:
+    """Return a restart with its duration and its lost steps, once the new workers have made a step."""
+    # Steps since the workers' start: the run's own count comes from the checkpoint.
+    stepped = page.training and page.values.get(constants.METRIC_STEPS, 1.0) > 0
+    if restart is None or restart.recovery_seconds is not None or not stepped:
+        return restart
+
+    steps_lost = restart.steps_lost
+    if restart.step is not None and page.began_at is not None:
+        steps_lost = max(0, restart.step - page.began_at)
+    seconds = round((now - restart.time).total_seconds())
+    return replace(restart, recovery_seconds=max(0, seconds), steps_lost=steps_lost)
+
+
+def _update_last_failure(attempt: ObservedAttempt) -> LastFailure | None:
+    """Return the last failure; a newer one after which workers restarted in the same pods takes its place."""
+    known = attempt.recorded.last_failure
+    failure = find_in_place(attempt.recorded.attempt, attempt.state.observation.failures_in_place)
+    if failure is None or is_consequence(attempt.state, failure) or _is_older(failure, known):
+        return known
+    return failure
+
+
+def _is_older(failure: LastFailure, known: LastFailure | None) -> bool:
+    if known is None or known.attempt != failure.attempt:
+        return False
+    return (failure.time or EPOCH) < (known.time or EPOCH)
+
+
+def _spare_took_over(attempt: ObservedAttempt, last_failure: LastFailure | None) -> bool:
+    """Tell whether a spare has replaced a lost pod whose loss is not counted yet."""
+    if not attempt.size.spares or not attempt.was_joined or not attempt.all_run or attempt.lost is None:
+        return False
+    return last_failure is None or attempt.lost.pod != last_failure.pod
+
+
+def _record_replacement(attempt: ObservedAttempt) -> LastRestart:
+    restart = LastRestart(
+        attempt=attempt.recorded.attempt,
+        level="ReplacedPod",
+        time=truncate(attempt.state.now),
+        cause=attempt.lost.category if attempt.lost else c.POD_REPLACEMENT,
+    )
+    return note_steps(restart, attempt.reported)
